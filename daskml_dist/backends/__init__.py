@@ -1,0 +1,7 @@
+"""Array libraries: where a block lies and the few operations that the models need on it."""
+
+from __future__ import annotations
+
+from daskml_dist.backends.base import Backend, get_backend
+
+__all__ = ["Backend", "get_backend"]

@@ -1,0 +1,89 @@
+"""numba kernels over chosen rows of a CSR block: no row is copied, the GIL is released.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+
+__all__ = ["add_tdot", "add_tdot_at", "dot", "dot_at", "new_columns"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _kernel(function: F) -> F:
+    return numba.njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
+
+
+@_kernel
+def dot(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: Any) -> None:
+    """out[i] += X[rows[i]] @ w."""
+    width = w.shape[1]
+    for i in range(len(rows)):
+        row = rows[i]
+        for k in range(indptr[row], indptr[row + 1]):
+            for c in range(width):
+                out[i, c] += data[k] * w[indices[k], c]
+
+
+@_kernel
+def dot_at(
+    indptr: Any, indices: Any, data: Any, rows: Any, position: Any, w: Any, out: Any
+) -> None:
+    """As `dot`, where column j is row position[j] of w."""
+    width = w.shape[1]
+    for i in range(len(rows)):
+        row = rows[i]
+        for k in range(indptr[row], indptr[row + 1]):
+            at = position[indices[k]]
+            for c in range(width):
+                out[i, c] += data[k] * w[at, c]
+
+
+@_kernel
+def add_tdot(indptr: Any, indices: Any, data: Any, rows: Any, g: Any, out: Any) -> None:
+    """out += X[rows].T @ g."""
+    width = g.shape[1]
+    for i in range(len(rows)):
+        row = rows[i]
+        for k in range(indptr[row], indptr[row + 1]):
+            for c in range(width):
+                out[indices[k], c] += data[k] * g[i, c]
+
+
+@_kernel
+def add_tdot_at(
+    indptr: Any, indices: Any, data: Any, rows: Any, position: Any, g: Any, out: Any
+) -> None:
+    """As `add_tdot`, where column j is row position[j] of out."""
+    width = g.shape[1]
+    for i in range(len(rows)):
+        row = rows[i]
+        for k in range(indptr[row], indptr[row + 1]):
+            at = position[indices[k]]
+            for c in range(width):
+                out[at, c] += data[k] * g[i, c]
+
+
+@_kernel
+def new_columns(indptr: Any, indices: Any, rows: Any, seen: Any) -> Any:
+    """Columns of the rows that are not marked in `seen` yet, in order of appearance; marks them."""
+    room = 0
+    for i in range(len(rows)):
+        room += indptr[rows[i] + 1] - indptr[rows[i]]
+    found = np.empty(min(room, len(seen)), dtype=np.int64)
+    n = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        for k in range(indptr[row], indptr[row + 1]):
+            column = indices[k]
+            if not seen[column]:
+                seen[column] = True
+                found[n] = column
+                n += 1
+    return found[:n]

@@ -1,0 +1,117 @@
+"""The CPU backend: NumPy for dense blocks, numba kernels for CSR blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends.base import Backend
+
+__all__ = ["CSRRows", "NumpyBackend"]
+
+
+class CSRRows:
+    """Chosen rows of a CSR block, without a copy of their entries.
+
+    Parameters
+    ----------
+    X : scipy.sparse CSR matrix or array of shape (n, n_features)
+    rows : ndarray of int of shape (n_rows,)
+    """
+
+    __slots__ = ("X", "columns", "rows", "shape")
+
+    def __init__(self, X: Any, rows: NDArray[np.intp]) -> None:
+        self.X = X
+        self.rows = rows
+        self.shape = (len(rows), X.shape[1])
+        # Row i of the weights belongs to columns[i]; None where they are numbered alike.
+        self.columns: NDArray[np.int64] | None = None
+
+
+class NumpyBackend(Backend):
+    """NumPy and numba on the CPU. One instance serves one thread: it holds scratch arrays."""
+
+    name = "numpy"
+
+    def __init__(self) -> None:
+        self._seen = np.empty(0, dtype=np.bool_)
+        self._position = np.empty(0, dtype=np.int32)
+        self._numbered: NDArray[np.int64] | None = None
+
+    def to_device(self, array: Any) -> Any:
+        """Return the array itself."""
+        return array
+
+    def to_numpy(self, array: Any) -> NDArray[Any]:
+        """Return the array itself."""
+        return np.asarray(array)
+
+    def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
+        """Gather dense rows (a view for a slice); wrap CSR rows."""
+        if sparse.issparse(X):
+            if isinstance(rows, slice):
+                rows = np.arange(rows.start, rows.stop)
+            return CSRRows(X, rows)
+        if isinstance(rows, slice):
+            return X[rows]
+        return X.take(rows, axis=0, mode="clip")
+
+    def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
+        """Sorted unique columns of the pieces; the pieces are renumbered to them."""
+        from daskml_dist.backends import csr_kernels
+
+        n_features = pieces[0].shape[1]
+        if len(self._seen) < n_features:
+            self._seen = np.zeros(n_features, dtype=np.bool_)
+            self._position = np.empty(n_features, dtype=np.int32)
+        found = [
+            csr_kernels.new_columns(p.X.indptr, p.X.indices, p.rows, self._seen) for p in pieces
+        ]
+        columns = np.sort(np.concatenate(found))
+        self._seen[columns] = False
+        for piece in pieces:
+            piece.columns = columns
+        return columns
+
+    def _positions(self, columns: NDArray[np.int64]) -> NDArray[np.int32]:
+        # Only entries of touched columns are read, so the rest may hold old numbers.
+        if self._numbered is not columns:
+            self._position[columns] = np.arange(len(columns), dtype=np.int32)
+            self._numbered = columns
+        return self._position
+
+    def dot(self, X: Any, w: NDArray[Any]) -> NDArray[Any]:
+        """Product ``X @ w``; 1-d where the weights have one column."""
+        if isinstance(X, CSRRows):
+            from daskml_dist.backends import csr_kernels
+
+            out = np.zeros((X.shape[0], w.shape[1]), dtype=w.dtype)
+            csr = X.X.indptr, X.X.indices, X.X.data, X.rows
+            if X.columns is None:
+                csr_kernels.dot(*csr, w, out)
+            else:
+                csr_kernels.dot_at(*csr, self._positions(X.columns), w, out)
+            return out[:, 0] if w.shape[1] == 1 else out
+        if sparse.issparse(X):
+            product = X @ w
+            return np.asarray(product[:, 0] if w.shape[1] == 1 else product)
+        return np.asarray(X @ w[:, 0] if w.shape[1] == 1 else X @ w)
+
+    def add_tdot(self, X: Any, g: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add ``X.T @ g`` to `out` in place."""
+        if not isinstance(X, CSRRows):
+            # g @ X reads X row by row, in the order in which it lies in memory.
+            out += (g @ X)[:, None] if g.ndim == 1 else X.T @ g
+            return
+        from daskml_dist.backends import csr_kernels
+
+        g = g[:, None] if g.ndim == 1 else g
+        csr = X.X.indptr, X.X.indices, X.X.data, X.rows
+        if X.columns is None:
+            csr_kernels.add_tdot(*csr, g, out)
+        else:
+            csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)

@@ -1,0 +1,1 @@
+"""How bytes move: transports to the servers, and all-reduce between trainers."""

@@ -1,0 +1,83 @@
+"""The `local` transport: server and trainer share a process, so nothing is copied."""
+
+from __future__ import annotations
+
+import queue
+import time
+import weakref
+from typing import Any
+
+from numpy.typing import NDArray
+
+from daskml_dist.comm.base import SLICE, Communicator, ServerConnection, Wait, check_status
+from daskml_dist.ps.messages import Call, Reply, Request
+from daskml_dist.ps.server import ParameterServer
+
+__all__ = ["LocalConnection", "NoPeers", "find_server", "publish_server"]
+
+_servers: weakref.WeakValueDictionary[str, ParameterServer] = weakref.WeakValueDictionary()
+
+
+def publish_server(key: str, server: ParameterServer) -> None:
+    """Let trainers of this process find `server`; it is forgotten when it is collected."""
+    _servers[key] = server
+
+
+def find_server(key: str) -> ParameterServer | None:
+    """The server of that name, if it lives in this process."""
+    return _servers.get(key)
+
+
+class LocalConnection(ServerConnection):
+    """Calls the server's state machine directly."""
+
+    def __init__(self, server: ParameterServer, wait: Wait) -> None:
+        super().__init__()
+        self._server = server
+        self._wait = wait
+        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Call] = queue.SimpleQueue()
+
+    def send(self, request: Request) -> None:
+        """Hand the request over; a push that cannot apply yet is kept by the server as it is."""
+        self._server.exchange(request, self._replies.put)
+
+    def _take(self, source: queue.SimpleQueue[Any], what: str) -> Any:
+        since = time.monotonic()
+        while True:
+            try:
+                return source.get(timeout=SLICE)
+            except queue.Empty:
+                self._wait.check(since, what)
+
+    def _next_reply(self) -> Reply:
+        reply: Reply = self._take(self._replies, "a server of this process")
+        return reply
+
+    def call(self, op: str, payload: Call) -> Call:
+        """Make a control call and wait for its answer."""
+        self._server.call(op, payload, self._answers.put)
+        answer: Call = self._take(self._answers, f"the server ({op})")
+        check_status(answer["status"])
+        return answer
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class NoPeers(Communicator):
+    """The communicator of a single trainer."""
+
+    rank = 0
+    size = 1
+
+    def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the array."""
+        return array
+
+    def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
+        """Return the arrays as the only rank's."""
+        return [arrays]
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,108 @@
+"""One thread's connections to all shards, as if they were one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.base import ServerConnection
+from daskml_dist.ps.layout import Layout
+from daskml_dist.ps.messages import Call, Reply, Request
+
+__all__ = ["Pulled", "ShardedConnection"]
+
+
+@dataclass(slots=True)
+class Pulled:
+    """Parameters, and what came with them."""
+
+    w: NDArray[Any]
+    clock: int
+    stop: bool
+
+
+class ShardedConnection:
+    """Splits pushes over the shards and joins pulls. Not thread-safe.
+
+    Parameters
+    ----------
+    connections : list of ServerConnection
+        One a shard; the first server also holds the ledger.
+    layout : Layout
+    generation : int
+    """
+
+    def __init__(
+        self, connections: list[ServerConnection], layout: Layout, generation: int
+    ) -> None:
+        self._connections = connections
+        self._slices = layout.slices()
+        self._layout = layout
+        self._generation = generation
+        self._versions: dict[int, list[int]] = {}
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes pushed and pulled so far."""
+        return (
+            sum(c.bytes_pushed for c in self._connections),
+            sum(c.bytes_pulled for c in self._connections),
+        )
+
+    def send(
+        self,
+        lanes: tuple[int, ...],
+        clock: int,
+        rows: float = 0.0,
+        values: NDArray[Any] | None = None,
+        index: NDArray[np.int64] | None = None,
+        *,
+        pull: bool = True,
+        pull_index: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Push to, and pull from, every shard; see :class:`Request` for the parameters."""
+        versions = self._versions.get(lanes[0])
+        pushes = None if index is None else self._layout.split_index(index)
+        pulls = None if pull_index is None else self._layout.split_index(pull_index)
+        for s, connection in enumerate(self._connections):
+            part = None
+            if values is not None:
+                part = values[self._slices[s] if pushes is None else pushes[s][1]]
+            connection.send(
+                Request(
+                    lanes,
+                    self._generation,
+                    clock,
+                    versions[s] if versions else 0,
+                    rows,
+                    part,
+                    None if pushes is None else pushes[s][0],
+                    pull,
+                    None if pulls is None else pulls[s][0],
+                )
+            )
+
+    def receive(self, lane: int) -> Pulled:
+        """Wait for the answers of all shards to the open pull of `lane`."""
+        replies: list[Reply] = [c.receive(lane) for c in self._connections]
+        self._versions[lane] = [reply.version for reply in replies]
+        parts = [reply.values for reply in replies if reply.values is not None]
+        w = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return Pulled(w, replies[0].clock, replies[0].stop)
+
+    def call(self, op: str, **payload: Any) -> Call:
+        """Make a control call to the first server."""
+        return self._connections[0].call(op, {"generation": self._generation, **payload})
+
+    def call_all(self, op: str, **payload: Any) -> None:
+        """Make a control call to every server."""
+        for connection in self._connections:
+            connection.call(op, {"generation": self._generation, **payload})
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections:
+            connection.close()

@@ -1,0 +1,137 @@
+"""Frames: how requests, replies and control calls look as bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskml_dist.ps.messages import Call, Reply, Request, Status
+
+__all__ = ["CALL", "REPLY", "REQUEST", "Reader", "encode_call", "encode_reply", "encode_request"]
+
+REQUEST, REPLY, CALL = 1, 2, 3
+
+# kind, pull, lanes, generation, clock, version, rows; then the lengths of values, index and
+# pull_index (-1: none)
+_REQUEST = struct.Struct("<B?Hqqqdqqq")
+# kind, status, stop, lane, version, clock, values (-1: none)
+_REPLY = struct.Struct("<BB?qqqq")
+# kind, length of the JSON text
+_CALL = struct.Struct("<BI")
+
+Buffers = list[Any]
+
+
+class Source(Protocol):
+    """Whatever bytes can be read from exactly."""
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill the buffer."""
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return memoryview(np.ascontiguousarray(array)).cast("B")
+
+
+def _length(array: NDArray[Any] | None) -> int:
+    return -1 if array is None else len(array)
+
+
+def encode_request(request: Request) -> Buffers:
+    """Buffers of a request, header first."""
+    values, index, wanted = request.values, request.index, request.pull_index
+    header = _REQUEST.pack(
+        REQUEST, request.pull, len(request.lanes), request.generation, request.clock,
+        request.version, request.rows, _length(values), _length(index), _length(wanted),
+    )  # fmt: skip
+    buffers: Buffers = [header + np.array(request.lanes, dtype="<i8").tobytes()]
+    buffers += [_bytes_of(a) for a in (values, index, wanted) if a is not None and a.size]
+    return buffers
+
+
+def encode_reply(reply: Reply) -> Buffers:
+    """Buffers of a reply, header first."""
+    rows = _length(reply.values)
+    header = _REPLY.pack(
+        REPLY, int(reply.status), reply.stop, reply.lane, reply.version, reply.clock, rows
+    )
+    return [header, _bytes_of(reply.values)] if rows > 0 else [header]
+
+
+def encode_call(message: Call) -> Buffers:
+    """Buffers of a control call or its answer."""
+    text = json.dumps(message).encode()
+    return [_CALL.pack(CALL, len(text)) + text]
+
+
+class Reader:
+    """Reads frames from a source.
+
+    Parameters
+    ----------
+    source : Source
+    dtype : dtype of the parameters
+    width : int
+        Second dimension of the parameters.
+    """
+
+    def __init__(self, source: Source, dtype: DTypeLike, width: int) -> None:
+        self._source = source
+        self._dtype = np.dtype(dtype)
+        self._width = width
+        self._kind = bytearray(1)
+        self._heads = {
+            REQUEST: (_REQUEST, bytearray(_REQUEST.size)),
+            REPLY: (_REPLY, bytearray(_REPLY.size)),
+            CALL: (_CALL, bytearray(_CALL.size)),
+        }
+
+    def _array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        array = np.empty(shape, dtype=dtype)
+        if array.size:
+            self._source.read_into(memoryview(array).cast("B"))
+        return array
+
+    def _header(self, kind: int) -> tuple[Any, ...]:
+        layout, buffer = self._heads[kind]
+        buffer[0] = kind
+        self._source.read_into(memoryview(buffer)[1:])
+        return layout.unpack(buffer)
+
+    def read(self) -> Request | Reply | Call:
+        """Read one frame, whatever it is."""
+        self._source.read_into(memoryview(self._kind))
+        kind = self._kind[0]
+        if kind == REQUEST:
+            return self._request()
+        if kind == REPLY:
+            return self._reply()
+        if kind != CALL:
+            raise ConnectionError(f"a frame of unknown kind {kind}")
+        (_, length) = self._header(CALL)
+        text = bytearray(length)
+        self._source.read_into(memoryview(text))
+        message: Call = json.loads(text)
+        return message
+
+    def _request(self) -> Request:
+        _, pull, n_lanes, generation, clock, version, rows, n, n_index, n_wanted = self._header(
+            REQUEST
+        )
+        lanes = tuple(self._array((n_lanes,), "<i8").tolist())
+        values = self._array((n, self._width), self._dtype) if n >= 0 else None
+        index = self._array((n_index,), np.int64) if n_index >= 0 else None
+        wanted = self._array((n_wanted,), np.int64) if n_wanted >= 0 else None
+        return Request(lanes, generation, clock, version, rows, values, index, pull, wanted)
+
+    def _reply(self) -> Reply:
+        _, status, stop, lane, version, clock, rows = self._header(REPLY)
+        values = None
+        if rows >= 0:
+            values = self._array((rows, self._width), self._dtype)
+            values.flags.writeable = False
+        return Reply(lane, Status(status), stop, version, clock, values)

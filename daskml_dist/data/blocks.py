@@ -1,0 +1,323 @@
+"""Blocks: aligned rows of X, y and sample_weight as plain arrays, made where the data lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.data.conversion import (
+    Rows,
+    as_column,
+    as_numbers,
+    as_rows,
+    check_real,
+    where,
+)
+from daskml_dist.errors import InvalidDataError
+
+__all__ = [
+    "Block",
+    "BlockInfo",
+    "check_finite",
+    "check_finite_rows",
+    "inspect_block",
+    "make_block",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Aligned rows, ready for the maths.
+
+    Parameters
+    ----------
+    index : int
+        Position among the blocks of the fit.
+    X : ndarray or CSR matrix of shape (n_rows, n_features)
+        float32 or float64; C-contiguous, or CSR with sorted indices and no duplicates.
+    y : ndarray of shape (n_rows,), or None
+        Labels as the user gave them, or targets in the dtype of `X`.
+    sample_weight : ndarray of shape (n_rows,), or None
+        In the dtype of `X`.
+    """
+
+    index: int
+    X: Rows
+    y: NDArray[Any] | None = None
+    sample_weight: NDArray[Any] | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return int(self.X.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all the arrays."""
+        X = self.X
+        arrays = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
+        arrays += [a for a in (self.y, self.sample_weight) if a is not None]
+        return sum(int(a.nbytes) for a in arrays)
+
+    def __sizeof__(self) -> int:
+        # Dask asks this when it budgets a worker's memory.
+        return object.__sizeof__(self) + self.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class BlockInfo:
+    """What the client must know of a block before the fit.
+
+    Parameters
+    ----------
+    index, n_rows, n_features : int
+    nnz : int or None
+        Stored entries of a sparse block, None for a dense one.
+    dtype : {"float32", "float64"}
+        Of `X`.
+    sparse : bool
+    weight_sum : float
+        Sum of the sample weights; the number of rows where there are none.
+    labels : ndarray or None
+        Sorted unique labels (classification only).
+    label_counts : ndarray of int64, or None
+        Rows of each label.
+    label_weights : ndarray of float64, or None
+        Sum of the sample weights of each label.
+    y_min, y_max, y_sum : float or None
+        Of the targets (regression only); the first two are None in an empty block.
+    device : str
+        Where the arrays lie.
+    """
+
+    index: int
+    n_rows: int
+    n_features: int
+    nnz: int | None
+    dtype: str
+    sparse: bool
+    weight_sum: float
+    labels: NDArray[Any] | None = None
+    label_counts: NDArray[np.int64] | None = None
+    label_weights: NDArray[np.float64] | None = None
+    y_min: float | None = None
+    y_max: float | None = None
+    y_sum: float | None = None
+    device: str = "cpu"
+
+
+def make_block(
+    index: int,
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    dtype: str | None = None,
+    classification: bool,
+) -> Block:
+    """Make a block of what a worker holds; copies only what is not right already.
+
+    Parameters
+    ----------
+    index : int
+        Position among the blocks of the fit, named in errors.
+    X : array-like, scipy.sparse matrix or pandas.DataFrame of shape (n_rows, n_features)
+        NaN and infinity are let through: see `check_finite`.
+    y : array-like or pandas.Series of shape (n_rows,) or (n_rows, 1), or None
+    sample_weight : array-like of shape (n_rows,), float, or None
+    dtype : {"float32", "float64"}, optional
+        Of the block; by default that of `X` if it is float32, else float64.
+    classification : bool
+        Whether `y` holds labels, which are kept as they are.
+
+    Returns
+    -------
+    Block
+
+    Raises
+    ------
+    InvalidDataError
+        `X` is not numeric; lengths differ; `y` is missing, NaN or infinite somewhere; a weight is
+        negative, NaN or infinite.
+    """
+    rows = as_rows(X, dtype=dtype, index=index)
+    n_rows = rows.shape[0]
+    if y is not None:
+        y = as_column(y, name="y", index=index)
+        _check_length(n_rows, y, "y", index)
+        y = _check_labels(y, index) if classification else _as_target(y, rows.dtype, index)
+    if sample_weight is not None:
+        if isinstance(sample_weight, Real):
+            sample_weight = np.full(n_rows, sample_weight)
+        sample_weight = as_column(sample_weight, name="sample_weight", index=index)
+        _check_length(n_rows, sample_weight, "sample_weight", index)
+        sample_weight = _as_weights(sample_weight, rows.dtype, index)
+    return Block(index, rows, y, sample_weight)
+
+
+def inspect_block(block: Block, classification: bool) -> BlockInfo:
+    """Collect what the client must know of a block.
+
+    Parameters
+    ----------
+    block : Block
+    classification : bool
+        Whether `block.y` holds labels.
+
+    Returns
+    -------
+    BlockInfo
+
+    Raises
+    ------
+    InvalidDataError
+        The labels cannot be sorted, being of different types.
+    """
+    X, weights = block.X, block.sample_weight
+    is_sparse = sparse.issparse(X)
+    facts: dict[str, Any] = {}
+    if block.y is not None:
+        facts = _label_facts(block.y, block) if classification else _target_facts(block.y)
+    return BlockInfo(
+        index=block.index,
+        n_rows=block.n_rows,
+        n_features=int(X.shape[1]),
+        nnz=int(X.nnz) if is_sparse else None,
+        dtype=X.dtype.name,
+        sparse=is_sparse,
+        weight_sum=float(block.n_rows if weights is None else weights.sum(dtype=np.float64)),
+        **facts,
+    )
+
+
+def check_finite(block: Block) -> None:
+    """Check that the features of a block are finite.
+
+    Parameters
+    ----------
+    block : Block
+
+    Raises
+    ------
+    InvalidDataError
+        Names the block and its first bad row.
+    """
+    check_finite_rows(block.X, block.index)
+
+
+def check_finite_rows(X: Rows, index: int | None = None) -> None:
+    """Check that rows are finite, as `check_finite`; `index` is the block named in the error."""
+    values = X.data if sparse.issparse(X) else X
+    position = _first_not_finite(values)
+    if position is None:
+        return
+    if sparse.issparse(X):
+        row = int(np.searchsorted(X.indptr, position, side="right")) - 1
+    else:
+        row = position // X.shape[1]
+    raise InvalidDataError(
+        f"{where(index)}Input X contains {_describe(values.ravel()[position], values.dtype)} "
+        f"(row {row} of the block). Drop such rows (`dropna()` of a dataframe) or fill them first, "
+        "for example with sklearn.impute.SimpleImputer."
+    )
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+def _check_length(n_rows: int, values: NDArray[Any], name: str, index: int) -> None:
+    if len(values) != n_rows:
+        raise InvalidDataError(
+            f"Block {index}: X has {n_rows} rows but {name} has {len(values)}. Give {name} the "
+            f"rows of X: where chunk sizes are unknown, call X.compute_chunk_sizes() and "
+            f"{name}.compute_chunk_sizes(), and the chunks are matched."
+        )
+
+
+def _first_not_finite(values: NDArray[Any]) -> int | None:
+    """Position of the first NaN or infinity; one sum settles the usual case."""
+    with np.errstate(all="ignore"):
+        if np.isfinite(values.sum()):
+            return None
+    wrong = ~np.isfinite(values.ravel())
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def _describe(value: Any, dtype: Any) -> str:
+    return "NaN" if np.isnan(value) else f"infinity or a value too large for dtype('{dtype}')"
+
+
+def _check_vector(values: NDArray[Any], name: str, index: int) -> None:
+    row = _first_not_finite(values)
+    if row is not None:
+        raise InvalidDataError(
+            f"Block {index}: Input {name} contains {_describe(values[row], values.dtype)} "
+            f"(row {row} of the block). Drop such rows from X, y and sample_weight."
+        )
+
+
+def _check_labels(y: NDArray[Any], index: int) -> NDArray[Any]:
+    if y.dtype.kind in "fc":
+        check_real(y.dtype, "y", index)
+        _check_vector(y, "y", index)
+    if y.dtype.kind == "O" and _has_missing(y):
+        raise InvalidDataError(
+            f"Block {index}: Input y contains NaN (missing labels). Drop such rows first: "
+            "keep = ~y.isna(); X, y = X[keep], y[keep]."
+        )
+    return y
+
+
+def _has_missing(labels: NDArray[Any]) -> bool:
+    try:
+        return bool((labels != labels).any()) or any(label is None for label in labels)
+    except TypeError:  # pandas.NA has no truth value
+        return True
+
+
+def _as_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
+    target = as_numbers(y, dtype, "y", index)
+    _check_vector(target, "y", index)
+    return target
+
+
+def _as_weights(weights: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
+    weights = as_numbers(weights, dtype, "sample_weight", index)
+    _check_vector(weights, "sample_weight", index)
+    if (weights < 0).any():
+        row = int((weights < 0).argmax())
+        raise InvalidDataError(
+            f"Block {index}: Negative values in sample_weight (row {row} of the block: "
+            f"{weights[row]}). Weights count rows: make them zero or more."
+        )
+    return weights
+
+
+def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
+    try:
+        labels, inverse, counts = np.unique(y, return_inverse=True, return_counts=True)
+    except TypeError as error:
+        raise InvalidDataError(
+            f"Block {block.index}: the labels in y are of different types ({error}). Make them "
+            "one type, for example y.astype(str)."
+        ) from error
+    weights = block.sample_weight
+    sums = counts if weights is None else np.bincount(inverse, weights, minlength=len(labels))
+    return {
+        "labels": labels,
+        "label_counts": counts.astype(np.int64),
+        "label_weights": sums.astype(np.float64),
+    }
+
+
+def _target_facts(y: NDArray[Any]) -> dict[str, float | None]:
+    return {
+        "y_min": float(y.min()) if len(y) else None,
+        "y_max": float(y.max()) if len(y) else None,
+        "y_sum": float(y.sum(dtype=np.float64)),
+    }

@@ -1,0 +1,378 @@
+"""Collections: anything a user may pass as X, y and sample_weight, as aligned parts of rows.
+
+Nothing is computed here but metadata: the parts of a Dask collection stay lazy, and become blocks
+on the workers that hold them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import accumulate
+from numbers import Real
+from typing import Any, Literal
+
+import dask.array as da
+import numpy as np
+from dask.base import is_dask_collection
+from dask.delayed import delayed
+from dask.utils import is_dataframe_like, is_series_like
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.data.blocks import make_block
+from daskml_dist.data.conversion import as_column, check_2d, check_columns, check_dtype
+from daskml_dist.errors import InvalidDataError
+
+__all__ = [
+    "Collection",
+    "as_collection",
+    "check_rows",
+    "feature_count",
+    "is_dask",
+    "join_column_chunks",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Aligned parts of rows.
+
+    Parameters
+    ----------
+    kind : {"memory", "dask"}
+        Whether the rows are all here, or lie on workers.
+    parts : list of (X, y, sample_weight)
+        In-memory objects or `dask.delayed.Delayed`, each as `make_block` takes it; None where
+        absent. The kind "memory" has one part, of all rows.
+    n_features : int or None
+        Columns of X; None where Dask does not know.
+    feature_names : ndarray of object, or None
+        Column names of a dataframe, where they are strings.
+    row_counts : list of int, or None
+        Rows of each part; None where Dask does not know.
+    """
+
+    kind: Literal["memory", "dask"]
+    parts: list[tuple[Any, Any, Any]]
+    n_features: int | None
+    feature_names: NDArray[Any] | None
+    row_counts: list[int] | None
+
+    @property
+    def n_rows(self) -> int | None:
+        """Number of rows, where known."""
+        return None if self.row_counts is None else sum(self.row_counts)
+
+    def delayed_blocks(self, dtype: str | None, classification: bool) -> list[Any]:
+        """Make lazy blocks, one for each part.
+
+        Parameters
+        ----------
+        dtype : {"float32", "float64"} or None
+            Of the blocks; None leaves each its own.
+        classification : bool
+            Whether y holds labels.
+
+        Returns
+        -------
+        list of dask.delayed.Delayed
+            One `Block` each.
+        """
+        # pure=False: a key of its own for each call, with no hashing of data.
+        make = delayed(make_block, pure=False)
+        return [
+            make(index, *part, dtype=dtype, classification=classification)
+            for index, part in enumerate(self.parts)
+        ]
+
+
+def is_dask(value: Any) -> bool:
+    """Whether a value is a lazy Dask collection.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    bool
+    """
+    return bool(is_dask_collection(value))
+
+
+def as_collection(X: Any, y: Any = None, sample_weight: Any = None) -> Collection:
+    """Align X, y and sample_weight by rows, with no work on the data.
+
+    Parameters
+    ----------
+    X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+        Of shape (n_rows, n_features). The chunks of a Dask Array may be NumPy or scipy.sparse and
+        of unknown sizes; several column chunks are joined.
+    y : array-like, pandas.Series, dask Array or dask Series, of shape (n_rows,), or None
+    sample_weight : like `y`, or a float for all rows, or None
+
+    Returns
+    -------
+    Collection
+        Of the kind "dask" where any of the three is a Dask collection. Its rows are cut as those
+        of the first of them that is.
+
+    Raises
+    ------
+    InvalidDataError
+        `X` is not two-dimensional, has no rows, no features or columns that are not numbers; `y`
+        or `sample_weight` has several columns or another length; the rows cannot be aligned
+        because chunk sizes are unknown.
+    """
+    X = check_rows(X)
+    inputs = {
+        "X": join_column_chunks(X) if isinstance(X, da.Array) else X,
+        "y": _check_column(y, "y"),
+        "sample_weight": _check_column(sample_weight, "sample_weight"),
+    }
+    n_rows = _check_lengths(inputs)
+    n_features = feature_count(X)
+    _check_not_empty(n_rows, n_features)
+    if any(map(is_dask, inputs.values())):
+        n_blocks, row_counts = _row_chunks(inputs)
+        _check_not_empty(n_blocks, n_features)
+        pieces = [_cut(value, name, n_blocks, row_counts) for name, value in inputs.items()]
+        parts = list(zip(*pieces, strict=True))
+        return Collection("dask", parts, n_features, _feature_names(X), row_counts)
+    part = (inputs["X"], inputs["y"], inputs["sample_weight"])
+    return Collection("memory", [part], n_features, _feature_names(X), [int(X.shape[0])])
+
+
+def check_rows(X: Any) -> Any:
+    """Check what metadata tells of X.
+
+    Parameters
+    ----------
+    X : as in `as_collection`
+
+    Returns
+    -------
+    dask Array, dask DataFrame, pandas.DataFrame, CSR matrix or ndarray
+        `X` itself, or what an array-like or another sparse format holds.
+
+    Raises
+    ------
+    InvalidDataError
+        `X` is no such object, is not two-dimensional, or has columns that are not numbers.
+    """
+    if is_dask(X) and not isinstance(X, da.Array) and not _is_dask_frame(X):
+        raise _unsupported(X, "X")
+    if is_dataframe_like(X):
+        check_columns(zip(X.columns, X.dtypes, strict=True))
+        return X
+    if hasattr(X, "tocsr"):
+        X = X.tocsr()  # the one format that is cut by rows
+    elif not is_dask(X):
+        X = _as_array(X)
+    check_2d(X)
+    check_dtype(X.dtype, "X")
+    return X
+
+
+def feature_count(X: Any) -> int | None:
+    """Count the columns of what `check_rows` returned; None where Dask does not know."""
+    n_features = len(X.columns) if is_dataframe_like(X) else X.shape[1]
+    return None if np.isnan(n_features) else int(n_features)
+
+
+def join_column_chunks(X: da.Array) -> da.Array:
+    """Join the column chunks of a Dask Array, so that a chunk holds whole rows.
+
+    Parameters
+    ----------
+    X : dask Array of shape (n_rows, n_features)
+        With NumPy or scipy.sparse chunks, of known or unknown row sizes.
+
+    Returns
+    -------
+    dask Array
+        `X` itself where it has one column chunk.
+    """
+    if X.numblocks[1] == 1:
+        return X
+    logger.info(
+        "X has %d column chunks, which are joined; X.rechunk({1: -1}) and persist() beforehand "
+        "spare every fit this copy.",
+        X.numblocks[1],
+    )
+    # rechunk() cannot concatenate sparse chunks.
+    joined: da.Array = da.blockwise(
+        _join_columns,
+        "ik",
+        X,
+        "ij",
+        new_axes={"k": (X.shape[1],)},
+        concatenate=False,
+        dtype=X.dtype,
+        meta=X._meta,
+    )
+    return joined
+
+
+def _join_columns(chunks: list[Any]) -> Any:
+    if any(sparse.issparse(chunk) for chunk in chunks):
+        return sparse.hstack(chunks, format="csr")
+    return np.hstack(chunks)
+
+
+def _is_dask_frame(value: Any) -> bool:
+    """Whether a value is a Dask dataframe or series, told without importing dask.dataframe."""
+    return is_dask(value) and (is_dataframe_like(value) or is_series_like(value))
+
+
+def _unsupported(value: Any, name: str) -> InvalidDataError:
+    return InvalidDataError(
+        f"{name} is a {type(value).__module__}.{type(value).__name__}, which has no rows that Dask "
+        "knows of. Pass a dask Array or DataFrame, for example dask.array.from_delayed(...), "
+        "bag.to_dataframe(), or the `data` of an xarray.DataArray."
+    )
+
+
+def _as_array(X: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(X)
+    except ValueError as error:
+        raise InvalidDataError(f"X is not an array: {error}. Pass rows of equal length.") from error
+
+
+def _feature_names(X: Any) -> NDArray[Any] | None:
+    if not is_dataframe_like(X):
+        return None
+    names = list(X.columns)
+    are_strings = [isinstance(name, str) for name in names]
+    if any(are_strings) and not all(are_strings):
+        raise InvalidDataError(
+            "Feature names are only supported if all input features have string names. "
+            "Make them so: X.columns = X.columns.astype(str)."
+        )
+    return np.asarray(names, dtype=object) if all(are_strings) else None
+
+
+# --- y and sample_weight ---------------------------------------------------------------------
+
+
+def _check_column(values: Any, name: str) -> Any:
+    """What y or sample_weight holds, one-dimensional; None and a scalar weight stay."""
+    if values is None:
+        return None
+    if is_dask(values):
+        return _check_dask_column(values, name)
+    if name == "sample_weight" and (isinstance(values, Real) or getattr(values, "ndim", 1) == 0):
+        return float(values)
+    return as_column(values, name=name)
+
+
+def _check_dask_column(values: Any, name: str) -> Any:
+    if _is_dask_frame(values):
+        if is_series_like(values):
+            return values
+        shape: tuple[Any, ...] = ("n_rows", len(values.columns))
+        if len(values.columns) == 1:
+            return values[values.columns[0]]
+    elif isinstance(values, da.Array):
+        shape = values.shape
+        if values.ndim == 1:
+            return values
+        if values.ndim == 2 and shape[1] == 1:
+            return values[:, 0]
+    else:
+        raise _unsupported(values, name)
+    raise InvalidDataError(
+        f"{name} should be a 1d array, got an array of shape {shape} instead. Pass one column, "
+        f"for example {name}[:, 0]."
+    )
+
+
+# --- alignment -------------------------------------------------------------------------------
+
+
+def _length(value: Any) -> int | None:
+    """Rows of an input, None where it has none or Dask does not know."""
+    if value is None or isinstance(value, float) or _is_dask_frame(value):
+        return None
+    return None if np.isnan(value.shape[0]) else int(value.shape[0])
+
+
+def _check_lengths(inputs: dict[str, Any]) -> int | None:
+    """Number of rows, where any input knows it."""
+    known = {name: n for name, value in inputs.items() if (n := _length(value)) is not None}
+    if len(set(known.values())) > 1:
+        lengths = ", ".join(f"{name} has {n}" for name, n in known.items())
+        raise InvalidDataError(
+            f"Found input variables with inconsistent numbers of samples: {lengths} rows. Pass "
+            "the same rows in each, in the same order."
+        )
+    return next(iter(known.values()), None)
+
+
+def _check_not_empty(n_rows: int | None, n_features: int | None) -> None:
+    shape = (n_rows, n_features)
+    if n_rows == 0:
+        raise InvalidDataError(
+            f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required. "
+            "Look at the files or the filter that X comes from."
+        )
+    if n_features == 0:
+        raise InvalidDataError(
+            f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required. "
+            "Select at least one column of X."
+        )
+
+
+def _known_chunks(value: Any) -> tuple[int, ...] | None:
+    """Row chunks of a Dask Array, None where it does not know them."""
+    chunks: tuple[int, ...] | None = value.chunks[0] if isinstance(value, da.Array) else None
+    return None if chunks is None or np.isnan(chunks).any() else chunks
+
+
+def _n_blocks(value: Any) -> int:
+    return int(value.npartitions if _is_dask_frame(value) else value.numblocks[0])
+
+
+def _row_chunks(inputs: dict[str, Any]) -> tuple[int, list[int] | None]:
+    """Blocks of the first lazy input, and their rows where an input with as many knows them."""
+    lazy = [value for value in inputs.values() if is_dask(value)]
+    n_blocks = _n_blocks(lazy[0])
+    known = [chunks for value in lazy if (chunks := _known_chunks(value)) is not None]
+    return n_blocks, next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
+
+
+def _cut(value: Any, name: str, n_blocks: int, row_counts: list[int] | None) -> list[Any]:
+    """Cut an input into the blocks' rows: lazy pieces of a Dask collection, slices of the rest."""
+    if value is None or isinstance(value, float):
+        return [value] * n_blocks
+    chunks = _known_chunks(value)
+    if row_counts is not None and chunks is not None and chunks != tuple(row_counts):
+        value = value.rechunk((tuple(row_counts),))
+    if is_dask(value):
+        if _n_blocks(value) != n_blocks:
+            raise _not_aligned(name, f"{_n_blocks(value)} blocks", n_blocks)
+        return _lazy_pieces(value)
+    if row_counts is None:
+        raise _not_aligned(name, "its rows in memory", n_blocks)
+    stops = list(accumulate(row_counts))
+    rows = value.iloc if is_dataframe_like(value) else value
+    return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
+
+
+def _lazy_pieces(value: Any) -> list[Any]:
+    # Fusing X and y apart from each other would compute twice what they share.
+    if _is_dask_frame(value):
+        return list(value.optimize(fuse=False).to_delayed(optimize_graph=False))
+    return list(value.to_delayed(optimize_graph=False).ravel())
+
+
+def _not_aligned(name: str, has: str, n_blocks: int) -> InvalidDataError:
+    return InvalidDataError(
+        f"The rows cannot be aligned: {name} has {has}, the other input {n_blocks} blocks of "
+        "unknown chunk sizes. Call .compute_chunk_sizes() on the Dask Array first, or make one of "
+        "a dataframe with .to_dask_array(lengths=True)."
+    )

@@ -1,0 +1,257 @@
+"""Conversion of what users pass, whole or by the block, to plain arrays of real numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+from dask.utils import is_dataframe_like, is_series_like
+from numpy.typing import DTypeLike, NDArray
+from scipy import sparse
+
+from daskml_dist.errors import InvalidDataError
+
+__all__ = [
+    "as_column",
+    "as_numbers",
+    "as_rows",
+    "check_2d",
+    "check_columns",
+    "check_dtype",
+    "check_real",
+    "where",
+]
+
+# An ndarray, or a CSR matrix or array of SciPy, which has no types.
+Rows: TypeAlias = Any
+
+INT32_MAX = np.iinfo(np.int32).max
+
+
+def as_rows(X: Any, *, dtype: str | None = None, index: int | None = None) -> Rows:
+    """Make X a float array or CSR matrix; no copy where it is one already.
+
+    Parameters
+    ----------
+    X : array-like, scipy.sparse matrix or pandas.DataFrame of shape (n_rows, n_features)
+    dtype : {"float32", "float64"}, optional
+        By default float32 stays and all other numbers become float64.
+    index : int, optional
+        Block to name in errors.
+
+    Returns
+    -------
+    ndarray or CSR matrix of shape (n_rows, n_features)
+        C-contiguous, or CSR with sorted indices, no duplicates, and int32 indices where they fit.
+
+    Raises
+    ------
+    InvalidDataError
+        `X` is not two-dimensional, or not made of real numbers.
+    """
+    if is_dataframe_like(X):
+        return _frame_to_numpy(X, dtype, index)
+    rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
+    check_2d(rows, index)
+    wanted = dtype or _float_dtype(rows.dtype)
+    if sparse.issparse(rows):
+        return _tidy_csr(rows, wanted, index)
+    return as_numbers(rows, wanted, "X", index)
+
+
+def as_column(values: Any, *, name: str, index: int | None = None) -> NDArray[Any]:
+    """Make y or sample_weight a one-dimensional array, of the dtype it has.
+
+    Parameters
+    ----------
+    values : array-like, pandas.Series or pandas.DataFrame of shape (n_rows,) or (n_rows, 1)
+    name : {"y", "sample_weight"}
+        Named in errors.
+    index : int, optional
+        Block to name in errors.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        Missing values of a pandas extension type are NaN.
+
+    Raises
+    ------
+    InvalidDataError
+        There is more than one column.
+    """
+    if is_dataframe_like(values) and len(values.columns) == 1:
+        values = values.iloc[:, 0]
+    array = _series_to_numpy(values) if is_series_like(values) else _as_array(values, name, index)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array.reshape(-1)
+    if array.ndim != 1:
+        raise InvalidDataError(
+            f"{where(index)}{name} should be a 1d array, got an array of shape {array.shape} "
+            f"instead. Pass one column, for example {name}[:, 0]."
+        )
+    return array
+
+
+def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
+    """Check that the columns of a dataframe are real numbers.
+
+    Parameters
+    ----------
+    dtypes : iterable of (name, dtype)
+
+    Raises
+    ------
+    InvalidDataError
+        Names the columns that are not and shows how to encode them.
+    """
+    wrong = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
+    for dtype in wrong.values():
+        check_real(dtype, "X")
+    if not wrong:
+        return
+    names = list(wrong)
+    raise InvalidDataError(
+        f"Columns {names} of X are not numeric ({', '.join(map(str, wrong.values()))}). "
+        "Encode or drop them first, for example:\n"
+        "    import dask.dataframe as dd\n"
+        f"    X = X.categorize(columns={names})  # a pandas frame needs no such line\n"
+        f"    X = dd.get_dummies(X, columns={names})\n"
+        "or use sklearn.preprocessing.OneHotEncoder or OrdinalEncoder; where they hold numbers, "
+        "X = X.astype('float64')."
+    )
+
+
+def check_2d(X: Any, index: int | None = None) -> None:
+    """Check that X, which has `ndim` and `shape`, has two dimensions.
+
+    Raises
+    ------
+    InvalidDataError
+        It has not.
+    """
+    if X.ndim != 2:
+        raise InvalidDataError(
+            f"{where(index)}Expected 2D array, got {X.ndim}D array instead: "
+            f"shape {tuple(X.shape)}. Reshape your data either using array.reshape(-1, 1) if "
+            "it has a single feature or array.reshape(1, -1) if it contains a single sample."
+        )
+
+
+def check_dtype(dtype: Any, name: str, index: int | None = None) -> None:
+    """Check that a dtype holds real numbers, or objects that may turn out to be.
+
+    Raises
+    ------
+    InvalidDataError
+        It is complex, a string, a date or another such dtype.
+    """
+    check_real(dtype, name, index)
+    if dtype.kind not in "biufO":
+        raise InvalidDataError(_not_numeric(dtype, name, index))
+
+
+def check_real(dtype: Any, name: str, index: int | None = None) -> None:
+    """Check that a dtype is not complex.
+
+    Raises
+    ------
+    InvalidDataError
+        It is.
+    """
+    if dtype.kind == "c":
+        raise InvalidDataError(
+            f"{where(index)}Complex data not supported: {name} is complex. Pass {name}.real and "
+            f"{name}.imag instead."
+        )
+
+
+# --- conversions -----------------------------------------------------------------------------
+
+
+def where(index: int | None) -> str:
+    """How an error's message begins: with the block, where one is known."""
+    return "" if index is None else f"Block {index}: "
+
+
+def _not_numeric(dtype: Any, name: str, index: int | None) -> str:
+    return (
+        f"{where(index)}{name} is not numeric (dtype {dtype}). Encode it first, for example with "
+        f"sklearn.preprocessing.OrdinalEncoder; where it holds numbers, "
+        f"{name} = {name}.astype('float64')."
+    )
+
+
+def _float_dtype(dtype: Any) -> str:
+    return "float32" if dtype == np.float32 else "float64"
+
+
+def _as_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise InvalidDataError(
+            f"{where(index)}{name} is not an array: {error}. Pass rows of equal length."
+        ) from error
+
+
+def as_numbers(
+    values: NDArray[Any], dtype: DTypeLike, name: str, index: int | None
+) -> NDArray[Any]:
+    """Make an array C-contiguous real numbers of a dtype; no copy where they are so already.
+
+    Raises
+    ------
+    InvalidDataError
+        They are complex or not numbers.
+    """
+    check_dtype(values.dtype, name, index)
+    try:
+        # What is too large for the dtype becomes infinite, which the finite checks find. Objects
+        # that are not even strings end in NumPy's own TypeError, as in scikit-learn.
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(values, dtype=dtype)
+    except ValueError as error:
+        raise InvalidDataError(_not_numeric(values.dtype, name, index)) from error
+
+
+def _tidy_csr(rows: Any, dtype: str, index: int | None) -> Any:
+    check_dtype(rows.dtype, "X", index)
+    if not rows.has_canonical_format:
+        rows = rows.copy()  # the user's matrix is left alone
+        rows.sum_duplicates()
+    with np.errstate(over="ignore"):
+        rows = rows.astype(dtype, copy=False)
+    if rows.indices.dtype != np.int32 and max(rows.nnz, *rows.shape) <= INT32_MAX:
+        indices, indptr = rows.indices.astype(np.int32), rows.indptr.astype(np.int32)
+        rows = type(rows)((rows.data, indices, indptr), shape=rows.shape)
+        rows.has_canonical_format = True
+    return rows
+
+
+def _numpy_dtype(dtype: Any) -> Any:
+    """The NumPy dtype behind a nullable or Arrow dtype of pandas."""
+    return getattr(dtype, "numpy_dtype", dtype)
+
+
+def _frame_to_numpy(frame: Any, dtype: str | None, index: int | None) -> NDArray[Any]:
+    dtypes = list(frame.dtypes)
+    check_columns(zip(frame.columns, dtypes, strict=True))
+    if dtype is None:
+        found = {_float_dtype(_numpy_dtype(d)) for d in dtypes}
+        dtype = "float32" if found == {"float32"} else "float64"
+    if all(isinstance(d, np.dtype) for d in dtypes):
+        values = frame.to_numpy()
+    else:
+        values = frame.to_numpy(dtype=dtype, na_value=np.nan)
+    return as_numbers(values, dtype, "X", index)
+
+
+def _series_to_numpy(series: Any) -> NDArray[Any]:
+    dtype = series.dtype
+    if isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
+        return np.asarray(series)
+    if series.hasnans:
+        return np.asarray(series.to_numpy(dtype="float64", na_value=np.nan))
+    return np.asarray(series.to_numpy(dtype=_numpy_dtype(dtype)))

@@ -1,0 +1,147 @@
+"""Which lane gets which rows, and which worker runs which lane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskml_dist.data.batches import LaneSpec, Segment
+
+__all__ = ["Placement", "place", "split_rows"]
+
+#: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
+_SNAP = 0.25
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Lanes and the worker of each.
+
+    Parameters
+    ----------
+    lanes : list of LaneSpec
+        Lane i has number i.
+    workers : list of str
+        Address of the worker that runs lane i.
+    """
+
+    lanes: list[LaneSpec]
+    workers: list[str]
+
+    def by_worker(self) -> dict[str, list[LaneSpec]]:
+        """Lanes of each worker, workers in the order of their first lane."""
+        lanes: dict[str, list[LaneSpec]] = {}
+        for lane, worker in zip(self.lanes, self.workers, strict=True):
+            lanes.setdefault(worker, []).append(lane)
+        return lanes
+
+
+def split_rows(
+    blocks: Sequence[int], rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0
+) -> list[tuple[Segment, ...]]:
+    """Split blocks, one after the other, into `n_lanes` nearly equal runs of rows.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        In the order in which they follow each other.
+    rows : mapping of block to its number of rows
+    n_lanes : int
+    snap : float
+        Share of a lane within which a boundary moves to a block's boundary, so that few blocks
+        are cut (and needed on two workers).
+
+    Returns
+    -------
+    list of tuple of Segment
+        One tuple a lane; empty where there are fewer rows than lanes.
+    """
+    edges = np.concatenate([[0], np.cumsum([rows[b] for b in blocks])])
+    total = int(edges[-1])
+    cuts = (np.arange(n_lanes + 1) * total) // n_lanes
+    if snap and total:
+        nearest = edges[np.abs(edges[None, :] - cuts[:, None]).argmin(axis=1)]
+        close = np.abs(nearest - cuts) <= snap * total / n_lanes
+        cuts = np.where(close, nearest, cuts)
+    lanes = []
+    for low, high in zip(cuts, cuts[1:], strict=False):
+        segments = []
+        for block, a, b in zip(blocks, edges, edges[1:], strict=False):
+            start, stop = max(low, a), min(high, b)
+            if start < stop:
+                segments.append(Segment(block, int(start - a), int(stop - a)))
+        lanes.append(tuple(segments))
+    return lanes
+
+
+def place(
+    rows: Mapping[int, int],
+    holders: Mapping[int, Sequence[str]],
+    threads: Mapping[str, int],
+    n_lanes: int | None,
+) -> Placement:
+    """Choose lanes and workers.
+
+    Parameters
+    ----------
+    rows : mapping of block to its number of rows
+    holders : mapping of block to the workers that hold it
+    threads : mapping of worker to its number of threads
+    n_lanes : int or None
+        None: a lane for each thread of each worker that holds rows; no block moves. A number:
+        the lanes depend on the blocks alone, so the coefficients do not depend on the workers;
+        blocks move where they must.
+
+    Returns
+    -------
+    Placement
+    """
+    if n_lanes is None:
+        return _place_where_rows_lie(rows, holders, threads)
+    segments = split_rows(sorted(rows), rows, n_lanes, snap=_SNAP)
+    lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
+    return Placement(lanes, _workers_for(lanes, holders, threads))
+
+
+def _place_where_rows_lie(
+    rows: Mapping[int, int], holders: Mapping[int, Sequence[str]], threads: Mapping[str, int]
+) -> Placement:
+    held: dict[str, list[int]] = {}
+    load = dict.fromkeys(threads, 0)
+    for block in sorted(rows):
+        worker = min(holders[block], key=lambda w: (load[w], w))
+        held.setdefault(worker, []).append(block)
+        load[worker] += rows[block]
+    segments: list[tuple[Segment, ...]] = []
+    workers: list[str] = []
+    for worker in sorted(held, key=lambda w: held[w][0]):
+        parts = [s for s in split_rows(held[worker], rows, threads[worker]) if s]
+        segments += parts
+        workers += [worker] * len(parts)
+    return Placement([LaneSpec(i, s) for i, s in enumerate(segments)], workers)
+
+
+def _workers_for(
+    lanes: list[LaneSpec], holders: Mapping[int, Sequence[str]], threads: Mapping[str, int]
+) -> list[str]:
+    """Give each lane to the worker that holds most of it, evenly over the workers."""
+    names = sorted(threads)[: len(lanes)] if len(lanes) < len(threads) else sorted(threads)
+    if len(lanes) < len(threads):
+        holding = {w for block in holders.values() for w in block}
+        names = sorted(sorted(threads), key=lambda w: w not in holding)[: len(lanes)]
+    room = dict.fromkeys(names, len(lanes) // len(names))
+    for name in names[: len(lanes) % len(names)]:
+        room[name] += 1
+    workers = []
+    for lane in lanes:
+        local = dict.fromkeys(names, 0)
+        for segment in lane.segments:
+            for worker in holders[segment.block]:
+                if worker in local:
+                    local[worker] += len(segment)
+        best = max((w for w in names if room[w]), key=lambda w: (local[w], room[w]))
+        room[best] -= 1
+        workers.append(best)
+    return workers

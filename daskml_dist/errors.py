@@ -1,0 +1,84 @@
+"""The exceptions of the package. Every message names the remedy.
+
+::
+
+    DaskMLDistError
+    ├── InvalidParameterError   (also ValueError)      a constructor or fit argument
+    ├── InvalidDataError        (also ValueError)      rows, labels or weights
+    ├── NotFittedError          (also scikit-learn's)  predict before fit
+    ├── DeviceUnavailableError  (also RuntimeError)    a GPU was asked for and is not there
+    └── TrainingError           (also RuntimeError)    a fit that had started
+        ├── WorkerLostError                            a Dask worker of the fit went away
+        ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
+        ├── WaitTimeoutError    (also TimeoutError)    a bounded wait ran out
+        ├── RunAbortedError                            another part of the fit failed first
+        ├── DivergedError       (also ValueError)      parameters became NaN or infinite
+        └── CallbackError                              a user's callback raised
+"""
+
+from __future__ import annotations
+
+import sklearn.exceptions
+
+__all__ = [
+    "CallbackError",
+    "CommunicationError",
+    "DaskMLDistError",
+    "DeviceUnavailableError",
+    "DivergedError",
+    "InvalidDataError",
+    "InvalidParameterError",
+    "NotFittedError",
+    "RunAbortedError",
+    "TrainingError",
+    "WaitTimeoutError",
+    "WorkerLostError",
+]
+
+
+class DaskMLDistError(Exception):
+    """Base of every error that the package raises."""
+
+
+class InvalidParameterError(DaskMLDistError, ValueError):
+    """An argument has no meaning here; the message lists the valid ones."""
+
+
+class InvalidDataError(DaskMLDistError, ValueError):
+    """The rows, labels or weights cannot be trained on as they are."""
+
+
+class NotFittedError(DaskMLDistError, sklearn.exceptions.NotFittedError):
+    """The estimator was asked to predict before it was fitted."""
+
+
+class DeviceUnavailableError(DaskMLDistError, RuntimeError):
+    """``device="gpu"`` was asked for and a worker has no usable GPU."""
+
+
+class TrainingError(DaskMLDistError, RuntimeError):
+    """A fit that had started could not be finished."""
+
+
+class WorkerLostError(TrainingError):
+    """A Dask worker that held a trainer or a server of the fit went away."""
+
+
+class CommunicationError(TrainingError, ConnectionError):
+    """A trainer or server closed the connection or refused the handshake."""
+
+
+class WaitTimeoutError(TrainingError, TimeoutError):
+    """A bounded wait inside a fit ran out."""
+
+
+class RunAbortedError(TrainingError):
+    """The fit was stopped because another part of it failed or the user asked."""
+
+
+class DivergedError(TrainingError, ValueError):
+    """The parameters became NaN or infinite."""
+
+
+class CallbackError(TrainingError):
+    """A user's callback raised; the fit was stopped and cleaned up."""

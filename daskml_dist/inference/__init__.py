@@ -1,0 +1,7 @@
+"""Inference: a fitted estimator applied to rows, where they lie."""
+
+from __future__ import annotations
+
+from daskml_dist.inference.predict import map_rows
+
+__all__ = ["map_rows"]

@@ -1,0 +1,96 @@
+"""Prediction over collections: a function of rows mapped over blocks, lazily where X is lazy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskml_dist.data.blocks import check_finite_rows
+from daskml_dist.data.collection import check_rows, feature_count, is_dask, join_column_chunks
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["map_rows"]
+
+
+def map_rows(
+    function: Callable[[Any], NDArray[Any]],
+    X: Any,
+    *,
+    dtype: DTypeLike,
+    n_outputs: int | None = None,
+    n_features: int | None = None,
+) -> Any:
+    """Apply a function of rows to X.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a float32 or float64 array (C-contiguous) or CSR matrix of shape (n, n_features) and
+        returns an array of shape (n,) or (n, n_outputs). Picklable. Not called for empty blocks.
+    X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+        Of shape (n_rows, n_features).
+    dtype : dtype
+        Of the result; labels may be strings or objects.
+    n_outputs : int, optional
+        Columns of the result; None for a one-dimensional one.
+    n_features : int, optional
+        Columns that `X` must have.
+
+    Returns
+    -------
+    ndarray or dask Array of shape (n_rows,) or (n_rows, n_outputs)
+        Lazy where `X` is, with the row chunks of `X` (of unknown sizes for a dataframe).
+
+    Raises
+    ------
+    InvalidDataError
+        `X` is not two-dimensional or not numeric, or has another number of features. Of a block
+        with NaN or infinity: at once, or when the result is computed.
+    """
+    X = check_rows(X)
+    _check_n_features(X, n_features)
+    apply = partial(_apply, function, dtype=np.dtype(dtype), n_outputs=n_outputs)
+    if not is_dask(X):
+        return apply(X)
+    # Given, so that Dask does not find out by calling the function on the client.
+    meta = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)
+    if not isinstance(X, da.Array):
+        return X.map_partitions(apply, meta=meta, enforce_metadata=False)
+    X = join_column_chunks(X)
+    if n_outputs is None:
+        return X.map_blocks(apply, dtype=meta.dtype, meta=meta, drop_axis=1)
+    chunks = (X.chunks[0], (n_outputs,))
+    return X.map_blocks(apply, dtype=meta.dtype, meta=meta, chunks=chunks)
+
+
+def _apply(
+    function: Callable[[Any], NDArray[Any]],
+    X: Any,
+    *,
+    dtype: np.dtype[Any],
+    n_outputs: int | None,
+    block_id: tuple[int, ...] | None = None,
+) -> NDArray[Any]:
+    """Result of one block; `map_blocks` fills in the block's number."""
+    index = None if block_id is None else block_id[0]
+    rows = as_rows(X, index=index)
+    shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
+    if rows.shape[0] == 0:
+        return np.empty(shape, dtype=dtype)
+    check_finite_rows(rows, index)
+    return np.asarray(function(rows), dtype=dtype).reshape(shape)
+
+
+def _check_n_features(X: Any, expected: int | None) -> None:
+    found = feature_count(X)
+    if expected is not None and found is not None and found != expected:
+        raise InvalidDataError(
+            f"X has {found} features, but estimator is expecting {expected} features as input. "
+            "Select the columns that it was fitted on."
+        )

@@ -1,0 +1,434 @@
+"""Losses: value and gradient with respect to the raw prediction.
+
+A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) where a model has K > 1
+outputs. Everything here is elementwise NumPy that CuPy arrays run through as well.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+__all__ = [
+    "LOSSES",
+    "EpsilonInsensitive",
+    "Hinge",
+    "Huber",
+    "LogLoss",
+    "Loss",
+    "ModifiedHuber",
+    "Perceptron",
+    "Poisson",
+    "Quantile",
+    "SquaredEpsilonInsensitive",
+    "SquaredError",
+    "SquaredHinge",
+    "get_loss",
+]
+
+Array = NDArray[Any]
+Kind = Literal["classification", "regression"]
+Multiclass = Literal["softmax", "ovr"]
+
+
+class Loss(ABC):
+    """A loss of one row, as a function of its target and raw prediction.
+
+    Results have the dtype of the raw prediction (float32 or float64) and are new arrays.
+
+    Attributes
+    ----------
+    name : str
+        What an estimator's ``loss`` argument calls it.
+    kind : {"classification", "regression"}
+    multiclass : {"softmax", "ovr"} or None
+        How more than two classes are told apart: by one softmax over integer codes, or by one
+        -1/+1 problem for each class.
+    proba : bool
+        Whether :meth:`predict_proba` is defined.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    multiclass: ClassVar[Multiclass | None] = None
+    proba: ClassVar[bool] = False
+
+    @abstractmethod
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        """Loss of each row, and its gradient.
+
+        Parameters
+        ----------
+        y : ndarray
+            Targets of the shape of `raw`: -1 or +1 for classification, numbers for regression.
+            For ``"softmax"`` with 2-d `raw`: integer codes of shape (n,).
+        raw : ndarray of shape (n,) or (n, K)
+
+        Returns
+        -------
+        values : ndarray of shape (n,)
+            Summed over the columns where `raw` is 2-d.
+        gradient : ndarray of the shape of `raw`
+            A subgradient where the loss has a kink.
+        """
+
+    def value(self, y: Array, raw: Array) -> Array:
+        """Loss of each row, of shape (n,)."""
+        return self.value_and_gradient(y, raw)[0]
+
+    def gradient(self, y: Array, raw: Array) -> Array:
+        """Gradient with respect to `raw`, of its shape."""
+        return self.value_and_gradient(y, raw)[1]
+
+    def predict_proba(self, raw: Array) -> Array:
+        """Probabilities of the classes.
+
+        Parameters
+        ----------
+        raw : ndarray of shape (n,) for two classes, or (n, n_classes)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+
+        Raises
+        ------
+        InvalidParameterError
+            If the loss has no probabilities.
+        """
+        names = sorted(name for name, loss in LOSSES.items() if loss.proba)
+        raise InvalidParameterError(
+            f"loss={self.name!r} gives no probabilities. Use one of {names}, or wrap the "
+            "estimator in sklearn.calibration.CalibratedClassifierCV."
+        )
+
+    def inverse_link(self, raw: Array) -> Array:
+        """Predicted target of a regression: the raw prediction itself, unless overridden."""
+        return raw
+
+    def check_target(self, y: Array) -> None:  # noqa: B027
+        """Raise InvalidDataError for a target outside the loss's domain."""
+
+
+def _per_row(values: Array) -> Array:
+    sums: Array = values if values.ndim == 1 else values.sum(axis=1)
+    return sums
+
+
+class _MarginLoss(Loss):
+    """A function of the margin ``y * raw``, with y in {-1, +1}."""
+
+    kind = "classification"
+    multiclass: ClassVar[Multiclass | None] = "ovr"
+
+    @abstractmethod
+    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+        """Value and derivative at each margin; `margin` may be used as scratch."""
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        y = y.astype(raw.dtype, copy=False)
+        values, slope = self._at_margin(y * raw)
+        slope *= y
+        return _per_row(values), slope
+
+
+@dataclass(frozen=True)
+class LogLoss(_MarginLoss):
+    """Logistic loss: ``log(1 + exp(-y * raw))``; softmax cross-entropy for K classes.
+
+    Both are computed from exponentials of non-positive numbers, which cannot overflow.
+    """
+
+    name = "log_loss"
+    multiclass = "softmax"
+    proba = True
+
+    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+        e = np.abs(margin)
+        np.exp(np.negative(e, out=e), out=e)
+        values = np.log1p(e)
+        slope = np.where(margin > 0, e, e.dtype.type(1))
+        slope /= np.subtract(-1, e, out=e)
+        values -= np.minimum(margin, 0, out=margin)
+        return values, slope
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        if raw.ndim == 1:
+            return super().value_and_gradient(y, raw)
+        rows = np.arange(len(y))
+        shifted = raw - raw.max(axis=1, keepdims=True)
+        gradient = np.exp(shifted)
+        total = gradient.sum(axis=1)
+        gradient /= total[:, None]
+        gradient[rows, y] -= 1
+        return np.log(total) - shifted[rows, y], gradient
+
+    def predict_proba(self, raw: Array) -> Array:
+        """Logistic function of `raw` (two classes), or softmax over its columns."""
+        if raw.ndim == 1:
+            # The softmax of (0, raw); like it exact for probabilities near 0.
+            raw = np.stack([np.zeros_like(raw), raw], axis=1)
+        proba: Array = np.exp(raw - raw.max(axis=1, keepdims=True))
+        proba /= proba.sum(axis=1, keepdims=True)
+        return proba
+
+
+@dataclass(frozen=True)
+class Hinge(_MarginLoss):
+    """Loss of a linear support vector machine: ``max(0, 1 - y * raw)``."""
+
+    name = "hinge"
+    _threshold: ClassVar[float] = 1.0
+
+    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+        # The kink counts as wrong, as in scikit-learn: a perceptron must leave w = 0.
+        slope = -(margin <= self._threshold).astype(margin.dtype)
+        np.subtract(self._threshold, margin, out=margin)
+        return np.maximum(margin, 0, out=margin), slope
+
+
+@dataclass(frozen=True)
+class Perceptron(Hinge):
+    """Loss of the perceptron: ``max(0, -y * raw)``."""
+
+    name = "perceptron"
+    _threshold = 0.0
+
+
+@dataclass(frozen=True)
+class SquaredHinge(_MarginLoss):
+    """Squared hinge loss: ``max(0, 1 - y * raw) ** 2``."""
+
+    name = "squared_hinge"
+
+    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+        gap = np.subtract(1, margin, out=margin)
+        np.maximum(gap, 0, out=gap)
+        values = gap * gap
+        gap *= -2
+        return values, gap
+
+
+@dataclass(frozen=True)
+class ModifiedHuber(_MarginLoss):
+    """Squared hinge loss, linear (``-4 * y * raw``) for margins below -1 (Zhang 2004)."""
+
+    name = "modified_huber"
+    proba = True
+
+    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+        gap = np.subtract(1, margin, out=margin)
+        np.maximum(gap, 0, out=gap)
+        slope = np.minimum(gap, 2)
+        gap *= 2
+        gap -= slope
+        gap *= slope
+        slope *= -2
+        return gap, slope
+
+    def predict_proba(self, raw: Array) -> Array:
+        """``(clip(raw, -1, 1) + 1) / 2``, normalised over the columns (Zadrozny and Elkan 2002).
+
+        A row that no class claims is uniform, as in scikit-learn.
+        """
+        proba: Array = (np.clip(raw, -1, 1) + 1) / 2
+        if raw.ndim == 1:
+            return np.stack([1 - proba, proba], axis=1)
+        proba[proba.sum(axis=1) == 0] = 1
+        proba /= proba.sum(axis=1, keepdims=True)
+        return proba
+
+
+class _ResidualLoss(Loss):
+    """A function of the residual ``raw - y``."""
+
+    kind = "regression"
+
+    @abstractmethod
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        """Value and derivative at each residual; `residual` may be returned."""
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        values, gradient = self._at_residual(raw - y.astype(raw.dtype, copy=False))
+        return _per_row(values), gradient
+
+
+@dataclass(frozen=True)
+class SquaredError(_ResidualLoss):
+    """Half the squared error: ``(raw - y) ** 2 / 2``."""
+
+    name = "squared_error"
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        values = residual * residual
+        values *= 0.5
+        return values, residual
+
+
+@dataclass(frozen=True)
+class _EpsilonLoss(_ResidualLoss):
+    epsilon: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon < np.inf:
+            raise InvalidParameterError(
+                f"epsilon={self.epsilon!r} of loss={self.name!r}: use a finite number >= 0."
+            )
+
+    def _excess(self, residual: Array) -> Array:
+        """``max(0, |residual| - epsilon)``, a new array."""
+        excess = np.abs(residual)
+        excess -= self.epsilon
+        return np.maximum(excess, 0, out=excess)
+
+
+@dataclass(frozen=True)
+class Huber(_EpsilonLoss):
+    """Half the squared error up to `epsilon`, linear beyond (Huber 1964).
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        In the unit of the target.
+    """
+
+    name = "huber"
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        gradient = np.clip(residual, -self.epsilon, self.epsilon)
+        residual -= gradient / 2
+        residual *= gradient
+        return residual, gradient
+
+
+@dataclass(frozen=True)
+class EpsilonInsensitive(_EpsilonLoss):
+    """Loss of support vector regression: ``max(0, |raw - y| - epsilon)``.
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        In the unit of the target.
+    """
+
+    name = "epsilon_insensitive"
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        values = self._excess(residual)
+        np.sign(residual, out=residual)
+        residual *= values > 0
+        return values, residual
+
+
+@dataclass(frozen=True)
+class SquaredEpsilonInsensitive(EpsilonInsensitive):
+    """Squared epsilon-insensitive loss: ``max(0, |raw - y| - epsilon) ** 2``.
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        In the unit of the target.
+    """
+
+    name = "squared_epsilon_insensitive"
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        excess = self._excess(residual)
+        values = excess * excess
+        excess *= 2
+        return values, np.copysign(excess, residual, out=excess)
+
+
+@dataclass(frozen=True)
+class Quantile(_ResidualLoss):
+    """Pinball loss, whose minimum is a quantile of the target (Koenker and Bassett 1978).
+
+    Parameters
+    ----------
+    quantile : float, default=0.5
+        Between 0 and 1, both excluded; 0.5 is half the absolute error.
+    """
+
+    name = "quantile"
+    quantile: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise InvalidParameterError(
+                f"quantile={self.quantile!r}: use a number between 0 and 1, both excluded."
+            )
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        slope = (residual > 0).astype(residual.dtype)
+        slope -= self.quantile
+        return slope * residual, slope
+
+
+@dataclass(frozen=True)
+class Poisson(Loss):
+    """Half the Poisson deviance, up to a constant: ``exp(raw) - y * raw``, with y >= 0.
+
+    The raw prediction is the logarithm of the mean.
+    """
+
+    name = "poisson"
+    kind = "regression"
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        y = y.astype(raw.dtype, copy=False)
+        mean = np.exp(raw)
+        return _per_row(mean - y * raw), mean - y
+
+    def inverse_link(self, raw: Array) -> Array:
+        """The predicted mean, ``exp(raw)``."""
+        mean: Array = np.exp(raw)
+        return mean
+
+    def check_target(self, y: Array) -> None:
+        """Raise InvalidDataError if a target is negative."""
+        if (y < 0).any():
+            raise InvalidDataError(
+                "loss='poisson' needs targets y >= 0, and some are negative. "
+                "Mend them, or use loss='squared_error'."
+            )
+
+
+# fmt: off
+LOSSES: dict[str, type[Loss]] = {
+    loss.name: loss
+    for loss in (
+        LogLoss, Hinge, SquaredHinge, ModifiedHuber, Perceptron,
+        SquaredError, Huber, EpsilonInsensitive, SquaredEpsilonInsensitive, Quantile, Poisson,
+    )
+}
+# fmt: on
+
+
+def get_loss(loss: str | Loss, kind: Kind) -> Loss:
+    """Return the loss of a name, or check an object.
+
+    Parameters
+    ----------
+    loss : str or Loss
+    kind : {"classification", "regression"}
+
+    Raises
+    ------
+    InvalidParameterError
+        For an unknown name, or a loss of the other kind.
+    """
+    if isinstance(loss, str) and loss in LOSSES:
+        loss = LOSSES[loss]()
+    if isinstance(loss, Loss) and loss.kind == kind:
+        return loss
+    names = sorted(name for name, entry in LOSSES.items() if entry.kind == kind)
+    raise InvalidParameterError(
+        f"loss={loss!r} is not a loss for {kind}. Use one of {names}, or an object of their "
+        "classes in daskml_dist.losses."
+    )

@@ -1,0 +1,141 @@
+"""Linear models: the gradient of a loss of ``X @ coef + intercept``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.losses import Loss
+
+__all__ = ["LinearModel"]
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """A generalised linear model with one or more outputs.
+
+    The parameters are one matrix `w` of shape ``(n_features + fit_intercept, width)``: a row
+    per feature, and last the intercepts.
+
+    Parameters
+    ----------
+    loss : Loss
+    n_features : int
+    n_classes : int
+        0 for regression.
+    fit_intercept : bool
+    """
+
+    loss: Loss
+    n_features: int
+    n_classes: int
+    fit_intercept: bool
+
+    @property
+    def width(self) -> int:
+        """Number of raw outputs."""
+        return self.n_classes if self.n_classes > 2 else 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the parameters."""
+        return self.n_features + int(self.fit_intercept), self.width
+
+    @property
+    def n_penalised(self) -> int:
+        """Leading rows of the parameters that the penalty applies to."""
+        return self.n_features
+
+    @property
+    def _one_vs_rest(self) -> bool:
+        return self.width > 1 and self.loss.multiclass == "ovr"
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Turn labels into what the loss reads: codes, or -1/+1 for two classes.
+
+        Parameters
+        ----------
+        y : ndarray of shape (n,)
+        classes : ndarray of shape (n_classes,), sorted, or None for regression
+        dtype : numpy dtype of the fit
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        if classes is None:
+            return y.astype(dtype, copy=False)
+        codes = np.searchsorted(classes, y)
+        if self.width > 1:
+            return codes.astype(np.int32)
+        return np.where(codes == 1, 1.0, -1.0).astype(dtype)
+
+    def raw_prediction(self, w: Any, X: Any, backend: Backend) -> Any:
+        """``X @ coef + intercept``: (n,) for width 1, else (n, width)."""
+        if not self.fit_intercept:
+            return backend.dot(X, w)
+        raw = backend.dot(X, w[:-1])
+        raw += w[-1, 0] if w.shape[1] == 1 else w[-1]
+        return raw
+
+    def targets(self, y: Any, dtype: Any) -> Any:
+        """Targets of a batch in the shape that the loss wants."""
+        if not self._one_vs_rest:
+            return y
+        signs = np.full((len(y), self.width), -1, dtype=dtype)
+        signs[np.arange(len(y)), y] = 1
+        return signs
+
+    def add_gradient(
+        self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> float:
+        """Add the gradient of the summed loss of a batch to `out`; return the summed loss.
+
+        Parameters
+        ----------
+        w, out : arrays of shape (n_rows_touched + fit_intercept, width)
+        X : batch of shape (n, n_features)
+        y : encoded targets of shape (n,)
+        weight : array of shape (n,) or None
+
+        Returns
+        -------
+        float
+            Sum of the weighted losses of the rows, before the step.
+        """
+        raw = self.raw_prediction(w, X, backend)
+        losses, g = self.loss.value_and_gradient(self.targets(y, w.dtype), raw)
+        if weight is not None:
+            losses = losses * weight
+            g *= weight if g.ndim == 1 else weight[:, None]
+        if self.fit_intercept:
+            backend.add_tdot(X, g, out[:-1])
+            out[-1] += g.sum(axis=0)
+        else:
+            backend.add_tdot(X, g, out)
+        return float(losses.sum())
+
+    def validation_stats(self, w: Any, X: Any, y: Any, weight: Any, backend: Backend) -> Any:
+        """Sums from which the validation score of many batches is made; float64 of shape (4,)."""
+        raw = self.raw_prediction(w, X, backend)
+        weight = np.ones(len(y)) if weight is None else weight.astype(np.float64)
+        if self.n_classes:
+            guess = raw.argmax(axis=1) if raw.ndim == 2 else np.where(raw > 0, 1.0, -1.0)
+            return np.array([weight.sum(), weight @ (guess == y), 0.0, 0.0])
+        y64 = y.astype(np.float64)
+        residual = y64 - self.loss.inverse_link(raw)
+        return np.array([weight.sum(), weight @ residual**2, weight @ y64, weight @ y64**2])
+
+    def validation_score(self, stats: NDArray[np.float64]) -> float:
+        """Accuracy (classification) or R^2 (regression) from summed statistics."""
+        total, first, sum_y, sum_y2 = stats
+        if total == 0:
+            return float("nan")
+        if self.n_classes:
+            return float(first / total)
+        spread = sum_y2 - sum_y**2 / total
+        return float(1 - first / spread) if spread > 0 else float("nan")

@@ -1,0 +1,369 @@
+"""Optimizers: how a gradient becomes a step, in place.
+
+Every update is elementwise, so rows that a sparse batch touches can be gathered, updated and put
+back. An optimizer itself holds no state: it lives in `slots`, arrays of the shape of the
+parameters, which shards cut and move along with them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.penalties import soft_threshold
+
+__all__ = [
+    "FTRL",
+    "OPTIMIZERS",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Momentum",
+    "Nesterov",
+    "Optimizer",
+    "get_optimizer",
+]
+
+Array = NDArray[Any]
+Slots = dict[str, NDArray[Any]]
+
+
+class Optimizer(ABC):
+    """A rule that turns gradients into steps.
+
+    Attributes
+    ----------
+    name : str
+        What an estimator's ``optimizer`` argument calls it.
+    default_learning_rate : float
+    slot_names : tuple of str
+        The state that it keeps for each parameter.
+    """
+
+    name: ClassVar[str]
+    default_learning_rate: ClassVar[float]
+    slot_names: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, w: Array) -> Slots:
+        """State before the first step: arrays of the shape and dtype of `w`."""
+        return {name: np.zeros_like(w) for name in self.slot_names}
+
+    def update(
+        self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
+    ) -> None:
+        """Take one step, in place.
+
+        Parameters
+        ----------
+        w : ndarray
+            Parameters, or some rows of them.
+        grad : ndarray of the shape and dtype of `w`
+            Gradient of the smooth part of the objective. Destroyed.
+        slots : dict of ndarray
+            State of the same rows, as :meth:`init` made it.
+        lr : float
+            Learning rate of this step.
+        step : int
+            Number of the step, from 1.
+        l1 : float or ndarray that broadcasts to the shape of `w`, default=0.0
+            Strength of the l1 penalty; applied by its proximal operator, which gives exact
+            zeros (Duchi and Singer 2009).
+        """
+        rate = self._descend(w, grad, slots, lr, step)
+        if not (isinstance(l1, float) and l1 == 0):
+            soft_threshold(w, rate * l1)
+
+    @abstractmethod
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Any:
+        """Move `w` along `grad`; return the step size (a float, or one for each parameter).
+
+        The step size is the factor of a constant gradient in the long run, so that fixed
+        points under l1 are minima.
+        """
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent (Robbins and Monro 1951)."""
+
+    name = "sgd"
+    default_learning_rate = 0.01
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
+        grad *= lr
+        w -= grad
+        return lr
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """SGD with the momentum of a heavy ball (Polyak 1964): ``v = momentum * v + grad``.
+
+    Parameters
+    ----------
+    momentum : float, default=0.9
+        From 0 up to, not including, 1.
+    """
+
+    name = "momentum"
+    default_learning_rate = 0.01
+    slot_names = ("velocity",)
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_decay("momentum", self.momentum)
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
+        velocity = slots["velocity"]
+        velocity *= self.momentum
+        velocity += grad
+        np.multiply(velocity, lr, out=grad)
+        w -= grad
+        return lr / (1 - self.momentum)
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """SGD with Nesterov's accelerated gradient (Nesterov 1983, Sutskever et al. 2013).
+
+    The step is ``grad + momentum * v``: `w` stands for the point looked ahead to.
+
+    Parameters
+    ----------
+    momentum : float, default=0.9
+        From 0 up to, not including, 1.
+    """
+
+    name = "nesterov"
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
+        velocity = slots["velocity"]
+        velocity *= self.momentum
+        velocity += grad
+        grad += self.momentum * velocity
+        grad *= lr
+        w -= grad
+        return lr / (1 - self.momentum)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011): each parameter's rate falls with its summed squared gradients.
+
+    Parameters
+    ----------
+    epsilon : float, default=1e-10
+        Added to the root, against division by zero.
+    initial_accumulator : float, default=0.0
+        Sum to start from; larger is slower at first.
+    """
+
+    name = "adagrad"
+    default_learning_rate = 0.05
+    slot_names = ("accumulator",)
+    epsilon: float = 1e-10
+    initial_accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("epsilon", self.epsilon)
+        if not 0 <= self.initial_accumulator < np.inf:
+            raise InvalidParameterError(
+                f"initial_accumulator={self.initial_accumulator!r}: use a finite number >= 0."
+            )
+
+    def init(self, w: Array) -> Slots:
+        """State before the first step."""
+        return {"accumulator": np.full_like(w, self.initial_accumulator)}
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        accumulator = slots["accumulator"]
+        rate = grad * grad
+        accumulator += rate
+        np.sqrt(accumulator, rate)
+        rate += self.epsilon
+        np.divide(lr, rate, rate)
+        grad *= rate
+        w -= grad
+        return rate
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015), with the paper's correction of the bias towards zero.
+
+    Rows that a sparse batch does not touch keep their moments ("lazy" Adam).
+
+    Parameters
+    ----------
+    beta1, beta2 : float, default=0.9, 0.999
+        Decay of the first and second moment, from 0 up to, not including, 1.
+    epsilon : float, default=1e-8
+        Added to the root, against division by zero.
+    """
+
+    name = "adam"
+    default_learning_rate = 1e-3
+    slot_names = ("m", "v")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_decay("beta1", self.beta1)
+        _check_decay("beta2", self.beta2)
+        _check_positive("epsilon", self.epsilon)
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        m, v = slots["m"], slots["v"]
+        rate = grad * grad
+        rate *= 1 - self.beta2
+        v *= self.beta2
+        v += rate
+        grad *= 1 - self.beta1
+        m *= self.beta1
+        m += grad
+        np.sqrt(v, rate)
+        rate /= (1 - self.beta2**step) ** 0.5
+        rate += self.epsilon
+        np.divide(lr, rate, rate)
+        np.multiply(m, rate, grad)
+        grad /= 1 - self.beta1**step
+        w -= grad
+        return rate
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+
+    All rows given decay, an intercept's too.
+
+    Parameters
+    ----------
+    beta1, beta2 : float, default=0.9, 0.999
+        Decay of the first and second moment, from 0 up to, not including, 1.
+    epsilon : float, default=1e-8
+        Added to the root, against division by zero.
+    weight_decay : float, default=1e-2
+        Each step shrinks `w` by the factor ``1 - lr * weight_decay``.
+    """
+
+    name = "adamw"
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.weight_decay < np.inf:
+            raise InvalidParameterError(
+                f"weight_decay={self.weight_decay!r}: use a finite number >= 0."
+            )
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        w *= 1 - lr * self.weight_decay
+        return super()._descend(w, grad, slots, lr, step)
+
+
+@dataclass(frozen=True)
+class FTRL(Optimizer):
+    """FTRL-Proximal (McMahan 2011, McMahan et al. 2013): Adagrad's rates, and sparser under l1.
+
+    After step t, `w` minimises the sum of all gradients so far, the l1 penalty of all steps so
+    far (``t * l1``, so that it weighs against the mean loss), and the proximity to the points
+    passed. The rate of a parameter is ``lr / (beta + sqrt(n))``.
+
+    Of the papers' z only the part is kept that `w` does not tell, the dual
+    ``z + w / rate`` (in ``[-bound, bound]``). So the learning rate may change between steps, and
+    `w` be set from outside.
+
+    Parameters
+    ----------
+    beta : float, default=1.0
+        Larger is slower at first.
+    """
+
+    name = "ftrl"
+    default_learning_rate = 0.1
+    slot_names = ("n", "dual", "bound")
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive("beta", self.beta)
+
+    def update(
+        self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
+    ) -> None:
+        """Take one step, in place; see :meth:`Optimizer.update`."""
+        rate = self._rate(grad, slots, lr)
+        if lr == 0 or (isinstance(l1, float) and l1 == 0):
+            grad *= rate
+            w -= grad
+            return
+        dual, bound = slots["dual"], slots["bound"]
+        np.copyto(dual, np.copysign(bound, -w), where=w != 0)
+        z = grad
+        z += dual
+        w /= rate
+        z -= w
+        bound += l1
+        np.minimum(z, bound, dual)
+        np.maximum(dual, -bound, dual)
+        np.subtract(dual, z, w)
+        w *= rate
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        rate = self._rate(grad, slots, lr)
+        grad *= rate
+        w -= grad
+        return rate
+
+    def _rate(self, grad: Array, slots: Slots, lr: float) -> Array:
+        n = slots["n"]
+        rate = grad * grad
+        n += rate
+        np.sqrt(n, rate)
+        rate += self.beta
+        np.divide(lr, rate, rate)
+        return rate
+
+
+def _check_decay(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise InvalidParameterError(f"{name}={value!r}: use a number >= 0 and < 1.")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < np.inf:
+        raise InvalidParameterError(f"{name}={value!r}: use a finite number > 0.")
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    optimizer.name: optimizer for optimizer in (SGD, Momentum, Nesterov, Adagrad, Adam, AdamW, FTRL)
+}
+
+
+def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
+    """Return the optimizer of a name, or the object itself.
+
+    Parameters
+    ----------
+    optimizer : str or Optimizer
+
+    Raises
+    ------
+    InvalidParameterError
+        For an unknown name.
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer]()
+    raise InvalidParameterError(
+        f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an object of their classes "
+        "in daskml_dist.optimizers."
+    )

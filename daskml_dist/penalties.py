@@ -1,0 +1,95 @@
+"""Penalties on the coefficients: l2, l1 and their mixture, the elastic net."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["PENALTIES", "Penalty", "get_penalty", "soft_threshold"]
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The term ``l1 * sum(|w|) + l2 / 2 * sum(w ** 2)`` of an objective.
+
+    Parameters
+    ----------
+    l1, l2 : float
+        Strengths, relative to the mean loss of a row.
+    """
+
+    l1: float
+    l2: float
+
+    def value(self, w: NDArray[Any]) -> float:
+        """Value of the term for the penalised rows `w`."""
+        total = 0.0
+        if self.l1:
+            total += self.l1 * float(np.abs(w).sum())
+        if self.l2:
+            total += self.l2 / 2 * float((w * w).sum())
+        return total
+
+
+# Name -> (alpha, l1_ratio) -> Penalty.
+PENALTIES: dict[str | None, Callable[[float, float], Penalty]] = {
+    "l2": lambda alpha, l1_ratio: Penalty(0.0, alpha),
+    "l1": lambda alpha, l1_ratio: Penalty(alpha, 0.0),
+    "elasticnet": lambda alpha, l1_ratio: Penalty(alpha * l1_ratio, alpha * (1 - l1_ratio)),
+    None: lambda alpha, l1_ratio: Penalty(0.0, 0.0),
+}
+
+
+def get_penalty(penalty: str | None, alpha: float, l1_ratio: float) -> Penalty:
+    """Return the penalty that scikit-learn's three parameters describe.
+
+    The objective is the mean loss plus
+    ``alpha * ((1 - l1_ratio) / 2 * sum(w ** 2) + l1_ratio * sum(|w|))``, where ``"l2"`` fixes
+    `l1_ratio` at 0 and ``"l1"`` at 1.
+
+    Parameters
+    ----------
+    penalty : {"l2", "l1", "elasticnet"} or None
+    alpha : float
+        Strength, at least 0.
+    l1_ratio : float
+        Share of l1 in ``"elasticnet"``, between 0 and 1.
+
+    Raises
+    ------
+    InvalidParameterError
+        For another name or a number out of range.
+    """
+    if not (penalty is None or isinstance(penalty, str)) or penalty not in PENALTIES:
+        raise InvalidParameterError(f"penalty={penalty!r}: use one of {list(PENALTIES)}.")
+    if not 0 <= alpha < np.inf:
+        raise InvalidParameterError(
+            f"alpha={alpha!r}: use a finite number >= 0 (penalty=None switches the penalty off)."
+        )
+    if not 0 <= l1_ratio <= 1:
+        raise InvalidParameterError(
+            f"l1_ratio={l1_ratio!r}: use a number from 0 (only l2) to 1 (only l1)."
+        )
+    return PENALTIES[penalty](float(alpha), float(l1_ratio))
+
+
+def soft_threshold(w: NDArray[Any], t: float | NDArray[Any]) -> None:
+    """Move `w` towards zero by `t`, in place; what lies within `t` of zero becomes exactly 0.
+
+    This is the proximal operator of ``t * sum(|w|)``.
+
+    Parameters
+    ----------
+    w : ndarray
+    t : float or ndarray that broadcasts to the shape of `w`
+        At least 0.
+    """
+    inside = np.minimum(w, t)
+    np.maximum(inside, -t, out=inside)
+    w -= inside

@@ -1,0 +1,1 @@
+"""The parameter server: layout, shards, and the state machine that serves them."""

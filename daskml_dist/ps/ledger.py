@@ -1,0 +1,160 @@
+"""The pass ledger: lanes report their passes, records come out, and the end is decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PassLedger", "PassReport", "StoppingRule"]
+
+Record = dict[str, Any]
+
+
+@dataclass
+class StoppingRule:
+    """scikit-learn's rule: stop after `n_iter_no_change` passes without progress by `tol`.
+
+    Parameters
+    ----------
+    max_iter : int
+        Passes at most.
+    tol : float or None
+        None: always make `max_iter` passes.
+    n_iter_no_change : int
+    use_score : bool
+        Whether progress is the validation score's (early stopping) or the training loss's.
+    """
+
+    max_iter: int
+    tol: float | None
+    n_iter_no_change: int = 5
+    use_score: bool = False
+    best: float = np.inf
+    stale_passes: int = 0
+    converged: bool = False
+
+    def update(self, record: Record) -> bool:
+        """Take the record of a pass; True when the fit ends with it."""
+        if self.tol is not None:
+            value = -record["val_score"] if self.use_score else record["loss"]
+            self.stale_passes = self.stale_passes + 1 if value > self.best - self.tol else 0
+            self.best = min(self.best, value)
+            self.converged = self.stale_passes >= self.n_iter_no_change
+        return self.converged or record["pass"] >= self.max_iter
+
+
+@dataclass
+class PassReport:
+    """What some lanes did in one pass; sums over these lanes."""
+
+    lanes: list[int]
+    loss: float = 0.0
+    rows: float = 0.0
+    steps: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    validation: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+
+
+@dataclass
+class _OpenPass:
+    missing: set[int]
+    reports: list[PassReport] = field(default_factory=list)
+
+
+class PassLedger:
+    """Counts passes. Not thread-safe: the server that holds it guards it.
+
+    Parameters
+    ----------
+    lanes : list of int
+    rule : StoppingRule
+    lockstep : bool
+        Whether the lanes step together: their steps are then the same steps.
+    score : callable or None
+        Makes the validation score of summed statistics; None without a validation set.
+    on_record : callable
+        Called with each record; must not block.
+    """
+
+    def __init__(
+        self,
+        lanes: list[int],
+        rule: StoppingRule,
+        *,
+        lockstep: bool,
+        score: Callable[[NDArray[np.float64]], float] | None = None,
+        on_record: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self.lanes = set(lanes)
+        self.rule = rule
+        self.records: list[Record] = []
+        self.stopped = False
+        self.partial_rows = 0.0
+        self._lockstep = lockstep
+        self._score = score
+        self._on_record = on_record
+        self._open: dict[int, _OpenPass] = {}
+        self._since = time.perf_counter()
+        self._staleness: list[float] = [0, 0.0, 0]  # count, sum, max
+
+    def start_clock(self) -> None:
+        """Begin to time the first pass."""
+        self._since = time.perf_counter()
+
+    def observe_staleness(self, staleness: int) -> None:
+        """Note how many versions behind a push was."""
+        seen = self._staleness
+        seen[0] += 1
+        seen[1] += staleness
+        seen[2] = max(seen[2], staleness)
+
+    def report(self, number: int, report: PassReport) -> None:
+        """Take the report of some lanes on pass `number` (from 1)."""
+        entry = self._open.setdefault(number, _OpenPass(set(self.lanes)))
+        entry.missing.difference_update(report.lanes)
+        entry.reports.append(report)
+        while (at := len(self.records) + 1) in self._open and not self._open[at].missing:
+            self._close(at, self._open.pop(at).reports)
+
+    def is_closed(self, number: int) -> bool:
+        """Whether every lane has reported pass `number`."""
+        return number <= len(self.records)
+
+    def stop(self) -> None:
+        """End the fit with the pass that is open."""
+        self.stopped = True
+
+    def _close(self, number: int, reports: list[PassReport]) -> None:
+        now = time.perf_counter()
+        rows = sum(r.rows for r in reports)
+        count, total, largest = self._staleness
+        record: Record = {
+            "pass": number,
+            "loss": sum(r.loss for r in reports) / rows if rows else float("nan"),
+            "rows": round(rows),
+            "steps": (max if self._lockstep else sum)(r.steps for r in reports),
+            "seconds": now - self._since,
+            "bytes_pushed": sum(r.bytes_pushed for r in reports),
+            "bytes_pulled": sum(r.bytes_pulled for r in reports),
+            "staleness_mean": total / count if count else 0.0,
+            "staleness_max": int(largest),
+            "val_score": self._validation(reports),
+        }
+        self._since, self._staleness = now, [0, 0.0, 0]
+        self.records.append(record)
+        if self.rule.update(record):
+            self.stopped = True
+        self._on_record(record)
+
+    def _validation(self, reports: list[PassReport]) -> float | None:
+        if self._score is None:
+            return None
+        # In the order of lanes, so that arrival does not show in the last digit.
+        ordered = sorted(reports, key=lambda r: r.lanes)
+        return self._score(np.sum([r.validation for r in ordered], axis=0))

@@ -1,0 +1,122 @@
+"""What trainers and servers say to each other at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Call", "CallReply", "Part", "Reply", "Request", "Status", "sum_in_lane_order"]
+
+#: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
+Part = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
+
+#: Payload of a control call and of its answer: plain JSON values.
+Call = dict[str, Any]
+CallReply = Callable[[Call], None]
+
+
+class Status(IntEnum):
+    """How a server answers."""
+
+    OK = 0
+    ABORTED = 1
+    STALE_GENERATION = 2
+
+
+@dataclass(slots=True)
+class Request:
+    """A push, a pull, or both in one message.
+
+    Parameters
+    ----------
+    lanes : tuple of int
+        The lanes that it speaks for; the answer goes to the first.
+    generation : int
+        Membership in which it was made; another one is refused.
+    clock : int
+        Steps that the lanes have finished once the push counts.
+    version : int
+        Version of the shard that the gradient was computed at.
+    rows : float
+        Rows in the gradient sum.
+    values : ndarray of shape (n, width), optional
+        Gradient SUM over the lanes' rows; None for a pull alone.
+    index : ndarray of int64 of shape (n,), optional
+        The shard's rows that `values` belong to; None: all.
+    pull : bool
+        Whether an answer is wanted.
+    pull_index : ndarray of int64, optional
+        The rows wanted; None: all.
+    """
+
+    lanes: tuple[int, ...]
+    generation: int
+    clock: int
+    version: int = 0
+    rows: float = 0.0
+    values: NDArray[Any] | None = None
+    index: NDArray[np.int64] | None = None
+    pull: bool = True
+    pull_index: NDArray[np.int64] | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """The answer to a pull.
+
+    Parameters
+    ----------
+    lane : int
+        First lane of the request.
+    status : Status
+    stop : bool
+        Whether the fit has reached its end (lanes at their own pace stop on it).
+    version : int
+        Version of the values.
+    clock : int
+        Clock that the lanes go on from; larger than their own where a round closed without them.
+    values : ndarray of shape (n, width) or None
+        Read-only parameters.
+    """
+
+    lane: int
+    status: Status = Status.OK
+    stop: bool = False
+    version: int = 0
+    clock: int = 0
+    values: NDArray[Any] | None = None
+
+
+def sum_in_lane_order(parts: list[Part]) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+    """Add gradients in the order of their lanes, whatever the order of their arrival.
+
+    Parameters
+    ----------
+    parts : list of (lane, index, values)
+        Either all indices are None (values of the same shape), or none is.
+
+    Returns
+    -------
+    index : ndarray of int64 or None
+        Sorted union of the indices.
+    total : ndarray of shape (n, width)
+        A new array.
+    """
+    parts = sorted(parts, key=lambda part: part[0])
+    _, first, values = parts[0]
+    if first is None or len(parts) == 1:
+        total = values.copy()
+        for _, _, values in parts[1:]:
+            total += values
+        return first, total
+    union = np.unique(np.concatenate([index for _, index, _ in parts if index is not None]))
+    total = np.zeros((len(union), values.shape[1]), dtype=values.dtype)
+    for _, index, values in parts:
+        assert index is not None
+        total[np.searchsorted(union, index)] += values
+    return union, total

@@ -1,0 +1,242 @@
+"""A shard: a slice of the parameters with its optimizer state and version.
+
+The same class is the whole replica of a trainer under the policies without a server, so every
+policy applies updates by the same lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.optimizers import Optimizer
+from daskml_dist.penalties import Penalty, soft_threshold
+from daskml_dist.schedules import Schedule
+
+__all__ = ["Shard", "ShardState", "UpdateRule"]
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """How a mean gradient becomes a step.
+
+    Parameters
+    ----------
+    optimizer, schedule, penalty : Optimizer, Schedule, Penalty
+    n_penalised : int
+        Leading rows of the whole parameters that the penalty applies to.
+    steps_per_pass : float
+        Steps (applies) in one pass, for schedules that count passes.
+    average_after : int or None
+        Start averaging the parameters once so many rows were seen (averaged SGD, Polyak and
+        Juditsky 1992); None: never.
+    coordinates : bool
+        Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
+        all the steps since (lazy regularisation, Carpenter 2008).
+    """
+
+    optimizer: Optimizer
+    schedule: Schedule
+    penalty: Penalty
+    n_penalised: int
+    steps_per_pass: float
+    average_after: int | None = None
+    coordinates: bool = False
+
+
+@dataclass
+class ShardState:
+    """All that a fit must keep to go on later; arrays of shape (n_rows, width)."""
+
+    w: NDArray[Any]
+    slots: dict[str, NDArray[Any]]
+    step: int = 0
+    rows: float = 0.0
+    average: NDArray[Any] | None = None
+
+    def part(self, rows: slice) -> ShardState:
+        """Copy of a slice of rows."""
+        return ShardState(
+            self.w[rows].copy(),
+            {name: slot[rows].copy() for name, slot in self.slots.items()},
+            self.step,
+            self.rows,
+            None if self.average is None else self.average[rows].copy(),
+        )
+
+    @staticmethod
+    def join(parts: list[ShardState]) -> ShardState:
+        """The state whose slices `parts` are."""
+        first = parts[0]
+        return ShardState(
+            np.concatenate([p.w for p in parts]),
+            {name: np.concatenate([p.slots[name] for p in parts]) for name in first.slots},
+            first.step,
+            first.rows,
+            None
+            if any(p.average is None for p in parts)
+            else np.concatenate([p.average for p in parts if p.average is not None]),
+        )
+
+
+class Shard:
+    """Rows ``start`` to ``start + len(state.w)`` of the parameters, and how they are updated.
+
+    Not thread-safe: whoever shares a shard guards it, or means to race (``"hogwild"``).
+
+    Parameters
+    ----------
+    rule : UpdateRule
+    state : ShardState
+        Taken over, not copied.
+    start : int, default=0
+        First row in the whole parameters.
+    """
+
+    def __init__(self, rule: UpdateRule, state: ShardState, start: int = 0) -> None:
+        self.rule = rule
+        self.w = state.w
+        self.slots = state.slots or rule.optimizer.init(state.w)
+        self.version = 0
+        self.rows = state.rows
+        self._first_step = state.step
+        self._n_penalised = int(np.clip(rule.n_penalised - start, 0, len(state.w)))
+        self._l1 = self._strengths(rule.penalty.l1)
+        self._touched = np.full(len(self.w), state.step) if rule.coordinates else None
+        self._snapshot: NDArray[Any] | None = None
+        self._sum: NDArray[np.float64] | None = None
+        self._n_summed = 0
+        self._average = state.average
+
+    def _strengths(self, l1: float) -> Any:
+        if l1 == 0 or self._n_penalised == 0:
+            return 0.0
+        if self._n_penalised == len(self.w):
+            return l1
+        strengths = np.zeros((len(self.w), 1), dtype=self.w.dtype)
+        strengths[: self._n_penalised] = l1
+        return strengths
+
+    @property
+    def step(self) -> int:
+        """Steps applied, those of earlier fits that this one goes on from included."""
+        return self._first_step + self.version
+
+    def learning_rate(self) -> float:
+        """Learning rate of the step that comes next."""
+        step = self.step + 1
+        return self.rule.schedule(step, (step - 1) / self.rule.steps_per_pass)
+
+    def apply(
+        self,
+        grad: NDArray[Any],
+        rows: float,
+        index: NDArray[np.int64] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Apply one step.
+
+        Parameters
+        ----------
+        grad : ndarray of shape (n_rows, width) or (len(index), width)
+            SUM of the gradients of the rows; used as scratch.
+        rows : float
+            Number of rows in the sum; 0 makes an empty step.
+        index : ndarray of int, optional
+            The (sorted, unique) rows of the parameters that `grad` belongs to.
+        scale : float
+            Factor on the learning rate (staleness).
+        """
+        rate = self.learning_rate() * scale
+        self.version += 1
+        self.rows += rows
+        self._snapshot = None
+        if rows > 0:
+            grad /= rows
+            if index is None:
+                self._step_all(grad, rate)
+            elif len(index):
+                self._step_at(grad, index, rate)
+        self._add_to_average()
+
+    def _step_all(self, grad: NDArray[Any], rate: float) -> None:
+        k, l2 = self._n_penalised, self.rule.penalty.l2
+        if l2 and k == len(grad):
+            grad += l2 * self.w
+        elif l2 and k:
+            grad[:k] += l2 * self.w[:k]
+        self.rule.optimizer.update(self.w, grad, self.slots, rate, self.step, self._l1)
+
+    def _step_at(self, grad: NDArray[Any], index: NDArray[np.int64], rate: float) -> None:
+        w = self.w[index]
+        slots = {name: slot[index] for name, slot in self.slots.items()}
+        k = int(np.searchsorted(index, self._n_penalised))
+        l1, l2 = self.rule.penalty.l1, self.rule.penalty.l2
+        strength: Any = 0.0
+        if self._touched is not None and (l1 or l2):
+            elapsed = (self.step - self._touched[index]).astype(w.dtype)[:, None]
+            elapsed[k:] = 0
+            if l2:
+                # A row not touched for long must not be thrown past zero.
+                np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
+                grad += l2 * elapsed * w
+            strength = l1 * elapsed if l1 else 0.0
+            self._touched[index] = self.step
+        self.rule.optimizer.update(w, grad, slots, rate, self.step, strength)
+        self.w[index] = w
+        for name, slot in slots.items():
+            self.slots[name][index] = slot
+
+    def add(self, delta: NDArray[Any], rows: float) -> None:
+        """Add what another process changed (``"hogwild"``)."""
+        self.w += delta
+        self.rows += rows
+        self.version += 1
+        self._snapshot = None
+        self._add_to_average()
+
+    def settle(self) -> None:
+        """Apply the penalty that untouched rows still owe (coordinates only)."""
+        k, penalty = self._n_penalised, self.rule.penalty
+        if self._touched is None or not (penalty.l1 or penalty.l2) or k == 0:
+            return
+        rate = self.learning_rate()
+        owed = (self.step - self._touched[:k]).astype(self.w.dtype)[:, None] * rate
+        self.w[:k] /= 1 + owed * penalty.l2
+        if penalty.l1:
+            soft_threshold(self.w[:k], owed * penalty.l1)
+        self._touched[:] = self.step
+        self._snapshot = None
+
+    def _add_to_average(self) -> None:
+        after = self.rule.average_after
+        if after is None or self.rows < after:
+            return
+        if self._sum is None:
+            self._sum = np.zeros(self.w.shape, dtype=np.float64)
+        self._sum += self.w
+        self._n_summed += 1
+
+    def replace(self, w: NDArray[Any]) -> None:
+        """Take parameters from outside (an average over lanes); the optimizer state stays."""
+        self.w[...] = w
+        self._snapshot = None
+
+    def snapshot(self) -> NDArray[Any]:
+        """Read-only copy of the parameters at this version; one copy a version."""
+        if self._snapshot is None:
+            self._snapshot = self.w.copy()
+            self._snapshot.flags.writeable = False
+        return self._snapshot
+
+    def state(self) -> ShardState:
+        """Settle, and return a copy of everything a later fit needs."""
+        self.settle()
+        average = self._average
+        if self._sum is not None:
+            average = (self._sum / self._n_summed).astype(self.w.dtype)
+        whole = ShardState(self.w, self.slots, self.step, self.rows, average)
+        return whole.part(slice(None))

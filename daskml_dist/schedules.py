@@ -1,0 +1,362 @@
+"""Schedules: the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar, Self
+
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = [
+    "SCHEDULES",
+    "Constant",
+    "Cosine",
+    "InverseScaling",
+    "Optimal",
+    "Schedule",
+    "StalenessAware",
+    "StepDecay",
+    "Warmup",
+    "get_schedule",
+]
+
+
+class Schedule(ABC):
+    """The learning rate as a function of the step and of the passes over the data.
+
+    Attributes
+    ----------
+    name : str
+        What an estimator's ``learning_rate`` argument calls it.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, step: int, passes: float) -> float:
+        """Learning rate of a step.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step, from 1.
+        passes : float
+            Passes over the data done before it.
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """The schedule that its name alone stands for.
+
+        Parameters
+        ----------
+        learning_rate : float
+            Default of the optimizer.
+        alpha : float
+            Strength of the penalty.
+        max_iter : int
+            Passes that the fit may make.
+        """
+
+    @property
+    def scales_with_staleness(self) -> bool:
+        """Whether :meth:`scale` is ever other than 1."""
+        return False
+
+    def scale(self, staleness: float) -> float:
+        """Factor on the learning rate for a gradient that is `staleness` versions old."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same learning rate at every step.
+
+    Parameters
+    ----------
+    learning_rate : float
+    """
+
+    name = "constant"
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        _check_positive("learning_rate", self.learning_rate)
+
+    def __call__(self, step: int, passes: float) -> float:
+        return self.learning_rate
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """``Constant(learning_rate)``."""
+        return cls(learning_rate)
+
+
+@dataclass(frozen=True)
+class InverseScaling(Schedule):
+    """``learning_rate / step ** power``.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Of the first step.
+    power : float, default=0.5
+    """
+
+    name = "invscaling"
+    learning_rate: float
+    power: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_positive("learning_rate", self.learning_rate)
+        if not 0 <= self.power < math.inf:
+            raise InvalidParameterError(f"power={self.power!r}: use a finite number >= 0.")
+
+    def __call__(self, step: int, passes: float) -> float:
+        return float(self.learning_rate / step**self.power)
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """``InverseScaling(learning_rate)``."""
+        return cls(learning_rate)
+
+
+@dataclass(frozen=True)
+class Optimal(Schedule):
+    """``1 / (alpha * (t0 + step - 1))`` (Bottou 2012), scikit-learn's ``"optimal"``.
+
+    Parameters
+    ----------
+    alpha : float
+        Strength of the penalty.
+    t0 : float, optional
+        By default such that the first learning rate is ``alpha ** -0.25``, scikit-learn's guess
+        of the size of a coefficient.
+    """
+
+    name = "optimal"
+    alpha: float
+    t0: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise InvalidParameterError(
+                f"alpha={self.alpha!r} with the schedule 'optimal': use alpha > 0, or another "
+                "learning_rate such as 'invscaling'."
+            )
+        if self.t0 is not None:
+            _check_positive("t0", self.t0)
+
+    def __call__(self, step: int, passes: float) -> float:
+        t0 = self.alpha**-0.75 if self.t0 is None else self.t0
+        return float(1 / (self.alpha * (t0 + step - 1)))
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """``Optimal(alpha)``."""
+        return cls(alpha)
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """Multiply the learning rate by `factor` after each `every` passes.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Of the first step.
+    every : float, default=10
+        In passes.
+    factor : float, default=0.5
+        Above 0, at most 1.
+    """
+
+    name = "step"
+    learning_rate: float
+    every: float = 10
+    factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_positive("learning_rate", self.learning_rate)
+        _check_positive("every", self.every)
+        if not 0 < self.factor <= 1:
+            raise InvalidParameterError(f"factor={self.factor!r}: use a number > 0 and <= 1.")
+
+    def __call__(self, step: int, passes: float) -> float:
+        return float(self.learning_rate * self.factor ** (passes // self.every))
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """``StepDecay(learning_rate)``."""
+        return cls(learning_rate)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Fall from `learning_rate` to `final` along half a cosine (Loshchilov and Hutter 2017).
+
+    Parameters
+    ----------
+    learning_rate : float
+        Of the first step.
+    passes : float, default=20
+        Where `final` is reached; it stays there.
+    final : float, default=0.0
+    """
+
+    name = "cosine"
+    learning_rate: float
+    passes: float = 20
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("learning_rate", self.learning_rate)
+        _check_positive("passes", self.passes)
+        if not 0 <= self.final <= self.learning_rate:
+            raise InvalidParameterError(
+                f"final={self.final!r}: use a number from 0 to learning_rate."
+            )
+
+    def __call__(self, step: int, passes: float) -> float:
+        progress = min(passes / self.passes, 1.0)
+        fall = (1 + math.cos(math.pi * progress)) / 2
+        return self.final + (self.learning_rate - self.final) * fall
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """``Cosine(learning_rate, passes=max_iter)``."""
+        return cls(learning_rate, passes=max_iter)
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """Rise linearly from (almost) zero to another schedule (Goyal et al. 2017).
+
+    Parameters
+    ----------
+    schedule : Schedule
+    passes : float, default=1.0
+        Length of the rise.
+    """
+
+    name = "warmup"
+    schedule: Schedule
+    passes: float = 1.0
+
+    # A learning rate of exactly 0 would waste the first step.
+    _least: ClassVar[float] = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_schedule(self.schedule)
+        _check_positive("passes", self.passes)
+
+    def __call__(self, step: int, passes: float) -> float:
+        rise = min(max(passes / self.passes, self._least), 1.0)
+        return rise * self.schedule(step, passes)
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """``Warmup(Constant(learning_rate))``."""
+        return cls(Constant(learning_rate))
+
+    @property
+    def scales_with_staleness(self) -> bool:
+        """Whether the wrapped schedule does."""
+        return self.schedule.scales_with_staleness
+
+    def scale(self, staleness: float) -> float:
+        """Factor of the wrapped schedule."""
+        return self.schedule.scale(staleness)
+
+
+@dataclass(frozen=True)
+class StalenessAware(Schedule):
+    """Divide the learning rate of a stale gradient by its staleness (Zhang et al. 2016).
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Learning rate of a fresh gradient.
+    """
+
+    name = "staleness_aware"
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        _check_schedule(self.schedule)
+
+    def __call__(self, step: int, passes: float) -> float:
+        return self.schedule(step, passes)
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        """``StalenessAware(Constant(learning_rate))``."""
+        return cls(Constant(learning_rate))
+
+    @property
+    def scales_with_staleness(self) -> bool:
+        """True."""
+        return True
+
+    def scale(self, staleness: float) -> float:
+        """``1 / max(1, staleness)``."""
+        return 1 / max(1.0, staleness)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise InvalidParameterError(f"{name}={value!r}: use a finite number > 0.")
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    if not isinstance(schedule, Schedule):
+        raise InvalidParameterError(
+            f"schedule={schedule!r}: wrap a schedule object, such as Constant(0.01)."
+        )
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    schedule.name: schedule
+    for schedule in (Constant, InverseScaling, Optimal, StepDecay, Cosine, Warmup)
+}
+
+
+def get_schedule(
+    learning_rate: float | str | Schedule, *, default: float, alpha: float, max_iter: int
+) -> Schedule:
+    """Return the schedule that an estimator's ``learning_rate`` stands for.
+
+    Parameters
+    ----------
+    learning_rate : float, str or Schedule
+        A number is kept constant; ``"auto"`` is the constant `default`.
+    default : float
+        Learning rate of the optimizer, for names.
+    alpha : float
+        Strength of the penalty, for ``"optimal"``.
+    max_iter : int
+        Passes of the fit, for ``"cosine"``.
+
+    Raises
+    ------
+    InvalidParameterError
+        For an unknown name, or a number that is not positive and finite.
+    """
+    if isinstance(learning_rate, Schedule):
+        return learning_rate
+    if isinstance(learning_rate, str):
+        if learning_rate == "auto":
+            return Constant(default)
+        if learning_rate in SCHEDULES:
+            return SCHEDULES[learning_rate].from_defaults(default, alpha, max_iter)
+    elif isinstance(learning_rate, Real) and 0 < learning_rate < math.inf:
+        return Constant(float(learning_rate))
+    names = ["auto", *SCHEDULES]
+    raise InvalidParameterError(
+        f"learning_rate={learning_rate!r}: use a finite number > 0, one of {names}, or a "
+        "schedule object from daskml_dist.schedules."
+    )

@@ -1,0 +1,150 @@
+"""What every loop works with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.errors import DivergedError
+from daskml_dist.ps.ledger import PassReport
+from daskml_dist.training.lane import Lane
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["Context"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Context:
+    """A trainer's lanes, connections and threads.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    lanes : list of Lane
+        In the order of their numbers.
+    rank : int
+    n_threads : int
+    connect : callable
+        Opens a new connection to all servers, for one thread.
+    communicator : Communicator
+    wait : Wait
+    """
+
+    def __init__(
+        self,
+        fit: FitSpec,
+        lanes: list[Lane],
+        rank: int,
+        n_threads: int,
+        connect: Callable[[], ShardedConnection],
+        communicator: Communicator,
+        wait: Wait,
+    ) -> None:
+        self.fit = fit
+        self.lanes = lanes
+        self.rank = rank
+        self.n_threads = max(1, min(n_threads, len(lanes)))
+        self.communicator = communicator
+        self.wait = wait
+        self._connect = connect
+        self._reported: dict[int, tuple[int, int]] = {}
+        self._failed = threading.Event()
+        self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane") if self.n_threads > 1 else None
+
+    def connect(self) -> ShardedConnection:
+        """Open a connection to all servers for the calling thread."""
+        return self._connect()
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Apply a function to items in the compute threads (in place where there is one)."""
+        if self.pool is None:
+            return [function(item) for item in items]
+        return list(self.pool.map(function, items))
+
+    def report(
+        self,
+        connection: ShardedConnection,
+        number: int,
+        lanes: list[Lane],
+        weights: list[Any | None],
+    ) -> bool:
+        """Report pass `number` of some lanes; True when the fit ends with it.
+
+        Parameters
+        ----------
+        weights : list of arrays or None
+            Parameters to validate each lane's held-out rows with.
+
+        Raises
+        ------
+        DivergedError
+            When the loss is NaN or infinite.
+        """
+        total = PassReport([lane.number for lane in lanes])
+        for lane, w in zip(lanes, weights, strict=True):
+            part = lane.take_report(w if self.fit.validation_fraction else None)
+            total.loss += part.loss
+            total.rows += part.rows
+            total.steps += part.steps
+            total.validation = np.add(total.validation, part.validation).tolist()
+        if self.fit.policy.lockstep:
+            total.steps //= max(len(lanes), 1)
+        total.bytes_pushed, total.bytes_pulled = self._bytes_since(connection)
+        if not np.isfinite(total.loss):
+            raise DivergedError(
+                f"The training loss became {total.loss} in pass {number}: floating-point "
+                "overflow. Lower learning_rate, or scale the features (StandardScaler)."
+            )
+        answer = connection.call("report", **{"pass": number, "report": asdict(total)})
+        return bool(answer["stop"])
+
+    def _bytes_since(self, connection: ShardedConnection) -> tuple[int, int]:
+        pushed, pulled = connection.bytes_moved
+        if not self.fit.policy.uses_shards:
+            pushed += self.communicator.bytes_sent
+            pulled += self.communicator.bytes_received
+        before = self._reported.get(id(connection), (0, 0))
+        self._reported[id(connection)] = pushed, pulled
+        return pushed - before[0], pulled - before[1]
+
+    def run_threads(self, run: Callable[[list[Lane]], None]) -> None:
+        """Run `run` once a compute thread, each with its own lanes; the first error is raised."""
+        groups = [self.lanes[i :: self.n_threads] for i in range(self.n_threads)]
+        if self.pool is None:
+            run(groups[0])
+            return
+
+        def guarded(lanes: list[Lane]) -> None:
+            try:
+                run(lanes)
+            except BaseException:
+                self._failed.set()
+                raise
+
+        aborted = self.wait.is_aborted
+        self.wait.is_aborted = lambda: aborted() or self._failed.is_set()
+        futures = [self.pool.submit(guarded, group) for group in groups]
+        errors = [e for e in (f.exception() for f in futures) if e is not None]
+        # A thread that failed by itself stops the others; its error is the one to tell.
+        if errors:
+            raise min(errors, key=_rank_of_error)
+
+    def close(self) -> None:
+        """End the compute threads."""
+        if self.pool is not None:
+            self.pool.shutdown(wait=True)
+
+
+def _rank_of_error(error: BaseException) -> int:
+    from daskml_dist.errors import CommunicationError, RunAbortedError
+
+    return int(isinstance(error, (CommunicationError, RunAbortedError)))

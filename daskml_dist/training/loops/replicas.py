@@ -1,0 +1,170 @@
+"""Replicas: trainers hold the parameters and meet by all-reduce.
+
+``"allreduce"`` sums gradients at each step into one replica a trainer; ``"local"`` and
+``"average"`` let each lane step alone and average parameters now and then, or once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.policies import AllReduce, LocalSGD
+from daskml_dist.ps.messages import sum_in_lane_order
+from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.training.lane import Batch, Lane
+from daskml_dist.training.loops.context import Context
+
+__all__ = ["run_replicas"]
+
+
+def run_replicas(context: Context) -> ShardState | None:
+    """Run all passes; rank 0 returns the state."""
+    connection = context.connect()
+    run: _Summed | _Averaged = (
+        _Summed(context) if isinstance(context.fit.policy, AllReduce) else _Averaged(context)
+    )
+    try:
+        for lane in context.lanes:
+            lane.seek(0)
+        _run_passes(context, connection, run)
+        state = run.state()
+        return state if context.rank == 0 else None
+    finally:
+        connection.close()
+
+
+def _run_passes(
+    context: Context, connection: ShardedConnection, run: _Summed | _Averaged
+) -> None:
+    for number in range(1, context.fit.stopping.max_iter + 1):
+        for step in range(context.fit.n_steps):
+            run.step(step)
+        if context.report(connection, number, context.lanes, run.validation_weights()):
+            return
+
+
+class _Summed:
+    """One replica a trainer; the gradients of all lanes are summed at each step."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._fit = context.fit
+        self._lanes = context.lanes
+        self._replica = Shard(self._fit.rule, self._fit.start_state())
+        self._in_order = self._fit.deterministic or self._fit.rule.coordinates
+
+    def step(self, step: int) -> None:
+        rows = self._fit.step_rows(step)
+        if self._in_order:
+            index, total = self._gathered()
+        else:
+            index, total = None, self._context.communicator.allreduce(self._sum())
+        self._replica.apply(total, rows, index)
+
+    def _sum(self) -> NDArray[Any]:
+        w = self._replica.w
+        if self._context.pool is None:
+            total = np.zeros(w.shape, dtype=w.dtype)
+            for lane in self._lanes:
+                lane.add_gradient(w, lane.next_batch(), total)
+            return total
+        parts = self._context.map(self._gradient, self._lanes)
+        total = parts[0][1]
+        for _, part in parts[1:]:
+            total += part
+        return total
+
+    def _gradient(self, lane: Lane) -> tuple[Batch, NDArray[Any]]:
+        batch = lane.next_batch()
+        w = self._replica.w if batch.index is None else self._replica.w[batch.index]
+        return batch, lane.new_gradient(w, batch)
+
+    def _gathered(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+        """Every lane's gradient on every rank, added in lane order."""
+        arrays: list[NDArray[Any]] = [np.array([lane.number for lane in self._lanes])]
+        for batch, gradient in self._context.map(self._gradient, self._lanes):
+            arrays += [gradient] if batch.index is None else [batch.index, gradient]
+        stride = 2 if self._fit.rule.coordinates else 1
+        parts = []
+        for numbers, *rest in self._context.communicator.allgather(arrays):
+            for i, number in enumerate(numbers.tolist()):
+                *index, gradient = rest[i * stride : (i + 1) * stride]
+                parts.append((number, index[0] if index else None, gradient))
+        return sum_in_lane_order(parts)
+
+    def validation_weights(self) -> list[Any | None]:
+        return [self._replica.w] * len(self._lanes)
+
+    def state(self) -> ShardState:
+        return self._replica.state()
+
+
+class _Averaged:
+    """One replica a lane, averaged by rows every so many steps and at the end."""
+
+    def __init__(self, context: Context) -> None:
+        policy = context.fit.policy
+        self._context = context
+        self._fit = context.fit
+        self._lanes = context.lanes
+        self._replicas = {
+            lane.number: Shard(self._fit.rule, self._fit.start_state()) for lane in context.lanes
+        }
+        self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
+        self._clock = 0
+        total = sum(self._fit.lane_rows)
+        self._shares = {
+            lane.number: self._fit.lane_rows[lane.number] / total for lane in context.lanes
+        }
+
+    def step(self, step: int) -> None:
+        self._context.map(self._step_lane, self._lanes)
+        self._clock += 1
+        if self._every is not None and self._clock % self._every == 0:
+            mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
+            for replica in self._replicas.values():
+                replica.replace(mean)
+
+    def _step_lane(self, lane: Lane) -> None:
+        replica, batch = self._replicas[lane.number], lane.next_batch()
+        w = replica.w if batch.index is None else replica.w[batch.index]
+        replica.apply(lane.new_gradient(w, batch), batch.n_rows, batch.index)
+
+    def _settled(self, replica: Shard) -> NDArray[Any]:
+        replica.settle()
+        return replica.w
+
+    def _mean(self, values: dict[int, NDArray[Any]]) -> NDArray[Any]:
+        """Mean over all lanes, weighted by their rows."""
+        parts = [values[n] * values[n].dtype.type(self._shares[n]) for n in sorted(values)]
+        communicator = self._context.communicator
+        if not self._fit.deterministic:
+            return communicator.allreduce(sum_in_lane_order([(0, None, p) for p in parts])[1])
+        gathered = communicator.allgather([np.array(sorted(values)), *parts])
+        return sum_in_lane_order(
+            [
+                (number, None, part)
+                for numbers, *rest in gathered
+                for number, part in zip(numbers.tolist(), rest, strict=True)
+            ]
+        )[1]
+
+    def validation_weights(self) -> list[Any | None]:
+        return [self._replicas[lane.number].w for lane in self._lanes]
+
+    def state(self) -> ShardState:
+        """The mean of the lanes' parameters, with the first lane's optimizer state."""
+        states = {n: replica.state() for n, replica in self._replicas.items()}
+        first = states[min(states)]
+        first.w = self._mean({n: s.w for n, s in states.items()})
+        # Lanes see their averages at different rows, so all of them or none has one.
+        averages = {n: s.average for n, s in states.items() if s.average is not None}
+        if self._fit.rule.average_after is not None:
+            first.average = self._mean(
+                {n: averages.get(n, s.w) for n, s in states.items()}
+            )
+        return first

@@ -1,0 +1,121 @@
+"""What a fit is: the maths (`FitSpec`), and one trainer's part of it (`TrainerSpec`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.base import Endpoint
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.policies import Policy
+from daskml_dist.ps.layout import Layout
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.shard import ShardState, UpdateRule
+
+__all__ = ["FitSpec", "TrainerResult", "TrainerSpec"]
+
+
+@dataclass(frozen=True)
+class FitSpec:
+    """The maths of a fit; nothing here depends on workers.
+
+    Parameters
+    ----------
+    model : LinearModel
+    policy : Policy
+    rule : UpdateRule
+    layout : Layout
+    stopping : StoppingRule
+        In its initial state.
+    dtype : {"float32", "float64"}
+    seed : int
+    lane_rows : tuple of int
+        Training rows of each lane.
+    n_steps : int
+        Steps of each lane in a pass.
+    shuffle : bool
+    validation_fraction : float
+        Rows held out; 0 without early stopping.
+    deterministic : bool
+        Sum in lane order, so that lanes may move between workers without changing a bit.
+    device : {"auto", "cpu", "gpu"}
+    classes : ndarray or None
+        Sorted labels; None for regression.
+    class_weight : ndarray of float64 of shape (n_classes,) or None
+    weight_scale : float or None
+        Factor that makes the mean weight 1; None where rows have no weights.
+    initial : ShardState or None
+        Whole state to go on from; None starts at zero.
+    timeout : float
+        Seconds that a wait may take.
+    """
+
+    model: LinearModel
+    policy: Policy
+    rule: UpdateRule
+    layout: Layout
+    stopping: StoppingRule
+    dtype: str
+    seed: int
+    lane_rows: tuple[int, ...]
+    n_steps: int
+    shuffle: bool
+    validation_fraction: float
+    deterministic: bool
+    device: str
+    classes: NDArray[Any] | None
+    class_weight: NDArray[np.float64] | None
+    weight_scale: float | None
+    initial: ShardState | None
+    timeout: float
+
+    def start_state(self, rows: slice = slice(None)) -> ShardState:
+        """Fresh state of some rows of the parameters."""
+        if self.initial is not None:
+            return self.initial.part(rows)
+        n_rows, width = self.model.shape
+        return ShardState(np.zeros((len(range(n_rows)[rows]), width), dtype=self.dtype), {})
+
+    def step_rows(self, step: int) -> int:
+        """Rows of all lanes in a step (from 0) of a pass."""
+        return sum(
+            (step + 1) * n // self.n_steps - step * n // self.n_steps for n in self.lane_rows
+        )
+
+
+@dataclass(frozen=True)
+class TrainerSpec:
+    """One trainer's part of a fit.
+
+    Parameters
+    ----------
+    run_id : str
+    rank, n_trainers, generation : int
+    lanes : tuple of LaneSpec
+    n_threads : int
+        Compute threads of the trainer.
+    servers : tuple of Endpoint
+    secret : bytes
+        Shared by the sockets of the run.
+    """
+
+    run_id: str
+    rank: int
+    n_trainers: int
+    generation: int
+    lanes: tuple[LaneSpec, ...]
+    n_threads: int
+    servers: tuple[Endpoint, ...]
+    secret: bytes
+
+
+@dataclass
+class TrainerResult:
+    """What a trainer hands back: the state, from rank 0 and where trainers hold it."""
+
+    rank: int
+    state: ShardState | None = None

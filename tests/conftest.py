@@ -1,0 +1,133 @@
+"""Fixtures that every test file shares."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster, futures_of
+
+from daskml_dist.backends import Backend, get_backend
+
+DATA_VARIABLE = "DASKML_DIST_DATA"
+
+
+def _gpu_problem() -> str | None:
+    """Why tests marked `gpu` cannot run here, or None."""
+    if importlib.util.find_spec("cupy") is None:
+        return 'CuPy is not installed: pip install "daskml-dist[gpu]"'
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None if count else "no CUDA device"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (problem := _gpu_problem()):
+        pytest.skip(problem)
+
+
+@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend in turn; the GPU's is skipped, with the reason, where it cannot run."""
+    return get_backend({"numpy": "cpu", "cupy": "gpu"}[request.param])
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data; tests that use it carry the marker `data`."""
+    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get(DATA_VARIABLE) or sibling)
+    if not folder.is_dir():
+        pytest.skip(f"no folder of real data: set {DATA_VARIABLE}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """Two worker processes of one thread on the loopback interface."""
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=None,
+        silence_logs=logging.ERROR,
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client of the shared cluster; fails the test if it left anything there."""
+    with Client(cluster) as client:
+        yield client
+        # The traceback of a failed test keeps its variables alive, and with them its futures.
+        if not getattr(request.node, "failed", False):
+            assert_clean(client, keep=list(getattr(request.node, "funcargs", {}).values()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.failed:
+        item.failed = True  # type: ignore[attr-defined]
+    return report
+
+
+def assert_clean(client: Client, keep: Any = (), timeout: float = 5.0) -> None:
+    """Assert that the cluster holds no task, actor or lock but the data in `keep`.
+
+    Parameters
+    ----------
+    client : Client
+    keep : collection or nested lists of collections and futures
+        What the test itself persisted and still holds.
+    timeout : float
+        Seconds to wait, since futures are released in the background.
+    """
+    kept = {future.key for future in futures_of(keep)}
+    deadline = time.monotonic() + timeout
+    while left := _left_behind(client, kept):
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind on the cluster: {left}")
+        time.sleep(0.02)
+
+
+def _left_behind(client: Client, kept: set[Any]) -> dict[str, Any]:
+    gc.collect()
+    found = client.run_on_scheduler(_scheduler_state)
+    found["tasks"] = sorted(set(found["tasks"]) - kept, key=str)
+    actors: dict[str, list[Any]] = client.run(_worker_actors)
+    found["actors"] = {address: keys for address, keys in actors.items() if keys}
+    return {what: names for what, names in found.items() if names}
+
+
+def _scheduler_state(dask_scheduler: Any) -> dict[str, Any]:
+    extensions = dask_scheduler.extensions
+    leases = extensions["semaphores"].leases
+    return {
+        "tasks": list(dask_scheduler.tasks),
+        "locks": [name for name in leases if leases[name]],
+        "multi-locks": list(extensions["multi_locks"].requests),
+    }
+
+
+def _worker_actors(dask_worker: Any) -> list[Any]:
+    return list(dask_worker.state.actors)
+
+
+@pytest.fixture(name="assert_clean")
+def assert_clean_fixture() -> Callable[..., None]:
+    """`assert_clean(client, keep=())`, for a check in the middle of a test or another cluster."""
+    return assert_clean
