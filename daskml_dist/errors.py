@@ -33,6 +33,7 @@ __all__ = [
     "TrainingError",
     "WaitTimeoutError",
     "WorkerLostError",
+    "is_consequence",
 ]
 
 
@@ -82,3 +83,17 @@ class DivergedError(TrainingError, ValueError):
 
 class CallbackError(TrainingError):
     """A user's callback raised; the fit was stopped and cleaned up."""
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an error only tells that another part of the fit failed first.
+
+    Parameters
+    ----------
+    error : BaseException
+
+    Returns
+    -------
+    bool
+    """
+    return isinstance(error, (CommunicationError, RunAbortedError))

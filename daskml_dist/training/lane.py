@@ -58,7 +58,8 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         if fit.class_weight is not None and fit.classes is not None:
             weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
         weight = backend.to_device(weight.astype(fit.dtype))
-    return ReadyBlock(backend.to_device(block.X), backend.to_device(y), weight)
+    X = block.X.astype(fit.dtype, copy=False)
+    return ReadyBlock(backend.to_device(X), backend.to_device(y), weight)
 
 
 class Lane:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.errors import DivergedError
+from daskml_dist.errors import DivergedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.training.lane import Lane
 from daskml_dist.training.spec import FitSpec
@@ -37,6 +38,8 @@ class Context:
         Opens a new connection to all servers, for one thread.
     communicator : Communicator
     wait : Wait
+    idle : callable
+        Called in the trainer's own thread after each pass.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Context:
         connect: Callable[[], ShardedConnection],
         communicator: Communicator,
         wait: Wait,
+        idle: Callable[[], None],
     ) -> None:
         self.fit = fit
         self.lanes = lanes
@@ -55,6 +59,7 @@ class Context:
         self.n_threads = max(1, min(n_threads, len(lanes)))
         self.communicator = communicator
         self.wait = wait
+        self._idle = idle
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
         self._failed = threading.Event()
@@ -105,6 +110,8 @@ class Context:
                 "overflow. Lower learning_rate, or scale the features (StandardScaler)."
             )
         answer = connection.call("report", **{"pass": number, "report": asdict(total)})
+        if self.pool is None or self.fit.policy.lockstep:
+            self._idle()
         return bool(answer["stop"])
 
     def _bytes_since(self, connection: ShardedConnection) -> tuple[int, int]:
@@ -133,18 +140,23 @@ class Context:
         aborted = self.wait.is_aborted
         self.wait.is_aborted = lambda: aborted() or self._failed.is_set()
         futures = [self.pool.submit(guarded, group) for group in groups]
+        try:
+            while wait_for(futures, timeout=0.05).not_done:
+                self._idle()
+        except BaseException:
+            self._failed.set()
+            raise
         errors = [e for e in (f.exception() for f in futures) if e is not None]
         # A thread that failed by itself stops the others; its error is the one to tell.
         if errors:
-            raise min(errors, key=_rank_of_error)
+            raise min(errors, key=is_consequence)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a compute thread has failed, or the trainer's own."""
+        return self._failed.is_set()
 
     def close(self) -> None:
         """End the compute threads."""
         if self.pool is not None:
             self.pool.shutdown(wait=True)
-
-
-def _rank_of_error(error: BaseException) -> int:
-    from daskml_dist.errors import CommunicationError, RunAbortedError
-
-    return int(isinstance(error, (CommunicationError, RunAbortedError)))

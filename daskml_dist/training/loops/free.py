@@ -26,7 +26,7 @@ def _run_thread(context: Context, lanes: list[Lane]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             open_lanes = [_FreeLane(context, connection, lane) for lane in lanes]
             # Lanes take turns: while one waits for its answer, the next one computes.
-            while open_lanes:
+            while open_lanes and not context.failed:
                 open_lanes = [lane for lane in open_lanes if lane.step()]
     finally:
         connection.close()

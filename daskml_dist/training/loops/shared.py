@@ -61,7 +61,7 @@ class _Shared:
                 lane.seek(0)
             for number in range(1, self._fit.stopping.max_iter + 1):
                 for _ in range(self._fit.n_steps):
-                    if self._stopped:
+                    if self._stopped or self._context.failed:
                         return
                     for lane in lanes:
                         self._step(lane)

@@ -1,0 +1,1 @@
+"""What a user sees of a fit while it runs."""

@@ -1,0 +1,343 @@
+"""`SGDClassifier`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+
+from daskml_dist._base import BaseSGD
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss, get_loss
+from daskml_dist.optimizers import Optimizer
+from daskml_dist.policies import Policy
+from daskml_dist.schedules import Schedule
+
+__all__ = ["SGDClassifier"]
+
+
+class SGDClassifier(ClassifierMixin, BaseSGD):  # type: ignore[misc]
+    """Linear classifier trained by distributed stochastic gradient descent.
+
+    Parameters
+    ----------
+    loss : str or Loss, default="log_loss"
+        ``"log_loss"`` (softmax for more than two classes), ``"hinge"``, ``"squared_hinge"``,
+        ``"modified_huber"`` or ``"perceptron"`` (one against the rest).
+    penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
+        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (except under
+        ``"local"`` and ``"average"``, which average lanes).
+    alpha : float, default=0.0001
+        Strength of the penalty; the intercept is not penalised.
+    l1_ratio : float, default=0.15
+        Share of l1 in ``"elasticnet"``.
+    fit_intercept : bool, default=True
+    max_iter : int, default=20
+        Passes over the data at most.
+    tol : float or None, default=1e-3
+        Stop once the training loss (or the validation score) has not improved by `tol` for
+        `n_iter_no_change` passes; None always makes `max_iter` passes.
+    shuffle : bool, default=True
+        Visit the rows in a new order in each pass.
+    verbose : int, default=0
+        Show progress.
+    random_state : int, RandomState or None, default=None
+        Decides the order of the rows and the rows held out. With an int, ``"sync"``,
+        ``"allreduce"``, ``"local"`` and ``"average"`` give the same coefficients at each run.
+    early_stopping : bool, default=False
+        Hold out rows and stop on their score.
+    validation_fraction : float, default=0.1
+        Share of rows held out with `early_stopping`.
+    n_iter_no_change : int, default=5
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, by label.
+    warm_start : bool, default=False
+        Go on from the last fit instead of from zero.
+    average : bool or int, default=False
+        Average the parameters over the steps (Polyak and Juditsky 1992); an int starts once so
+        many rows were seen.
+    batch_size : int, "auto" or None, default="auto"
+        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 16 to 256
+        rows; None takes all rows of the lane (full-batch gradient descent).
+    optimizer : str or Optimizer, default="adagrad"
+        See :mod:`daskml_dist.optimizers`.
+    learning_rate : float, str or Schedule, default="auto"
+        ``"auto"`` is the optimizer's own rate, constant. See :mod:`daskml_dist.schedules`.
+    policy : str or Policy, default="sync"
+        How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
+    n_servers : int, default=1
+        Shards of the parameter server, spread over the workers.
+    n_lanes : int or None, default=None
+        Logical workers of the maths. None: one a worker thread, where the rows lie. With a
+        number the coefficients do not depend on how many workers there are.
+    deterministic : bool, default=False
+        Sum gradients in lane order: with `n_lanes`, the same coefficients to the bit whatever
+        the workers.
+    device : {"auto", "cpu", "gpu"}, default="auto"
+        Resolved on each worker.
+    callbacks : object or list, default=None
+        Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
+        ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
+    checkpoint : Checkpoint or None, default=None
+        Where to save the parameters as passes end; see :class:`daskml_dist.training.Checkpoint`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+    classes_ : ndarray of shape (n_classes,)
+    n_iter_ : int
+        Passes made.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass.
+    t_ : float
+        Rows that the parameters were trained on.
+
+    Notes
+    -----
+    Weighting rows is not the same as repeating or removing them, because batches are drawn by
+    rows: scikit-learn's checks of that equivalence are expected to fail, as they are for its own
+    SGDClassifier. With full batches (``batch_size=None``) they are equal.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> clf = SGDClassifier(random_state=0, max_iter=50, tol=None).fit(X, y, policy="sync")
+    >>> clf.score(X, y) > 0.9
+    True
+    """
+
+    _classification = True
+
+    def __init__(
+        self,
+        loss: str | Loss = "log_loss",
+        *,
+        penalty: str | None = "l2",
+        alpha: float = 0.0001,
+        l1_ratio: float = 0.15,
+        fit_intercept: bool = True,
+        max_iter: int = 20,
+        tol: float | None = 1e-3,
+        shuffle: bool = True,
+        verbose: int = 0,
+        random_state: Any = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        class_weight: Any = None,
+        warm_start: bool = False,
+        average: bool | int = False,
+        batch_size: int | str | None = "auto",
+        optimizer: str | Optimizer = "adagrad",
+        learning_rate: float | str | Schedule = "auto",
+        policy: str | Policy = "sync",
+        n_servers: int = 1,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        callbacks: Any = None,
+        checkpoint: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.penalty = penalty
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.shuffle = shuffle
+        self.verbose = verbose
+        self.random_state = random_state
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.average = average
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.policy = policy
+        self.n_servers = n_servers
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.callbacks = callbacks
+        self.checkpoint = checkpoint
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
+            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64).
+        y : dask Array or Series, or array-like, of shape (n_rows,)
+            Labels: strings, booleans or integers.
+        sample_weight : like `y`, or a float, or None
+            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
+            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, optional
+            Default: the current client. Without one, rows in memory are trained in this process
+            and a Dask collection on a cluster inside it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on, for instance because a worker was lost.
+        """
+        settings = self._settings(policy)
+        self._fit(
+            X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on()
+        )
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any = None,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Make one pass over more rows, going on from the last state.
+
+        Parameters
+        ----------
+        X, y, sample_weight, policy, client
+            As in :meth:`fit`.
+        classes : array-like of shape (n_classes,), optional
+            All labels that will ever come; needed in the first call.
+
+        Returns
+        -------
+        self
+        """
+        if classes is None:
+            if not hasattr(self, "classes_"):
+                raise InvalidParameterError(
+                    "classes must be passed on the first call to partial_fit: name every label "
+                    "that will come."
+                )
+            classes = self.classes_
+        elif hasattr(self, "classes_") and not np.array_equal(np.unique(classes), self.classes_):
+            raise InvalidParameterError(
+                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
+                f"{self.classes_!r}. Leave it out, or start with a new estimator."
+            )
+        self._one_pass(X, y, sample_weight, policy, client, classes)
+        return self
+
+    def decision_function(self, X: Any) -> Any:
+        """Raw predictions.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,) or (n_rows, n_classes)
+        """
+        self._check_fitted(X)
+        n_outputs = None if len(self.coef_) == 1 else len(self.coef_)
+        return self._map(_same, X, self.coef_.dtype, n_outputs)
+
+    def predict(self, X: Any) -> Any:
+        """Most likely labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return self._map(partial(_labels, self.classes_), X, self.classes_.dtype, None)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes (``"log_loss"`` and ``"modified_huber"`` only).
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_classes)
+
+        Raises
+        ------
+        InvalidParameterError
+            For another loss.
+        """
+        self._check_fitted(X)
+        loss = get_loss(self.loss, "classification")
+        if not loss.proba:
+            loss.predict_proba(np.empty(0))
+        return self._map(loss.predict_proba, X, self.coef_.dtype, len(self.classes_))
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        return np.log(self.predict_proba(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Mean accuracy, in one pass over the blocks.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        self._check_fitted(X)
+        statistic = partial(_hits, self.classes_)
+        total, hits, *_ = self._score_sums(statistic, X, y, sample_weight)
+        return float(hits / total)
+
+
+def _same(raw: NDArray[Any]) -> NDArray[Any]:
+    return raw
+
+
+def _labels(classes: NDArray[Any], raw: NDArray[Any]) -> NDArray[Any]:
+    at = (raw > 0).astype(int) if raw.ndim == 1 else raw.argmax(axis=1)
+    return np.asarray(classes[at])
+
+
+def _hits(
+    classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    return np.array([weight.sum(), weight @ (_labels(classes, raw) == y), 0.0, 0.0])

@@ -1,0 +1,1 @@
+"""Training: one fit, from its placement on the workers to the gathered parameters."""

@@ -1,0 +1,193 @@
+"""Callbacks: a user's own code at four moments of a fit. They run in the client.
+
+A callback is any object with one or more of the methods
+
+- ``on_fit_begin(run)``: before the first step;
+- ``on_pass_end(run, record)``: after each pass over the data, with its record of the history;
+- ``on_generation(run, event)``: after lanes moved because a worker died, left or joined;
+- ``on_fit_end(run)``: after the last step, also of a fit that failed or was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from daskml_dist.errors import CallbackError, InvalidParameterError
+
+__all__ = ["HOOKS", "CallbackList"]
+
+#: The methods that a callback may have.
+HOOKS = ("on_fit_begin", "on_pass_end", "on_generation", "on_fit_end")
+
+
+class CallbackList:
+    """The callbacks of a fit, called one after the other.
+
+    A callback that raises ends the call with a `CallbackError`; ``KeyboardInterrupt`` and
+    ``SystemExit`` pass through as they are. Whoever has seen ``on_fit_begin`` also sees
+    ``on_fit_end``, once, whatever the others do: callbacks may open things there and close
+    them here.
+
+    Parameters
+    ----------
+    callbacks : object, sequence of objects, or None, default=None
+        Objects with one or more of the methods in `HOOKS`.
+
+    Raises
+    ------
+    InvalidParameterError
+        An object has none of the methods, or is a class.
+    """
+
+    def __init__(self, callbacks: object = None) -> None:
+        self._callbacks = _as_tuple(callbacks)
+        for callback in self._callbacks:
+            _check(callback)
+        self._begun: list[object] = []
+        self._error: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._callbacks)
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Tell every callback that the fit begins.
+
+        Parameters
+        ----------
+        run : object
+            The fit, handed on as it is.
+
+        Raises
+        ------
+        CallbackError
+            A callback raised. Those told before it have then been told of the end.
+        """
+        self._begun, self._error = [], None
+        try:
+            for callback in self._callbacks:
+                # Noted before the call, so that one interrupted half way can clean up too.
+                self._begun.append(callback)
+                self._call(callback, "on_fit_begin", run)
+        except BaseException as error:
+            self.on_fit_end(run, error)
+            raise
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Tell every callback that a pass over the data ended.
+
+        Parameters
+        ----------
+        run : object
+            The fit.
+        record : dict
+            The record of the pass, as the history keeps it.
+
+        Raises
+        ------
+        CallbackError
+            A callback raised; the later ones are not told.
+        """
+        for callback in self._callbacks:
+            self._call(callback, "on_pass_end", run, record)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        """Tell every callback that the membership of the fit changed.
+
+        Parameters
+        ----------
+        run : object
+            The fit.
+        event : object
+            What happened; its `str` says it in words.
+
+        Raises
+        ------
+        CallbackError
+            A callback raised; the later ones are not told.
+        """
+        for callback in self._callbacks:
+            self._call(callback, "on_generation", run, event)
+
+    def on_fit_end(self, run: Any, error: BaseException | None = None) -> None:
+        """Tell every callback that saw the beginning that the fit ended.
+
+        All of them are told even when one raises, and the first error wins: later ones are added
+        to it as notes. A second call does nothing.
+
+        Parameters
+        ----------
+        run : object
+            The fit.
+        error : BaseException or None, default=None
+            What ends the fit, if the caller is about to raise it.
+
+        Raises
+        ------
+        CallbackError
+            A callback raised, and neither `error` nor an earlier call of this fit did so first.
+        """
+        first = error or self._error
+        raised: BaseException | None = None
+        begun, self._begun, self._error = self._begun, [], None
+        for callback in begun:
+            try:
+                self._call(callback, "on_fit_end", run)
+            except BaseException as later:
+                if first is None or _outranks(later, first):
+                    first = raised = later
+                else:
+                    first.add_note(f"then, as the fit ended: {later!r}")
+        self._error = None  # its traceback would keep the run alive
+        if raised is not None:
+            raise raised
+
+    def _call(self, callback: object, hook: str, *args: Any) -> None:
+        method = getattr(callback, hook, None)
+        if not callable(method):
+            return
+        try:
+            method(*args)
+        except Exception as cause:
+            error = CallbackError(
+                f"callback {type(callback).__name__}.{hook} raised {type(cause).__name__}: "
+                f"{cause}; mend it, or leave it out of `callbacks`"
+            )
+            self._error = self._error or error
+            raise error from cause
+
+
+def _as_tuple(callbacks: object) -> tuple[object, ...]:
+    if callbacks is None:
+        return ()
+    if isinstance(callbacks, CallbackList):
+        return tuple(callbacks)
+    # An object with a hook is a callback, even if it happens to be a sequence as well.
+    if isinstance(callbacks, Sequence) and not isinstance(callbacks, str) and not _hooks(callbacks):
+        return tuple(callbacks)
+    return (callbacks,)
+
+
+def _hooks(callback: object) -> list[str]:
+    return [hook for hook in HOOKS if callable(getattr(callback, hook, None))]
+
+
+def _check(callback: object) -> None:
+    if isinstance(callback, type):
+        name = callback.__name__
+        raise InvalidParameterError(
+            f"callback {name} is a class; pass an object of it, as in callbacks=[{name}()]"
+        )
+    if not _hooks(callback):
+        raise InvalidParameterError(
+            f"callback {callback!r} has no method that a fit calls; give it one or more of "
+            f"{', '.join(HOOKS)}"
+        )
+
+
+def _outranks(later: BaseException, first: BaseException) -> bool:
+    """Whether `later` must not be swallowed: an interrupt after an ordinary error."""
+    return isinstance(first, Exception) and not isinstance(later, Exception)

@@ -1,0 +1,106 @@
+"""Engines: where a fit runs. Both make the same trainer run the same maths."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["Engine", "FitResult", "RunView"]
+
+
+@dataclass
+class FitResult:
+    """What a fit ends with.
+
+    Parameters
+    ----------
+    state : ShardState
+        Parameters and optimizer state, whole.
+    records : list of dict
+        One a pass.
+    converged : bool
+        Whether the stopping rule ended it before `max_iter`.
+    partial_rows : float
+        Rows stepped on after the last whole pass (lanes at their own pace).
+    """
+
+    state: ShardState
+    records: list[dict[str, Any]]
+    converged: bool
+    partial_rows: float
+
+
+class RunView:
+    """A running fit, as callbacks see it.
+
+    Attributes
+    ----------
+    run_id : str
+    policy_name : str
+    max_iter : int
+        Passes at most.
+    n_lanes, n_servers : int
+    trainer_addresses, server_addresses : list of str
+        Dask worker addresses of the trainers and of the fit's actors; empty without a cluster.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        fit: FitSpec,
+        n_servers: int,
+        trainer_addresses: list[str],
+        server_addresses: list[str],
+        stop: Any,
+    ) -> None:
+        self.run_id = run_id
+        self.policy_name = fit.policy.name
+        self.max_iter = fit.stopping.max_iter
+        self.n_lanes = len(fit.lane_rows)
+        self.n_servers = n_servers
+        self.trainer_addresses = trainer_addresses
+        self.server_addresses = server_addresses
+        self._stop = stop
+
+    def stop(self) -> None:
+        """End the fit with the pass that is open; it counts as a whole fit."""
+        self._stop()
+
+
+class Engine(ABC):
+    """Holds the rows of one fit and runs it. Use it as a context manager."""
+
+    @abstractmethod
+    def survey(self, classification: bool) -> list[BlockInfo]:
+        """Make the blocks where the rows lie and return what the client must know of each."""
+
+    @abstractmethod
+    def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
+        """Choose the lanes; `shared` asks for a lane a thread even in one process."""
+
+    @abstractmethod
+    def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        """Run a fit over the lanes that :meth:`lanes` chose."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

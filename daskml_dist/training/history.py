@@ -1,0 +1,168 @@
+"""What a fit did, pass by pass; an estimator keeps it as ``history_``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+__all__ = ["RECORD_KEYS", "History"]
+
+#: What a record holds, with the label of its axis in a plot.
+RECORD_KEYS = {
+    "pass": "pass",
+    "loss": "mean training loss",
+    "rows": "rows",
+    "steps": "steps",
+    "seconds": "wall time (s)",
+    "bytes_pushed": "pushed (bytes)",
+    "bytes_pulled": "pulled (bytes)",
+    "staleness_mean": "mean staleness (versions)",
+    "staleness_max": "largest staleness (versions)",
+    "val_score": "validation score",
+}
+
+
+@dataclass(repr=False)
+class History:
+    """Records of a fit, one per pass over the data.
+
+    Parameters
+    ----------
+    records : list of dict
+        One per pass, in order, each with the keys
+
+        - ``pass``: its number, from 1;
+        - ``loss``: mean training loss over the pass;
+        - ``rows``: rows used;
+        - ``steps``: optimizer applies;
+        - ``seconds``: wall time of the pass;
+        - ``bytes_pushed``, ``bytes_pulled``: traffic between trainers and servers;
+        - ``staleness_mean``, ``staleness_max``: versions between a pull and the apply of its
+          gradient;
+        - ``val_score``: score on the held-out rows, None without early stopping.
+    extra : dict
+        Facts of the whole fit: policy, number of lanes and servers, and ``partial_rows``, the
+        rows applied after the last whole pass.
+
+    Examples
+    --------
+    >>> from daskml_dist.training.history import History
+    >>> history = History([{"pass": 1, "loss": 0.5, "rows": 1000, "seconds": 0.25}])
+    >>> history
+    <History: 1 pass, loss 0.5, 0.25 s>
+    >>> history.rows_per_second
+    [4000.0]
+    """
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.records)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        return self.records[index]
+
+    def __repr__(self) -> str:
+        if not self.records:
+            return "<History: no whole pass>"
+        losses = list(dict.fromkeys(f"{self[i]['loss']:.6g}" for i in (0, -1)))
+        seconds = sum(record["seconds"] for record in self)
+        passes = "1 pass" if len(self) == 1 else f"{len(self)} passes"
+        return f"<History: {passes}, loss {' -> '.join(losses)}, {seconds:.3g} s>"
+
+    @property
+    def rows_per_second(self) -> list[float]:
+        """Rows per second of wall time, for each pass; NaN where the pass took no time."""
+        return [r["rows"] / r["seconds"] if r["seconds"] > 0 else float("nan") for r in self]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Give the records as a table.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per pass, one column per key. ``val_score`` is float64, NaN where there is
+            none.
+
+        Raises
+        ------
+        DaskMLDistError
+            pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise DaskMLDistError(
+                "History.to_frame needs pandas: pip install 'daskml-dist[dataframe]'; "
+                "History.records holds the same as plain dicts"
+            ) from error
+        frame = pandas.DataFrame(self.records, columns=None if self else list(RECORD_KEYS))
+        return frame.astype({"val_score": "float64"} if "val_score" in frame else {})
+
+    def plot(self, y: str = "loss", ax: Axes | None = None) -> Axes:
+        """Draw one key of the records over the passes.
+
+        Parameters
+        ----------
+        y : str, default="loss"
+            A key of the records, or ``"rows_per_second"``.
+        ax : matplotlib.axes.Axes or None, default=None
+            Where to draw; None makes a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        InvalidParameterError
+            `y` is not a key of the records, or was not recorded in this fit.
+        DaskMLDistError
+            matplotlib is not installed.
+        """
+        values = self._column(y)
+        try:
+            from matplotlib import pyplot
+            from matplotlib.ticker import MaxNLocator
+        except ImportError as error:
+            raise DaskMLDistError(
+                "History.plot needs matplotlib: pip install 'daskml-dist[viz]'"
+            ) from error
+        if ax is None:
+            _, ax = pyplot.subplots()
+        # A marker, since the line of a single pass has no length.
+        ax.plot([record["pass"] for record in self], values, marker=".", label=y)
+        ax.set_xlabel(RECORD_KEYS["pass"])
+        ax.set_ylabel(RECORD_KEYS.get(y, "rows per second"))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return ax
+
+    def _column(self, key: str) -> list[float]:
+        if key == "rows_per_second":
+            return self.rows_per_second
+        if key not in RECORD_KEYS:
+            valid = ", ".join([*RECORD_KEYS, "rows_per_second"])
+            raise InvalidParameterError(f"History has no {key!r}; choose one of {valid}")
+        values = [record[key] for record in self]
+        if values and all(value is None for value in values):
+            raise InvalidParameterError(
+                f"this fit recorded no {key!r}; fit with early_stopping=True to have it"
+            )
+        return [float("nan") if value is None else value for value in values]

@@ -1,0 +1,130 @@
+"""The Dask actor that hosts a server of a fit, and the Dask task that runs a trainer.
+
+The actor's methods are short and asynchronous; pushes and pulls reach the server through the
+listener's own threads, never through the worker's event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import partial
+from typing import Any
+
+from distributed import get_worker, secede
+from distributed.comm.addressing import get_address_host
+
+from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.local import publish_server
+from daskml_dist.comm.socket import Credentials, Listener, serve
+from daskml_dist.data.blocks import Block
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.training.servers import make_server
+from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
+from daskml_dist.training.trainer import Trainer
+
+__all__ = ["ServerHost", "abort_run", "forget_run", "run_trainer"]
+
+#: Runs that this process must stop.
+_aborted: set[str] = set()
+
+
+def abort_run(run_id: str) -> None:
+    """Make the trainers of a run in this process stop at their next wait."""
+    _aborted.add(run_id)
+
+
+def forget_run(run_id: str) -> None:
+    """Forget that a run was aborted, once its trainers are gone."""
+    _aborted.discard(run_id)
+
+
+def _credentials(worker: Any, secret: bytes) -> Credentials:
+    """TLS contexts of the cluster's `Security`, where it has them."""
+    listen = worker.security.get_listen_args("worker").get("ssl_context")
+    connect = worker.security.get_connection_args("worker").get("ssl_context")
+    return Credentials(secret, listen, connect)
+
+
+def _host(worker: Any) -> str:
+    address = str(worker.address)
+    return "127.0.0.1" if address.startswith("inproc") else str(get_address_host(address))
+
+
+class ServerHost:
+    """Actor: one server, its listener, and what the client asks of it.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    number : int
+        Which server of the fit.
+    n_trainers : int
+    key : str
+        Name under which trainers of the same process find the server.
+    secret : bytes
+    """
+
+    def __init__(
+        self, fit: FitSpec, number: int, n_trainers: int, key: str, secret: bytes
+    ) -> None:
+        worker = get_worker()
+        self._server = make_server(fit, number, n_trainers)
+        publish_server(key, self._server)
+        answer = partial(serve, self._server, dtype=fit.dtype, width=fit.model.width)
+        host = _host(worker)
+        listener = Listener(host, _credentials(worker, secret), on_pair=answer)
+        self._endpoint = Endpoint(key, host, listener.port)
+        # The scheduler drops the actor when its client goes: then nobody may wait for it.
+        self._close = weakref.finalize(self, _close, self._server, listener)
+
+    async def endpoint(self) -> Endpoint:
+        """Where trainers reach it."""
+        return self._endpoint
+
+    async def records(self, start: int) -> list[dict[str, Any]]:
+        """Records of the passes from number `start` (from 0) on."""
+        ledger = self._server.ledger
+        return [] if ledger is None else ledger.records[start:]
+
+    async def end(self) -> tuple[bool, float]:
+        """Whether the stopping rule ended the fit, and the rows after the last whole pass."""
+        ledger = self._server.ledger
+        assert ledger is not None
+        return ledger.rule.converged, ledger.partial_rows
+
+    async def state(self) -> ShardState | None:
+        """The shard's state."""
+        return self._server.state()
+
+    async def stop(self) -> None:
+        """End the fit with the open pass."""
+        self._server.stop()
+
+    async def abort(self, reason: str) -> None:
+        """Refuse everything from now on."""
+        self._server.abort(reason)
+
+    async def close(self) -> None:
+        """Close the listener and all connections."""
+        self._close()
+
+
+def _close(server: ParameterServer, listener: Listener) -> None:
+    server.abort("the fit is over")
+    listener.close()
+
+
+def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block]) -> TrainerResult:
+    """Dask task: run a trainer on this worker.
+
+    It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
+    the slots that others wait for: two fits at once cannot deadlock.
+    """
+    worker = get_worker()
+    secede()
+    wait = Wait(fit.timeout, is_aborted=lambda: spec.run_id in _aborted)
+    threading.current_thread().name = f"daskml-trainer-{spec.rank}"
+    trainer = Trainer(fit, spec, wait, _credentials(worker, spec.secret), _host(worker))
+    return trainer.run(blocks)

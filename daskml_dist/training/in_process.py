@@ -1,0 +1,101 @@
+"""The engine without a cluster: the same trainer and servers in the calling process."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.local import publish_server
+from daskml_dist.comm.socket import Credentials
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, make_block
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.placement import split_rows
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.engine import Engine, FitResult, RunView
+from daskml_dist.training.servers import joined_state, make_server, n_servers
+from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.trainer import Trainer
+
+__all__ = ["InProcessEngine"]
+
+
+class InProcessEngine(Engine):
+    """Trains rows that are in memory, with no scheduler.
+
+    Parameters
+    ----------
+    collection : Collection
+        Of the kind "memory".
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+        self._blocks: dict[int, Block] = {}
+        self._lanes: list[LaneSpec] = []
+
+    def survey(self, classification: bool) -> list[BlockInfo]:
+        """Make the blocks."""
+        self._blocks = {
+            i: make_block(i, *part, classification=classification)
+            for i, part in enumerate(self._collection.parts)
+        }
+        return [inspect_block(block, classification) for block in self._blocks.values()]
+
+    def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
+        """One lane by default; with shared memory, one for each core."""
+        rows = {i: block.n_rows for i, block in self._blocks.items()}
+        if n_lanes is None:
+            n_lanes = max(1, min(_n_cores(), sum(rows.values()))) if shared else 1
+        segments = split_rows(sorted(rows), rows, n_lanes)
+        self._lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
+        return self._lanes
+
+    def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        """Run the fit in the calling thread (and its compute threads, for shared memory)."""
+        run_id = uuid.uuid4().hex
+        records: list[dict[str, Any]] = []
+        servers = [
+            make_server(fit, s, n_trainers=1, on_record=records.append)
+            for s in range(n_servers(fit))
+        ]
+        endpoints = tuple(Endpoint(f"{run_id}-{s}") for s in range(len(servers)))
+        for endpoint, server in zip(endpoints, servers, strict=True):
+            publish_server(endpoint.key, server)
+        threads = _n_cores() if fit.policy.loop == "shared" else 1
+        spec = TrainerSpec(run_id, 0, 1, 0, tuple(self._lanes), threads, endpoints, b"")
+        view = RunView(run_id, fit, len(servers), [], [], servers[0].stop)
+        told = 0
+
+        def tell() -> None:
+            nonlocal told
+            while told < len(records):
+                told += 1
+                callbacks.on_pass_end(view, records[told - 1])
+
+        trainer = Trainer(fit, spec, Wait(fit.timeout), Credentials(b""), "127.0.0.1", idle=tell)
+        try:
+            callbacks.on_fit_begin(view)
+            result = trainer.run(self._blocks)
+            tell()
+        finally:
+            callbacks.on_fit_end(view)
+        return _result(fit, servers, [result])
+
+    def close(self) -> None:
+        """Let go of the blocks."""
+        self._blocks = {}
+
+
+def _result(fit: FitSpec, servers: list[ParameterServer], results: list[Any]) -> FitResult:
+    ledger = servers[0].ledger
+    assert ledger is not None
+    state = joined_state(fit, [server.state() for server in servers], results)
+    return FitResult(state, ledger.records, ledger.rule.converged, ledger.partial_rows)
+
+
+def _n_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -1,0 +1,240 @@
+"""From settings and a survey of the blocks to the `FitSpec`, and from lanes to its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dask
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
+from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.losses import Loss
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.optimizers import Optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Policy
+from daskml_dist.ps.layout import Layout
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.shard import ShardState, UpdateRule
+from daskml_dist.schedules import Schedule
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["Settings", "Survey", "make_fit"]
+
+#: Features from which a sparse batch may push and pull only what it touches.
+_MANY_FEATURES = 2048
+#: ...if it touches at most this share of them.
+_FEW_TOUCHED = 0.25
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for, checked; nothing in it depends on the data."""
+
+    loss: Loss
+    penalty: Penalty
+    optimizer: Optimizer
+    schedule: Schedule
+    policy: Policy
+    fit_intercept: bool
+    max_iter: int
+    tol: float | None
+    n_iter_no_change: int
+    shuffle: bool
+    batch_size: int | Literal["auto"] | None
+    n_servers: int
+    n_lanes: int | None
+    deterministic: bool
+    device: str
+    validation_fraction: float
+    average: int | None
+    class_weight: Any
+    seed: int
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the blocks say when read together.
+
+    Parameters
+    ----------
+    infos : list of BlockInfo
+    """
+
+    infos: list[BlockInfo]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all blocks."""
+        return sum(info.n_rows for info in self.infos)
+
+    @property
+    def n_features(self) -> int:
+        """Columns; the same in every block.
+
+        Raises
+        ------
+        InvalidDataError
+            Where blocks differ.
+        """
+        widths = {info.n_features for info in self.infos}
+        if len(widths) > 1:
+            raise InvalidDataError(
+                f"Blocks have different numbers of columns: {sorted(widths)}. Give every "
+                "partition the same columns."
+            )
+        return widths.pop()
+
+    @property
+    def dtype(self) -> str:
+        """float32 where every block is, else float64."""
+        filled = [info for info in self.infos if info.n_rows] or self.infos
+        return "float32" if all(info.dtype == "float32" for info in filled) else "float64"
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """Sorted labels of all blocks."""
+        labels = [i.labels for i in self.infos if i.labels is not None and len(i.labels)]
+        if not labels:
+            raise InvalidDataError("y holds no labels. Give at least two classes.")
+        try:
+            return np.unique(np.concatenate(labels))
+        except TypeError as error:
+            raise InvalidDataError(
+                "Labels of different types cannot be sorted. Convert y to one type, such as str."
+            ) from error
+
+    def label_sums(self, classes: NDArray[Any], weighted: bool) -> NDArray[np.float64]:
+        """Rows, or weights, of each class."""
+        sums = np.zeros(len(classes))
+        for info in self.infos:
+            values = info.label_weights if weighted else info.label_counts
+            if info.labels is not None and values is not None:
+                np.add.at(sums, np.searchsorted(classes, info.labels), values)
+        return sums
+
+    @property
+    def nonzeros_per_row(self) -> float | None:
+        """Mean stored entries of a row; None where a block is dense."""
+        if not all(info.sparse for info in self.infos):
+            return None
+        return sum(info.nnz or 0 for info in self.infos) / max(self.n_rows, 1)
+
+
+def make_fit(
+    settings: Settings,
+    survey: Survey,
+    lanes: list[LaneSpec],
+    classes: NDArray[Any] | None,
+    weighted: bool,
+    initial: ShardState | None,
+) -> FitSpec:
+    """Put the maths of a fit together.
+
+    Parameters
+    ----------
+    settings : Settings
+    survey : Survey
+    lanes : list of LaneSpec
+    classes : ndarray or None
+        Sorted labels; None for regression.
+    weighted : bool
+        Whether rows have weights.
+    initial : ShardState or None
+        Where to go on from.
+    """
+    n_classes = 0 if classes is None else len(classes)
+    model = LinearModel(settings.loss, survey.n_features, n_classes, settings.fit_intercept)
+    fraction = settings.validation_fraction
+    batch_size = _batch_size(settings.batch_size, lanes)
+    steps = pass_steps(lanes, batch_size, fraction)
+    class_weight = _class_weight(settings.class_weight, survey, classes)
+    policy = settings.policy
+    return FitSpec(
+        model=model,
+        policy=policy,
+        rule=UpdateRule(
+            settings.optimizer,
+            settings.schedule,
+            settings.penalty,
+            model.n_penalised,
+            steps_per_pass=float(steps if policy.lockstep else steps * len(lanes)),
+            average_after=settings.average,
+            coordinates=_touches_few(survey, batch_size),
+        ),
+        layout=Layout(*model.shape, settings.n_servers),
+        stopping=StoppingRule(
+            settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
+        ),
+        dtype=survey.dtype,
+        seed=settings.seed,
+        lane_rows=tuple(
+            sum(len(s) - held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
+        ),
+        n_steps=steps,
+        shuffle=settings.shuffle,
+        validation_fraction=fraction,
+        deterministic=settings.deterministic,
+        device=settings.device,
+        classes=classes,
+        class_weight=class_weight,
+        weight_scale=_weight_scale(survey, classes, class_weight, weighted),
+        initial=initial,
+        timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
+    )
+
+
+def _batch_size(batch_size: int | str | None, lanes: list[LaneSpec]) -> int | None:
+    """"auto" makes about 100 steps a pass on small lanes, and batches of at most 256 rows."""
+    if not isinstance(batch_size, str):
+        return batch_size
+    rows = max(lane.n_rows for lane in lanes)
+    return int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 16, 256))
+
+
+def _touches_few(survey: Survey, batch_size: int | None) -> bool:
+    per_row = survey.nonzeros_per_row
+    if per_row is None or batch_size is None or survey.n_features < _MANY_FEATURES:
+        return False
+    return per_row * batch_size <= _FEW_TOUCHED * survey.n_features
+
+
+def _class_weight(
+    class_weight: Any, survey: Survey, classes: NDArray[Any] | None
+) -> NDArray[np.float64] | None:
+    if class_weight is None or classes is None:
+        return None
+    if isinstance(class_weight, str):
+        counts = survey.label_sums(classes, weighted=False)
+        return np.divide(
+            survey.n_rows, len(classes) * counts, out=np.zeros(len(counts)), where=counts > 0
+        )
+    known = dict.fromkeys(classes.tolist(), 1.0)
+    unknown = [label for label in class_weight if label not in known]
+    if unknown:
+        raise InvalidParameterError(
+            f"class_weight names labels that y does not hold: {unknown}. Use labels among "
+            f"{list(known)}."
+        )
+    return np.array([float(class_weight.get(label, 1.0)) for label in known])
+
+
+def _weight_scale(
+    survey: Survey,
+    classes: NDArray[Any] | None,
+    class_weight: NDArray[np.float64] | None,
+    weighted: bool,
+) -> float | None:
+    if class_weight is None and not weighted:
+        return None
+    if class_weight is not None and classes is not None:
+        total = float(class_weight @ survey.label_sums(classes, weighted=True))
+    else:
+        total = sum(info.weight_sum for info in survey.infos)
+    if not total > 0:
+        raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
+    return survey.n_rows / total

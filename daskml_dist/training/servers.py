@@ -1,0 +1,67 @@
+"""Making the servers of a fit, wherever they live."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from daskml_dist.ps.ledger import PassLedger
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.training.spec import FitSpec, TrainerResult
+
+__all__ = ["joined_state", "make_server", "n_servers"]
+
+
+def n_servers(fit: FitSpec) -> int:
+    """Servers of a fit: one a shard, or one for the ledger alone."""
+    return len(fit.layout.slices()) if fit.policy.uses_shards else 1
+
+
+def make_server(
+    fit: FitSpec,
+    number: int,
+    n_trainers: int,
+    on_record: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> ParameterServer:
+    """Make server `number`; number 0 holds the ledger too.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    number : int
+    n_trainers : int
+    on_record : callable
+        Called with the record of each pass, under the server's lock.
+    """
+    lanes = list(range(len(fit.lane_rows)))
+    shard = ledger = None
+    if fit.policy.uses_shards:
+        rows = fit.layout.slices()[number]
+        shard = Shard(fit.rule, fit.start_state(rows), rows.start)
+    if number == 0:
+        ledger = PassLedger(
+            lanes,
+            copy.copy(fit.stopping),
+            lockstep=fit.policy.lockstep,
+            score=fit.model.validation_score if fit.validation_fraction else None,
+            on_record=on_record,
+        )
+    return ParameterServer(fit.policy, lanes, shard, ledger, n_trainers)
+
+
+def joined_state(
+    fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
+) -> ShardState:
+    """The state at the end of a fit, from whoever holds it."""
+    held = next((r.state for r in results if r.state is not None), None)
+    parts = [s for s in shards if s is not None]
+    if not parts:
+        assert held is not None
+        return held
+    whole = ShardState.join(parts)
+    if held is not None:
+        # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
+        whole.slots, whole.step = held.slots, held.step
+    return whole

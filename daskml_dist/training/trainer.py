@@ -1,0 +1,140 @@
+"""The trainer: one a data-holding process; prepares its blocks, meets the others, runs a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from daskml_dist.comm.allreduce import PeerGroup, PeerListener
+from daskml_dist.comm.base import Communicator, Endpoint, ServerConnection, Wait
+from daskml_dist.comm.local import LocalConnection, NoPeers, find_server
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.socket import Credentials, SocketConnection
+from daskml_dist.data.blocks import Block
+from daskml_dist.training.lane import Lane, ReadyBlock, prepare_block
+from daskml_dist.training.loops import LOOPS, Context
+from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Runs the lanes of one process from the first step to the last.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    spec : TrainerSpec
+    wait : Wait
+        The bound of every wait.
+    credentials : Credentials
+    host : str
+        Address at which other trainers reach this one.
+    idle : callable
+        Called in the calling thread after each pass.
+    """
+
+    def __init__(
+        self,
+        fit: FitSpec,
+        spec: TrainerSpec,
+        wait: Wait,
+        credentials: Credentials,
+        host: str,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._fit = fit
+        self._spec = spec
+        self._wait = wait
+        self._credentials = credentials
+        self._host = host
+        self._idle = idle
+
+    def run(self, blocks: Mapping[int, Block]) -> TrainerResult:
+        """Run the fit's passes over the blocks of this trainer's lanes.
+
+        Parameters
+        ----------
+        blocks : mapping of int to Block
+            At least those that the lanes' segments name.
+
+        Raises
+        ------
+        InvalidDataError
+            For NaN or infinity, naming the block.
+        TrainingError
+            When the fit cannot go on.
+        """
+        ready = self._prepare(blocks)
+        lanes = [Lane(lane, self._fit, ready) for lane in self._spec.lanes]
+        communicator = self._meet()
+        context = Context(
+            self._fit,
+            lanes,
+            self._spec.rank,
+            self._spec.n_threads,
+            self._connect,
+            communicator,
+            self._wait,
+            self._idle,
+        )
+        try:
+            # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
+            with (
+                threadpool_limits(1, user_api="blas"),
+                np.errstate(over="ignore", invalid="ignore"),
+            ):
+                state = LOOPS[self._fit.policy.loop](context)
+        finally:
+            context.close()
+            communicator.close()
+        return TrainerResult(self._spec.rank, state)
+
+    def _prepare(self, blocks: Mapping[int, Block]) -> dict[int, ReadyBlock]:
+        needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
+        if self._spec.n_threads == 1 or len(needed) == 1:
+            return {i: prepare_block(blocks[i], self._fit) for i in needed}
+        with ThreadPoolExecutor(self._spec.n_threads) as pool:
+            ready = pool.map(lambda i: prepare_block(blocks[i], self._fit), needed)
+            return dict(zip(needed, ready, strict=True))
+
+    def _connect(self) -> ShardedConnection:
+        connections = [self._connect_to(endpoint) for endpoint in self._spec.servers]
+        return ShardedConnection(connections, self._fit.layout, self._spec.generation)
+
+    def _connect_to(self, endpoint: Endpoint) -> ServerConnection:
+        server = find_server(endpoint.key)
+        if server is not None:
+            return LocalConnection(server, self._wait)
+        width = self._fit.model.width
+        return SocketConnection(endpoint, self._credentials, self._wait, self._fit.dtype, width)
+
+    def _meet(self) -> Communicator:
+        """Wait until every trainer of the fit is there; connect to them where they must talk."""
+        spec = self._spec
+        alone = spec.n_trainers == 1 or self._fit.policy.uses_shards
+        listener = None if alone else PeerListener(self._host, self._credentials)
+        try:
+            peers = self._rendezvous(listener)
+            if listener is None:
+                return NoPeers()
+            endpoints = [Endpoint("", host, port) for host, port in peers]
+            return PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
+        except BaseException:
+            if listener is not None:
+                listener.close()
+            raise
+
+    def _rendezvous(self, listener: PeerListener | None) -> list[tuple[str, int]]:
+        at = listener.endpoint if listener is not None else Endpoint("")
+        connection = self._connect()
+        try:
+            answer = connection.call(
+                "rendezvous", rank=self._spec.rank, info=[at.host, at.port]
+            )
+        finally:
+            connection.close()
+        return [(host, port) for host, port in answer["peers"]]

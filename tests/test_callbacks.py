@@ -1,0 +1,238 @@
+"""Callbacks: who is called, in which order, and what an error in one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from daskml_dist.errors import CallbackError, InvalidParameterError, TrainingError
+from daskml_dist.training.callbacks import HOOKS, CallbackList
+
+RUN = object()
+CALLS: dict[str, Callable[[CallbackList], None]] = {
+    "on_fit_begin": lambda callbacks: callbacks.on_fit_begin(RUN),
+    "on_pass_end": lambda callbacks: callbacks.on_pass_end(RUN, {"pass": 1}),
+    "on_generation": lambda callbacks: callbacks.on_generation(RUN, "a worker left"),
+    "on_fit_end": lambda callbacks: callbacks.on_fit_end(RUN),
+}
+
+
+class Recorder:
+    """Notes its calls in a shared list, and raises where it is told to."""
+
+    def __init__(
+        self, name: str, log: list[tuple[Any, ...]], raises: dict[str, BaseException] | None = None
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.raises = raises or {}
+
+    def _note(self, hook: str, *args: Any) -> None:
+        self.log.append((self.name, hook, *args))
+        if hook in self.raises:
+            raise self.raises[hook]
+
+    def on_fit_begin(self, run: Any) -> None:
+        self._note("on_fit_begin", run)
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self._note("on_pass_end", run, record)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self._note("on_generation", run, event)
+
+    def on_fit_end(self, run: Any) -> None:
+        self._note("on_fit_end", run)
+
+
+class OnlyPasses:
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.losses.append(record["loss"])
+
+
+@pytest.fixture
+def log() -> list[tuple[Any, ...]]:
+    return []
+
+
+def _called(log: list[tuple[Any, ...]], hook: str) -> list[str]:
+    return [entry[0] for entry in log if entry[1] == hook]
+
+
+def test_the_table_of_hooks_is_what_the_list_has() -> None:
+    assert set(HOOKS) == set(CALLS)
+    assert {name for name in dir(CallbackList) if name.startswith("on_")} == set(HOOKS)
+
+
+def test_every_hook_is_passed_on_in_order(log: list[tuple[Any, ...]]) -> None:
+    callbacks = CallbackList([Recorder("a", log), Recorder("b", log)])
+    for call in CALLS.values():
+        call(callbacks)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "on_fit_begin": (RUN,),
+        "on_pass_end": (RUN, {"pass": 1}),
+        "on_generation": (RUN, "a worker left"),
+        "on_fit_end": (RUN,),
+    }
+    assert log == [(name, hook, *arguments[hook]) for hook in CALLS for name in "ab"]
+
+
+def test_a_callback_needs_one_method_only() -> None:
+    callback = OnlyPasses()
+    callbacks = CallbackList(callback)
+    callbacks.on_fit_begin(RUN)
+    callbacks.on_pass_end(RUN, {"loss": 0.5})
+    callbacks.on_generation(RUN, "a worker joined")
+    callbacks.on_fit_end(RUN)
+    assert callback.losses == [0.5]
+
+
+@pytest.mark.parametrize("none", [None, [], ()])
+def test_no_callbacks_is_fine(none: object) -> None:
+    callbacks = CallbackList(none)
+    assert callbacks.callbacks == ()
+    for call in CALLS.values():
+        call(callbacks)
+
+
+def test_one_object_or_any_iterable_of_them() -> None:
+    first, second = OnlyPasses(), OnlyPasses()
+    assert CallbackList(first).callbacks == (first,)
+    assert CallbackList((first, second)).callbacks == (first, second)
+    assert CallbackList(iter([first, second])).callbacks == (first, second)
+
+
+def test_a_callback_that_is_iterable_is_one_callback() -> None:
+    class Iterable(OnlyPasses):
+        def __iter__(self) -> Iterator[float]:
+            return iter(self.losses)
+
+    callback = Iterable()
+    assert CallbackList(callback).callbacks == (callback,)
+
+
+@pytest.mark.parametrize("wrong", [object(), "progress", 3, [OnlyPasses(), None], print])
+def test_an_object_without_the_methods_is_refused(wrong: object) -> None:
+    with pytest.raises(InvalidParameterError, match=", ".join(HOOKS)):
+        CallbackList(wrong)
+
+
+@pytest.mark.parametrize("wrong", [OnlyPasses, [OnlyPasses]])
+def test_a_class_is_refused(wrong: object) -> None:
+    with pytest.raises(InvalidParameterError, match=r"is a class\. Pass an instance: OnlyPasses"):
+        CallbackList(wrong)
+
+
+def test_a_method_that_is_no_method_does_not_count() -> None:
+    class Wrong:
+        on_fit_end = "later"
+
+    with pytest.raises(InvalidParameterError, match="none of the methods"):
+        CallbackList(Wrong())
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_error_names_the_callback_and_the_method(hook: str, log: list[tuple[Any, ...]]) -> None:
+    cause = ZeroDivisionError("by zero")
+    callbacks = CallbackList([Recorder("a", log, {hook: cause})])
+    if hook == "on_fit_end":
+        callbacks.on_fit_begin(RUN)
+    with pytest.raises(
+        CallbackError, match=rf"Recorder\.{hook} raised ZeroDivisionError: by zero"
+    ) as caught:
+        CALLS[hook](callbacks)
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_interrupts_pass_through(
+    hook: str, interrupt: BaseException, log: list[tuple[Any, ...]]
+) -> None:
+    callbacks = CallbackList([Recorder("a", log, {hook: interrupt}), Recorder("b", log)])
+    if hook == "on_fit_end":
+        callbacks.on_fit_begin(RUN)
+    with pytest.raises(type(interrupt)):
+        CALLS[hook](callbacks)
+
+
+def test_an_interrupt_in_on_fit_end_spares_the_other_callbacks(log: list[tuple[Any, ...]]) -> None:
+    interrupt = {"on_fit_end": KeyboardInterrupt()}
+    failure = {"on_fit_end": ValueError("no disk")}
+    callbacks = CallbackList([Recorder("a", log, interrupt), Recorder("b", log, failure)])
+    callbacks.on_fit_begin(RUN)
+    with pytest.raises(KeyboardInterrupt):
+        callbacks.on_fit_end(RUN)
+    assert _called(log, "on_fit_end") == ["a", "b"]
+
+
+def test_on_fit_end_reaches_those_that_saw_the_fit_begin(log: list[tuple[Any, ...]]) -> None:
+    failing = Recorder("b", log, {"on_fit_begin": ValueError("no disk")})
+    callbacks = CallbackList([Recorder("a", log), failing, Recorder("c", log)])
+    with pytest.raises(CallbackError):
+        callbacks.on_fit_begin(RUN)
+    callbacks.on_fit_end(RUN)
+    assert _called(log, "on_fit_begin") == ["a", "b"]
+    assert _called(log, "on_fit_end") == ["a", "b"]
+
+
+def test_on_fit_end_is_called_once_for_each_fit(log: list[tuple[Any, ...]]) -> None:
+    callbacks = CallbackList(Recorder("a", log))
+    callbacks.on_fit_end(RUN)
+    assert log == []
+    for _ in range(2):
+        callbacks.on_fit_begin(RUN)
+        callbacks.on_fit_end(RUN)
+        callbacks.on_fit_end(RUN)
+    assert _called(log, "on_fit_end") == ["a", "a"]
+
+
+def test_the_first_error_in_on_fit_end_wins_and_holds_the_others(
+    log: list[tuple[Any, ...]],
+) -> None:
+    errors = [{"on_fit_end": ValueError("first")}, {"on_fit_end": OSError("second")}]
+    callbacks = CallbackList([Recorder("a", log, errors[0]), Recorder("b", log, errors[1])])
+    callbacks.on_fit_begin(RUN)
+    with pytest.raises(CallbackError, match="ValueError: first") as caught:
+        callbacks.on_fit_end(RUN)
+    assert _called(log, "on_fit_end") == ["a", "b"]
+    (note,) = caught.value.__notes__
+    assert "OSError: second" in note
+
+
+def test_an_error_before_on_fit_end_wins(log: list[tuple[Any, ...]]) -> None:
+    errors = {"on_pass_end": ValueError("first"), "on_fit_end": OSError("second")}
+    callbacks = CallbackList(Recorder("a", log, errors))
+    callbacks.on_fit_begin(RUN)
+    with pytest.raises(CallbackError, match="ValueError: first") as caught:
+        try:
+            callbacks.on_pass_end(RUN, {"pass": 1})
+        finally:
+            callbacks.on_fit_end(RUN)
+    assert "OSError: second" in caught.value.__notes__[0]
+
+
+def test_the_error_that_stopped_the_fit_wins(log: list[tuple[Any, ...]]) -> None:
+    stopped = TrainingError("a worker left")
+    callbacks = CallbackList(Recorder("a", log, {"on_fit_end": OSError("no disk")}))
+    callbacks.on_fit_begin(RUN)
+    callbacks.on_fit_end(RUN, stopped)
+    assert "OSError: no disk" in stopped.__notes__[0]
+
+
+def test_an_error_of_one_fit_does_not_hide_that_of_the_next(log: list[tuple[Any, ...]]) -> None:
+    recorder = Recorder("a", log, {"on_pass_end": ValueError("first")})
+    callbacks = CallbackList(recorder)
+    callbacks.on_fit_begin(RUN)
+    with pytest.raises(CallbackError):
+        callbacks.on_pass_end(RUN, {"pass": 1})
+    callbacks.on_fit_end(RUN)
+    recorder.raises = {"on_fit_end": OSError("second")}
+    callbacks.on_fit_begin(RUN)
+    with pytest.raises(CallbackError, match="OSError: second"):
+        callbacks.on_fit_end(RUN)
