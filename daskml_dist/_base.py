@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from numbers import Integral, Real
-from typing import Any, ClassVar
+from numbers import Integral
+from typing import Any, ClassVar, Literal
 
-import dask
 import numpy as np
+from dask.base import compute
 from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
@@ -42,7 +42,7 @@ from daskml_dist.training.run import open_engine
 __all__ = ["BaseSGD"]
 
 
-class BaseSGD(BaseEstimator):  # type: ignore[misc]
+class BaseSGD(BaseEstimator):
     """Parameters, fitting and prediction of the linear models trained by gradient steps."""
 
     _classification: ClassVar[bool]
@@ -53,6 +53,7 @@ class BaseSGD(BaseEstimator):  # type: ignore[misc]
         """Check every parameter, before any work is started."""
         params = self.get_params(deep=False)
         self._check_numbers(params)
+        kind: Literal["classification", "regression"]
         kind = "classification" if self._classification else "regression"
         optimizer = get_optimizer(params["optimizer"])
         early = params["early_stopping"]
@@ -93,13 +94,18 @@ class BaseSGD(BaseEstimator):  # type: ignore[misc]
         if batch_size is not None and batch_size != "auto":
             _check_count("batch_size", batch_size, also='"auto", or None for full batches')
         fraction = params["validation_fraction"]
-        if not (isinstance(fraction, Real) and 0 < fraction < 1):
+        if not (isinstance(fraction, float | np.floating) and 0 < fraction < 1):
             raise InvalidParameterError(
                 f"validation_fraction={fraction!r}: use a number between 0 and 1."
             )
         tol = params["tol"]
-        if tol is not None and not (isinstance(tol, Real) and tol >= 0):
+        if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
             raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
+        if params["checkpoint"] is not None:
+            raise InvalidParameterError(
+                "checkpoint: this version cannot write checkpoints yet. Leave it None, and keep "
+                "the fitted estimator with joblib or pickle; warm_start=True goes on from it."
+            )
         if params["device"] not in DEVICES:
             raise InvalidParameterError(
                 f"Unknown device {params['device']!r}. Use one of {list(DEVICES)}."
@@ -177,10 +183,11 @@ class BaseSGD(BaseEstimator):  # type: ignore[misc]
 
     def _callbacks(self, settings: Settings) -> CallbackList:
         params = self.get_params(deep=False)
-        callbacks = CallbackList(params["callbacks"])
+        given = params["callbacks"]
+        callbacks = list(given) if isinstance(given, list | tuple) else [given]
         if params["verbose"]:
             callbacks.append(Progress(max_iter=settings.max_iter))
-        return callbacks
+        return CallbackList([callback for callback in callbacks if callback is not None])
 
     def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         if y is None:
@@ -324,10 +331,14 @@ class BaseSGD(BaseEstimator):  # type: ignore[misc]
             )
         one = partial(_score_block, statistic, self._raw(), self._classification)
         if collection.kind == "memory":
-            return np.sum([one(i, *part) for i, part in enumerate(collection.parts)], axis=0)
+            return _total([one(i, *part) for i, part in enumerate(collection.parts)])
         task = delayed(one, pure=False)
-        parts = dask.compute(*[task(i, *part) for i, part in enumerate(collection.parts)])
-        return np.sum(parts, axis=0)
+        parts = compute(*[task(i, *part) for i, part in enumerate(collection.parts)])
+        return _total(parts)
+
+
+def _total(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.asarray(np.add.reduce(parts), dtype=np.float64)
 
 
 def _raw_prediction(coef: NDArray[Any], intercept: NDArray[Any], X: Any) -> NDArray[Any]:

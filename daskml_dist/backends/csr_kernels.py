@@ -6,7 +6,7 @@ Importing this module loads numba (about half a second), so it is imported at fi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -17,7 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _kernel(function: F) -> F:
-    return numba.njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
+    compiled: Any = numba.njit(nogil=True, cache=True)(function)
+    return cast("F", compiled)
 
 
 @_kernel

@@ -43,8 +43,18 @@ class NumpyBackend(Backend):
         self._numbered: NDArray[np.int64] | None = None
 
     def to_device(self, array: Any) -> Any:
-        """Return the array itself."""
-        return array
+        """Return the array itself, or an aligned copy.
+
+        What came over a network may start at any byte, and NumPy then copies the whole block
+        for each batch that is taken from it.
+        """
+        if not sparse.issparse(array):
+            return np.require(array, requirements=["C", "A"])
+        parts = array.data, array.indices, array.indptr
+        if all(part.flags.aligned for part in parts):
+            return array
+        aligned = tuple(np.require(part, requirements="A") for part in parts)
+        return type(array)(aligned, shape=array.shape)
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
         """Return the array itself."""

@@ -7,6 +7,7 @@ trainers n (Patarasuk and Yuan 2009; Horovod). Both give all ranks the same bits
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -88,9 +89,7 @@ class PeerGroup(Communicator):
         self.size = len(endpoints)
         self._listener = listener
         self._others = [r for r in range(self.size) if r != rank]
-        self._out = {
-            r: Outbox(connect_peer(endpoints[r], credentials, rank)) for r in self._others
-        }
+        self._out = {r: Outbox(connect_peer(endpoints[r], credentials, rank)) for r in self._others}
         self._in = {r: listener.inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
 
@@ -108,7 +107,7 @@ class PeerGroup(Communicator):
         return self._sender.submit(send)
 
     def _receive(self, rank: int, array: NDArray[Any]) -> None:
-        self._in[rank].read_into(memoryview(array).cast("B"))
+        self._in[rank].read_into(array.data.cast("B"))
         self.bytes_received += array.nbytes
 
     def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -119,7 +118,7 @@ class PeerGroup(Communicator):
         return self._allreduce_ring(array)
 
     def _allreduce_mesh(self, array: NDArray[Any]) -> NDArray[Any]:
-        sending = self._send(self._others, memoryview(array).cast("B"))
+        sending = self._send(self._others, array.data.cast("B"))
         parts = {self.rank: array}
         for r in self._others:
             parts[r] = np.empty_like(array)
@@ -134,13 +133,13 @@ class PeerGroup(Communicator):
     def _allreduce_ring(self, array: NDArray[Any]) -> NDArray[Any]:
         flat = array.reshape(-1)
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
-        chunks = [flat[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         scratch = np.empty(max(map(len, chunks)), dtype=flat.dtype)
         for step in range(2 * (self.size - 1)):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
-            sending = self._send([after], memoryview(outgoing).cast("B"))
+            sending = self._send([after], outgoing.data.cast("B"))
             if step < self.size - 1:
                 received = scratch[: len(incoming)]
                 self._receive(before, received)
@@ -156,10 +155,10 @@ class PeerGroup(Communicator):
         header = np.array([len(arrays)], dtype=np.int64)
         blobs = [np.frombuffer(_describe(a), dtype=np.uint8) for a in arrays]
         lengths = np.array([len(b) for b in blobs], dtype=np.int64)
-        payload = [header, lengths]
+        payload: list[NDArray[Any]] = [header, lengths]
         for blob, array in zip(blobs, arrays, strict=True):
             payload += [blob, np.ascontiguousarray(array)]
-        data = b"".join(memoryview(p).cast("B") for p in payload if p.size)
+        data = b"".join(p.data.cast("B") for p in payload if p.size)
         sending = self._send(self._others, memoryview(data))
         gathered = [arrays if r == self.rank else self._receive_arrays(r) for r in range(self.size)]
         if sending is not None:
@@ -185,8 +184,10 @@ class PeerGroup(Communicator):
 
     def close(self) -> None:
         """Close all sockets and the sending thread."""
-        for box in [*self._out.values(), *self._in.values()]:
-            box.close()
+        for outbox in self._out.values():
+            outbox.close()
+        for inbox in self._in.values():
+            inbox.close()
         self._listener.close()
         self._sender.shutdown(wait=False)
 

@@ -342,9 +342,7 @@ def serve(
     def answer(message: Reply | Call) -> None:
         # A trainer that is gone does not matter here: its client sees the loss.
         with contextlib.suppress(CommunicationError):
-            out.send(
-                encode_reply(message) if isinstance(message, Reply) else encode_call(message)
-            )
+            out.send(encode_reply(message) if isinstance(message, Reply) else encode_call(message))
 
     try:
         while True:

@@ -26,7 +26,7 @@ _CALL = struct.Struct("<BI")
 Buffers = list[Any]
 
 
-class Source(Protocol):
+class _Source(Protocol):
     """Whatever bytes can be read from exactly."""
 
     def read_into(self, buffer: memoryview) -> None:
@@ -34,7 +34,7 @@ class Source(Protocol):
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(array)).cast("B")
+    return np.ascontiguousarray(array).data.cast("B")
 
 
 def _length(array: NDArray[Any] | None) -> int:
@@ -48,8 +48,9 @@ def encode_request(request: Request) -> Buffers:
         REQUEST, request.pull, len(request.lanes), request.generation, request.clock,
         request.version, request.rows, _length(values), _length(index), _length(wanted),
     )  # fmt: skip
+    arrays: list[NDArray[Any] | None] = [values, index, wanted]
     buffers: Buffers = [header + np.array(request.lanes, dtype="<i8").tobytes()]
-    buffers += [_bytes_of(a) for a in (values, index, wanted) if a is not None and a.size]
+    buffers += [_bytes_of(a) for a in arrays if a is not None and a.size]
     return buffers
 
 
@@ -59,7 +60,9 @@ def encode_reply(reply: Reply) -> Buffers:
     header = _REPLY.pack(
         REPLY, int(reply.status), reply.stop, reply.lane, reply.version, reply.clock, rows
     )
-    return [header, _bytes_of(reply.values)] if rows > 0 else [header]
+    if reply.values is None or rows == 0:
+        return [header]
+    return [header, _bytes_of(reply.values)]
 
 
 def encode_call(message: Call) -> Buffers:
@@ -73,13 +76,13 @@ class Reader:
 
     Parameters
     ----------
-    source : Source
+    source : object with ``read_into(memoryview)``
     dtype : dtype of the parameters
     width : int
         Second dimension of the parameters.
     """
 
-    def __init__(self, source: Source, dtype: DTypeLike, width: int) -> None:
+    def __init__(self, source: _Source, dtype: DTypeLike, width: int) -> None:
         self._source = source
         self._dtype = np.dtype(dtype)
         self._width = width
@@ -93,7 +96,7 @@ class Reader:
     def _array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         array = np.empty(shape, dtype=dtype)
         if array.size:
-            self._source.read_into(memoryview(array).cast("B"))
+            self._source.read_into(array.data.cast("B"))
         return array
 
     def _header(self, kind: int) -> tuple[Any, ...]:

@@ -149,7 +149,7 @@ class LaneRows:
             if step < self._n_steps and cuts[step] < done + size:
                 open_batch = open_batch + take(int(max(cuts[step] - done, 0)), size)
             done += size
-        for step in range(max(step, start), self._n_steps):
+        for _ in range(max(step, start), self._n_steps):
             yield []
 
     def _group(self, pass_: int, group: list[int]) -> tuple[int, _Take]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def split_rows(
         close = np.abs(nearest - cuts) <= snap * total / n_lanes
         cuts = np.where(close, nearest, cuts)
     lanes = []
-    for low, high in zip(cuts, cuts[1:], strict=False):
+    for low, high in itertools.pairwise(cuts):
         segments = []
         for block, a, b in zip(blocks, edges, edges[1:], strict=False):
             start, stop = max(low, a), min(high, b)

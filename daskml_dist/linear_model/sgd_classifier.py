@@ -19,7 +19,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDClassifier"]
 
 
-class SGDClassifier(ClassifierMixin, BaseSGD):  # type: ignore[misc]
+class SGDClassifier(ClassifierMixin, BaseSGD):
     """Linear classifier trained by distributed stochastic gradient descent.
 
     Parameters
@@ -81,8 +81,8 @@ class SGDClassifier(ClassifierMixin, BaseSGD):  # type: ignore[misc]
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
         ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
-    checkpoint : Checkpoint or None, default=None
-        Where to save the parameters as passes end; see :class:`daskml_dist.training.Checkpoint`.
+    checkpoint : None, default=None
+        Reserved: this version writes no checkpoints, and says so for another value.
 
     Attributes
     ----------
@@ -212,9 +212,7 @@ class SGDClassifier(ClassifierMixin, BaseSGD):  # type: ignore[misc]
             When the fit cannot go on, for instance because a worker was lost.
         """
         settings = self._settings(policy)
-        self._fit(
-            X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on()
-        )
+        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
         return self
 
     def partial_fit(

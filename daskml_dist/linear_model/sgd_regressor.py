@@ -17,7 +17,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDRegressor"]
 
 
-class SGDRegressor(RegressorMixin, BaseSGD):  # type: ignore[misc]
+class SGDRegressor(RegressorMixin, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.
 
     Parameters
@@ -78,8 +78,8 @@ class SGDRegressor(RegressorMixin, BaseSGD):  # type: ignore[misc]
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
         ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
-    checkpoint : Checkpoint or None, default=None
-        Where to save the parameters as passes end; see :class:`daskml_dist.training.Checkpoint`.
+    checkpoint : None, default=None
+        Reserved: this version writes no checkpoints, and says so for another value.
 
     Attributes
     ----------
@@ -206,9 +206,7 @@ class SGDRegressor(RegressorMixin, BaseSGD):  # type: ignore[misc]
             When the fit cannot go on, for instance because a worker was lost.
         """
         settings = self._settings(policy)
-        self._fit(
-            X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on()
-        )
+        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
         return self
 
     def partial_fit(
@@ -263,9 +261,7 @@ class SGDRegressor(RegressorMixin, BaseSGD):  # type: ignore[misc]
             NaN where y is constant.
         """
         loss = get_loss(self.loss, "regression")
-        total, residual, sum_y, sum_y2 = self._score_sums(
-            _Residuals(loss), X, y, sample_weight
-        )
+        total, residual, sum_y, sum_y2 = self._score_sums(_Residuals(loss), X, y, sample_weight)
         spread = sum_y2 - sum_y**2 / total
         return float(1 - residual / spread) if spread > 0 else float("nan")
 

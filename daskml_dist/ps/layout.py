@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class Layout:
     def slices(self) -> list[slice]:
         """One slice of rows a shard."""
         bounds = self.bounds.tolist()
-        return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Views of `values` (..., n_rows, width), one a shard."""
@@ -48,5 +49,5 @@ class Layout:
         cuts = np.searchsorted(index, bounds)
         return [
             (index[a:b] - bounds[s], slice(int(a), int(b)))
-            for s, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
+            for s, (a, b) in enumerate(itertools.pairwise(cuts))
         ]

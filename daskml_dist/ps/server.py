@@ -141,9 +141,7 @@ class ParameterServer:
     def _answer(self, request: Request) -> Reply:
         shard = self.shard
         assert shard is not None
-        values = (
-            shard.snapshot() if request.pull_index is None else shard.w[request.pull_index]
-        )
+        values = shard.snapshot() if request.pull_index is None else shard.w[request.pull_index]
         lane = request.lanes[0]
         stop = self.ledger is not None and self.ledger.stopped
         return Reply(lane, Status.OK, stop, shard.version, self._gate.clock(lane), values)
@@ -187,9 +185,7 @@ class ParameterServer:
         if self._policy.lockstep:
             self._at_pass_end.append((payload["pass"], reply))
             done = [r for number, r in self._at_pass_end if ledger.is_closed(number)]
-            self._at_pass_end = [
-                (n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)
-            ]
+            self._at_pass_end = [(n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)]
         else:
             done = [reply]
         return [partial(r, _ok(stop=ledger.stopped)) for r in done]

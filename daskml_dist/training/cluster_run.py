@@ -55,7 +55,7 @@ class TrainingRun:
         client: Client,
         fit: FitSpec,
         placement: Placement,
-        blocks: Mapping[int, Future],
+        blocks: Mapping[int, Future[Any]],
         threads: Mapping[str, int],
     ) -> None:
         self._client = client
@@ -67,9 +67,9 @@ class TrainingRun:
         self._secret = secrets.token_bytes(32)
         self._trainer_addresses = list(self._lanes)
         self._server_addresses = self._place_servers()
-        self._host_futures: list[Future] = []
+        self._host_futures: list[Future[Any]] = []
         self._hosts: list[Any] = []
-        self._trainers: list[Future] = []
+        self._trainers: list[Future[Any]] = []
         self._told = 0
 
     def _place_servers(self) -> list[str]:
@@ -95,12 +95,13 @@ class TrainingRun:
             self._tell(callbacks, view)
         except BaseException as error:
             cause = self._wind_down(error)
+            self._clean_up()
+            callbacks.on_fit_end(view, cause)
             if cause is error:
                 raise
             raise cause from error
-        finally:
-            self._clean_up()
-            callbacks.on_fit_end(view)
+        self._clean_up()
+        callbacks.on_fit_end(view)
         return result
 
     # -- launch --------------------------------------------------------------------------------
@@ -121,9 +122,7 @@ class TrainingRun:
                 allow_other_workers=False,
                 pure=False,
             )
-            for number, (key, address) in enumerate(
-                zip(keys, self._server_addresses, strict=True)
-            )
+            for number, (key, address) in enumerate(zip(keys, self._server_addresses, strict=True))
         ]
         self._hosts = [self._result(future) for future in self._host_futures]
         endpoints = tuple(self._ask(host.endpoint()) for host in self._hosts)
@@ -131,8 +130,8 @@ class TrainingRun:
             self._trainers.append(self._submit(rank, address, endpoints, fit_future))
 
     def _submit(
-        self, rank: int, address: str, servers: tuple[Endpoint, ...], fit: Future
-    ) -> Future:
+        self, rank: int, address: str, servers: tuple[Endpoint, ...], fit: Future[Any]
+    ) -> Future[Any]:
         lanes = tuple(self._lanes[address])
         spec = TrainerSpec(
             self._id, rank, len(self._lanes), 0, lanes, self._threads[address], servers,
@@ -151,7 +150,7 @@ class TrainingRun:
             key=f"{self._id}-trainer-{rank}",
         )
 
-    def _result(self, future: Future) -> Any:
+    def _result(self, future: Future[Any]) -> Any:
         """Result of a future that is quick unless its worker is lost."""
         deadline = time.monotonic() + self._fit.timeout
         while True:
@@ -247,9 +246,7 @@ class TrainingRun:
                 wait(self._trainers, timeout=_LOOK)
         return self._root_cause(error, lost)
 
-    def _root_cause(
-        self, error: BaseException, lost: BaseException | None
-    ) -> BaseException:
+    def _root_cause(self, error: BaseException, lost: BaseException | None) -> BaseException:
         if not isinstance(error, Exception) or (
             isinstance(error, DaskMLDistError) and not is_consequence(error)
         ):
@@ -290,10 +287,10 @@ class TrainingRun:
             with suppress(Exception):
                 host.close().result(timeout=2)
         self._hosts = []
+        # An actor lives while any proxy of it does; cancelling does not wait for these.
         unfinished = [t for t in self._trainers if not t.done()]
-        if unfinished:
-            with suppress(Exception):
-                self._client.cancel(unfinished, force=True)
+        with suppress(Exception):
+            self._client.cancel([*unfinished, *self._host_futures], force=True)
         for future in [*self._trainers, *self._host_futures]:
             future.release()
         self._trainers, self._host_futures = [], []

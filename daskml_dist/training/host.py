@@ -66,9 +66,7 @@ class ServerHost:
     secret : bytes
     """
 
-    def __init__(
-        self, fit: FitSpec, number: int, n_trainers: int, key: str, secret: bytes
-    ) -> None:
+    def __init__(self, fit: FitSpec, number: int, n_trainers: int, key: str, secret: bytes) -> None:
         worker = get_worker()
         self._server = make_server(fit, number, n_trainers)
         publish_server(key, self._server)

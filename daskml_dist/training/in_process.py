@@ -81,8 +81,10 @@ class InProcessEngine(Engine):
             callbacks.on_fit_begin(view)
             result = trainer.run(self._blocks)
             tell()
-        finally:
-            callbacks.on_fit_end(view)
+        except BaseException as error:
+            callbacks.on_fit_end(view, error)
+            raise
+        callbacks.on_fit_end(view)
         return _result(fit, servers, [result])
 
     def close(self) -> None:

@@ -78,9 +78,7 @@ class Lane:
         self.backend: Backend = get_backend(fit.device)
         self._fit = fit
         self._blocks = blocks
-        self._rows = LaneRows(
-            spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction
-        )
+        self._rows = LaneRows(spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction)
         self._batches: Iterator[Batch] = iter(())
         self._report = PassReport([self.number])
 
@@ -163,5 +161,3 @@ class Lane:
     def unreported_rows(self) -> float:
         """Rows stepped on since the last report."""
         return self._report.rows
-
-

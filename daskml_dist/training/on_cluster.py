@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Self
 
 import numpy as np
@@ -91,12 +92,10 @@ class ClusterEngine(Engine):
         n_parts = max(1, min(sum(self._threads().values()), whole.n_rows))
         cuts = np.linspace(0, whole.n_rows, n_parts + 1).astype(int)
         blocks = []
-        for index, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for index, (a, b) in enumerate(itertools.pairwise(cuts)):
             part = [None if v is None else v[a:b] for v in (whole.X, whole.y, whole.sample_weight)]
             (rows,) = self._client.scatter([part], hash=False)
-            blocks.append(
-                self._client.submit(_block_of, index, rows, classification, pure=False)
-            )
+            blocks.append(self._client.submit(_block_of, index, rows, classification, pure=False))
         return blocks
 
     def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:

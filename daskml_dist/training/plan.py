@@ -189,7 +189,7 @@ def make_fit(
 
 
 def _batch_size(batch_size: int | str | None, lanes: list[LaneSpec]) -> int | None:
-    """"auto" makes about 100 steps a pass on small lanes, and batches of at most 256 rows."""
+    """ "auto" makes about 100 steps a pass on small lanes, and batches of at most 256 rows."""
     if not isinstance(batch_size, str):
         return batch_size
     rows = max(lane.n_rows for lane in lanes)

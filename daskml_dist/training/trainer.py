@@ -132,9 +132,7 @@ class Trainer:
         at = listener.endpoint if listener is not None else Endpoint("")
         connection = self._connect()
         try:
-            answer = connection.call(
-                "rendezvous", rank=self._spec.rank, info=[at.host, at.port]
-            )
+            answer = connection.call("rendezvous", rank=self._spec.rank, info=[at.host, at.port])
         finally:
             connection.close()
         return [(host, port) for host, port in answer["peers"]]

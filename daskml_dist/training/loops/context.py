@@ -63,7 +63,9 @@ class Context:
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
         self._failed = threading.Event()
-        self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane") if self.n_threads > 1 else None
+        self.pool = None
+        if self.n_threads > 1:
+            self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
 
     def connect(self) -> ShardedConnection:
         """Open a connection to all servers for the calling thread."""

@@ -37,9 +37,7 @@ def run_replicas(context: Context) -> ShardState | None:
         connection.close()
 
 
-def _run_passes(
-    context: Context, connection: ShardedConnection, run: _Summed | _Averaged
-) -> None:
+def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
     for number in range(1, context.fit.stopping.max_iter + 1):
         for step in range(context.fit.n_steps):
             run.step(step)
@@ -164,7 +162,5 @@ class _Averaged:
         # Lanes see their averages at different rows, so all of them or none has one.
         averages = {n: s.average for n, s in states.items() if s.average is not None}
         if self._fit.rule.average_after is not None:
-            first.average = self._mean(
-                {n: averages.get(n, s.w) for n, s in states.items()}
-            )
+            first.average = self._mean({n: averages.get(n, s.w) for n, s in states.items()})
         return first
