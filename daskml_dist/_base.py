@@ -47,6 +47,11 @@ class BaseSGD(BaseEstimator):
 
     _classification: ClassVar[bool]
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     # -- settings ------------------------------------------------------------------------------
 
     def _settings(self, policy: str | Policy | None) -> Settings:
@@ -196,7 +201,7 @@ class BaseSGD(BaseEstimator):
                 "Pass fit(X, y)."
             )
         if not is_dask(y):
-            y = column_or_1d(y, warn=True) if np.ndim(y) == 2 else y
+            y = _as_column(y)
             if self._classification:
                 _check_labels(y)
         collection = as_collection(X, y, sample_weight)
@@ -320,8 +325,8 @@ class BaseSGD(BaseEstimator):
     ) -> NDArray[np.float64]:
         """Sum of ``statistic(y, raw, weight)`` over all blocks; one pass, nothing gathered."""
         self._check_fitted(X)
-        if not is_dask(y) and np.ndim(y) == 2:
-            y = column_or_1d(y, warn=True)
+        if not is_dask(y):
+            y = _as_column(y)
         collection = as_collection(X, y, sample_weight)
         found = collection.n_features
         if found is not None and found != self.n_features_in_:
@@ -381,7 +386,17 @@ def _check_class_weight(class_weight: Any) -> Any:
     )
 
 
+def _as_column(y: Any) -> Any:
+    """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
+    if len(getattr(y, "shape", ())) == 2:
+        return column_or_1d(y, warn=True)
+    return y
+
+
 def _check_labels(y: Any) -> None:
+    labels = np.asarray(y)
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
     try:
         check_classification_targets(y)
     except ValueError as error:
