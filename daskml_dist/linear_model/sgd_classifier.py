@@ -60,7 +60,7 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         Average the parameters over the steps (Polyak and Juditsky 1992); an int starts once so
         many rows were seen.
     batch_size : int, "auto" or None, default="auto"
-        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 16 to 256
+        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 32 to 256
         rows; None takes all rows of the lane (full-batch gradient descent).
     optimizer : str or Optimizer, default="adagrad"
         See :mod:`daskml_dist.optimizers`.
@@ -101,9 +101,9 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
 
     Notes
     -----
-    Weighting rows is not the same as repeating or removing them, because batches are drawn by
-    rows: scikit-learn's checks of that equivalence are expected to fail, as they are for its own
-    SGDClassifier. With full batches (``batch_size=None``) they are equal.
+    Weights scale the loss of a row. With full batches (``batch_size=None``, or fewer rows than a
+    batch holds) weighting a row equals repeating it; smaller batches are drawn by rows, so there
+    the two agree only in the mean.
 
     Examples
     --------

@@ -189,11 +189,11 @@ def make_fit(
 
 
 def _batch_size(batch_size: int | str | None, lanes: list[LaneSpec]) -> int | None:
-    """ "auto" makes about 100 steps a pass on small lanes, and batches of at most 256 rows."""
+    """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to 256 rows."""
     if not isinstance(batch_size, str):
         return batch_size
     rows = max(lane.n_rows for lane in lanes)
-    return int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 16, 256))
+    return int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, 256))
 
 
 def _touches_few(survey: Survey, batch_size: int | None) -> bool:

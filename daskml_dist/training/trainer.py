@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, ServerConnection, Wait
@@ -84,7 +85,7 @@ class Trainer:
         try:
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
-                threadpool_limits(1, user_api="blas"),
+                _blas().limit(limits=1, user_api="blas"),
                 np.errstate(over="ignore", invalid="ignore"),
             ):
                 state = LOOPS[self._fit.policy.loop](context)
@@ -136,3 +137,9 @@ class Trainer:
         finally:
             connection.close()
         return [(host, port) for host, port in answer["peers"]]
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The process's BLAS libraries; looking for them takes milliseconds."""
+    return ThreadpoolController()
