@@ -43,6 +43,7 @@ def test_it_behaves_as_the_list_of_its_records(history: History) -> None:
     assert history[0]["loss"] == 1.0
     assert history[-1]["pass"] == 4
     assert set(history[0]) == set(RECORD_KEYS)
+    assert history[1:] == history.records[1:]
     with pytest.raises(IndexError):
         history[3]
 
@@ -50,7 +51,7 @@ def test_it_behaves_as_the_list_of_its_records(history: History) -> None:
 def test_an_empty_history_is_whole() -> None:
     history = History()
     assert len(history) == 0
-    assert repr(history) == "History(0 passes)"
+    assert repr(history) == "<History: no whole pass>"
     assert history.rows_per_second == []
     assert list(history.to_frame().columns) == list(RECORD_KEYS)
 
@@ -62,9 +63,9 @@ def test_two_histories_share_nothing() -> None:
     assert second == History()
 
 
-def test_repr_says_passes_loss_and_policy(history: History) -> None:
-    assert repr(history) == "History(3 passes, loss 0.25, policy 'ssp')"
-    assert repr(History([_record(1)])) == "History(1 pass, loss 1)"
+def test_repr_says_passes_losses_and_time(history: History) -> None:
+    assert repr(history) == "<History: 3 passes, loss 1 -> 0.25, 1.5 s>"
+    assert repr(History([_record(1)])) == "<History: 1 pass, loss 1, 0.5 s>"
 
 
 def test_rows_per_second_is_nan_where_no_time_passed() -> None:
@@ -90,7 +91,7 @@ def test_to_frame_without_pandas_names_the_remedy(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(DaskMLDistError, match=r'pip install "daskml-dist\[dataframe\]"'):
+    with pytest.raises(DaskMLDistError, match=r"pip install 'daskml-dist\[dataframe\]'"):
         history.to_frame()
 
 
@@ -104,7 +105,7 @@ def pyplot() -> Iterator[Any]:
     plt.close("all")
 
 
-@pytest.mark.parametrize("key", [*RECORD_KEYS[1:], "rows_per_second"])
+@pytest.mark.parametrize("key", [*RECORD_KEYS, "rows_per_second"])
 def test_plot_draws_every_key_against_the_passes(history: History, pyplot: Any, key: str) -> None:
     (line,) = history.plot(key).lines
     assert list(line.get_xdata()) == [1, 2, 4]
@@ -119,13 +120,18 @@ def test_plot_draws_on_the_axes_it_is_given(history: History, pyplot: Any) -> No
     figure, ax = pyplot.subplots()
     assert history.plot(ax=ax) is ax
     assert ax.get_xlabel() == "pass"
-    assert ax.get_ylabel() == "mean loss"
+    assert ax.get_ylabel() == "mean training loss"
     assert pyplot.get_fignums() == [figure.number]
 
 
 def test_plot_of_an_unknown_key_lists_the_keys(history: History) -> None:
-    with pytest.raises(InvalidParameterError, match=r"y='accuracy'.*'loss'.*'rows_per_second'"):
+    with pytest.raises(InvalidParameterError, match=r"'accuracy'.*loss.*rows_per_second"):
         history.plot("accuracy")
+
+
+def test_plot_of_a_score_that_was_not_recorded_names_the_remedy() -> None:
+    with pytest.raises(InvalidParameterError, match="early_stopping=True"):
+        History([_record(1)]).plot("val_score")
 
 
 def test_plot_without_matplotlib_names_the_remedy(
@@ -133,5 +139,5 @@ def test_plot_without_matplotlib_names_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(DaskMLDistError, match=r'pip install "daskml-dist\[viz\]"'):
+    with pytest.raises(DaskMLDistError, match=r"pip install 'daskml-dist\[viz\]'"):
         history.plot()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -10,12 +11,13 @@ from contextlib import suppress
 from itertools import cycle, islice
 from typing import Any
 
-from distributed import Client, wait
+from distributed import Client
 from distributed.client import Future
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
+    CallbackError,
     DaskMLDistError,
     TrainingError,
     WaitTimeoutError,
@@ -71,6 +73,7 @@ class TrainingRun:
         self._hosts: list[Any] = []
         self._trainers: list[Future[Any]] = []
         self._told = 0
+        self._trainer_ended = threading.Event()
 
     def _place_servers(self) -> list[str]:
         """Spread over the workers: those without rows to train on first."""
@@ -96,6 +99,9 @@ class TrainingRun:
         except BaseException as error:
             cause = self._wind_down(error)
             self._clean_up()
+            if isinstance(cause, WorkerLostError):
+                with suppress(CallbackError):
+                    callbacks.on_generation(view, {"event": "lost", "reason": str(cause)})
             callbacks.on_fit_end(view, cause)
             if cause is error:
                 raise
@@ -138,7 +144,7 @@ class TrainingRun:
             self._secret,
         )  # fmt: skip
         needed = {s.block for lane in lanes for s in lane.segments}
-        return self._client.submit(
+        trainer = self._client.submit(
             run_trainer,
             fit,
             spec,
@@ -149,6 +155,8 @@ class TrainingRun:
             retries=0,
             key=f"{self._id}-trainer-{rank}",
         )
+        trainer.add_done_callback(lambda _: self._trainer_ended.set())
+        return trainer
 
     def _result(self, future: Future[Any]) -> Any:
         """Result of a future that is quick unless its worker is lost."""
@@ -179,8 +187,7 @@ class TrainingRun:
     def _watch(self, callbacks: CallbackList, view: RunView) -> None:
         look, roll_call = _FIRST_LOOK, time.monotonic()
         while True:
-            with suppress(TimeoutError):
-                wait(self._trainers, timeout=look)
+            self._pause(look)
             self._raise_failed()
             if all(trainer.done() for trainer in self._trainers):
                 return
@@ -189,6 +196,11 @@ class TrainingRun:
             if time.monotonic() - roll_call > _ROLL_CALL:
                 self._check_workers()
                 roll_call = time.monotonic()
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep until a trainer ends, but no longer than so many seconds."""
+        self._trainer_ended.wait(seconds)
+        self._trainer_ended.clear()
 
     def _raise_failed(self) -> None:
         for trainer in self._trainers:
@@ -242,8 +254,7 @@ class TrainingRun:
             except WorkerLostError as gone:
                 lost = gone
                 break
-            with suppress(TimeoutError):
-                wait(self._trainers, timeout=_LOOK)
+            self._pause(_LOOK)
         return self._root_cause(error, lost)
 
     def _root_cause(self, error: BaseException, lost: BaseException | None) -> BaseException:

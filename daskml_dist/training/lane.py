@@ -81,6 +81,7 @@ class Lane:
         self._rows = LaneRows(spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction)
         self._batches: Iterator[Batch] = iter(())
         self._report = PassReport([self.number])
+        self._last_loss = 0.0
 
     @property
     def n_rows(self) -> int:
@@ -126,8 +127,10 @@ class Lane:
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
         """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss."""
         report = self._report
+        self._last_loss = 0.0
         for X, y, weight in batch.pieces:
-            report.loss += self._fit.model.add_gradient(w, X, y, weight, out, self.backend)
+            self._last_loss += self._fit.model.add_gradient(w, X, y, weight, out, self.backend)
+        report.loss += self._last_loss
         report.rows += batch.n_rows
         report.steps += 1
 
@@ -138,8 +141,9 @@ class Lane:
         return out
 
     def uncount(self, batch: Batch) -> None:
-        """Take the rows of a batch back whose push came too late to count."""
+        """Take back the last batch, whose push came too late to count."""
         self._report.rows -= batch.n_rows
+        self._report.loss -= self._last_loss
 
     def take_report(self, w: Any | None) -> PassReport:
         """Sums since the last call; with `w`, the validation sums of the held-out rows too."""

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from distributed import Client, LocalCluster
+from distributed.client import futures_of
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo, inspect_block, make_block
@@ -37,6 +38,9 @@ class ClusterEngine(Engine):
         self._blocks: list[Any] = []
         self._rows: dict[int, int] = {}
         self._placement: Placement | None = None
+        self._persisted = collection.kind == "dask" and all(
+            futures_of(X) for X, _, _ in collection.parts
+        )
 
     @classmethod
     def on_own_cluster(cls, collection: Collection) -> Self:
@@ -99,7 +103,14 @@ class ClusterEngine(Engine):
         return blocks
 
     def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
-        """Choose the lanes and their workers."""
+        """Choose the lanes and their workers.
+
+        Rows that the user has persisted stay where they are, and make the lanes. Rows that are
+        read for this fit may land anywhere, so there the lanes are cut from the blocks alone:
+        the same fit twice gives the same lanes.
+        """
+        if n_lanes is None and not self._persisted:
+            n_lanes = max(1, min(sum(self._threads().values()), sum(self._rows.values())))
         keys = {block.key: i for i, block in enumerate(self._blocks)}
         holders = {
             keys[key]: list(addresses)
