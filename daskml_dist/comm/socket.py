@@ -32,7 +32,16 @@ from daskml_dist.errors import CommunicationError
 from daskml_dist.ps.messages import Call, Reply, Request
 from daskml_dist.ps.server import ParameterServer
 
-__all__ = ["Credentials", "Inbox", "Listener", "Outbox", "SocketConnection", "connect", "serve"]
+__all__ = [
+    "Credentials",
+    "Inbox",
+    "Listener",
+    "Outbox",
+    "SocketConnection",
+    "connect",
+    "connect_peer",
+    "serve",
+]
 
 _NONCE, _DIGEST, _NAME = 16, 32, 16
 _UP, _DOWN, _PEER = b"U", b"D", b"P"
