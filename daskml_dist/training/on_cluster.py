@@ -46,7 +46,7 @@ class ClusterEngine(Engine):
     def on_own_cluster(cls, collection: Collection) -> Self:
         """Start a cluster inside this process; it is closed with the engine."""
         cluster = LocalCluster(
-            n_workers=1, processes=False, dashboard_address=None, silence_logs=50
+            n_workers=1, processes=False, dashboard_address=":0", silence_logs=50
         )
         client = Client(cluster, set_as_default=False)
         engine = cls(collection, client)

@@ -1,0 +1,130 @@
+"""Results that must be equal: to gradient descent, between policies, runs, servers and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+
+CHUNKS = (70, 10, 120, 31, 69)
+REPRODUCIBLE = ["sync", "allreduce", "local", "average"]
+RATE, ALPHA, PASSES = 0.3, 0.01, 25
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(sum(CHUNKS), 6))
+    return X, X @ rng.normal(size=6) + rng.normal(size=len(X))
+
+
+def _descend(X: Any, slope: Any, width: int, weight: Any) -> tuple[Any, Any]:
+    """Full-batch gradient descent in float64; `slope` is d loss / d raw."""
+    w, b = np.zeros((X.shape[1], width)), np.zeros(width)
+    for _ in range(PASSES):
+        g = slope(X @ w + b) * weight[:, None] / weight.sum()
+        w, b = w - RATE * (X.T @ g + ALPHA * w), b - RATE * g.sum(axis=0)
+    return w, b
+
+
+def _lazy(values: NDArray[Any]) -> da.Array:
+    return da.from_array(values, chunks=(CHUNKS, -1)[: values.ndim])
+
+
+FULL_BATCH: dict[str, Any] = {
+    "batch_size": None,
+    "optimizer": "sgd",
+    "learning_rate": RATE,
+    "alpha": ALPHA,
+    "max_iter": PASSES,
+    "tol": None,
+}
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("problem", ["binary", "softmax", "regression"])
+def test_full_batches_equal_gradient_descent(
+    client: Client, rows: Any, policy: str, weighted: bool, problem: str
+) -> None:
+    X, t = rows
+    weight = np.random.default_rng(1).random(len(X)) if weighted else np.ones(len(X))
+    est: Any
+    if problem == "binary":
+        y: Any = t > 0
+        w, b = _descend(X, lambda raw: expit(raw) - y[:, None], 1, weight)
+        est = SGDClassifier(policy=policy, n_servers=2, **FULL_BATCH)
+    elif problem == "softmax":
+        y = np.digitize(t, [-1.0, 1.0])
+        one_hot = np.eye(3)[y]
+        w, b = _descend(X, lambda raw: softmax(raw, axis=1) - one_hot, 3, weight)
+        est = SGDClassifier(policy=policy, n_servers=2, **FULL_BATCH)
+    else:
+        y = t
+        w, b = _descend(X, lambda raw: raw - y[:, None], 1, weight)
+        est = SGDRegressor(policy=policy, n_servers=2, **FULL_BATCH)
+    est.fit(_lazy(X), _lazy(y), _lazy(weight) if weighted else None)
+    np.testing.assert_allclose(np.atleast_2d(est.coef_).T, w, rtol=1e-10)
+    np.testing.assert_allclose(est.intercept_, b, rtol=1e-10)
+
+
+def _coefficients(rows: Any, **params: Any) -> NDArray[Any]:
+    X, t = rows
+    clf = SGDClassifier(max_iter=4, tol=None, batch_size=16, random_state=3, **params)
+    return np.hstack([clf.fit(_lazy(X), _lazy(t > 0)).coef_[0], clf.intercept_])
+
+
+def test_allreduce_equals_sync(client: Client, rows: Any) -> None:
+    np.testing.assert_allclose(
+        _coefficients(rows, policy="allreduce"), _coefficients(rows, policy="sync"), rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("policy", REPRODUCIBLE)
+def test_two_runs_are_equal(client: Client, rows: Any, policy: str) -> None:
+    first, second = (_coefficients(rows, policy=policy) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_the_number_of_servers_does_not_matter(client: Client, rows: Any) -> None:
+    one, *others = (_coefficients(rows, policy="sync", n_servers=n) for n in (1, 2, 4))
+    for other in others:
+        np.testing.assert_array_equal(other, one)
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[list[LocalCluster]]:
+    """Clusters of 1, 2 and 4 worker processes."""
+    made = [
+        LocalCluster(n_workers=n, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1")
+        for n in (1, 2, 4)
+    ]
+    yield made
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_lanes_make_the_workers_irrelevant(
+    clusters: list[LocalCluster], rows: Any, deterministic: bool
+) -> None:
+    found: dict[str, list[NDArray[Any]]] = {policy: [] for policy in REPRODUCIBLE}
+    for cluster in clusters:
+        with Client(cluster):
+            for policy, coefficients in found.items():
+                params = {"policy": policy, "n_lanes": 4, "deterministic": deterministic}
+                coefficients.append(_coefficients(rows, **params))
+    for one, *others in found.values():
+        for other in others:
+            if deterministic:
+                np.testing.assert_array_equal(other, one)
+            else:
+                np.testing.assert_allclose(other, one, rtol=1e-9)
