@@ -1,0 +1,100 @@
+"""What the benchmarks share: clusters, data, tables."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gzip
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster
+from numpy.typing import NDArray
+from sklearn.datasets import load_svmlight_file
+
+
+@contextlib.contextmanager
+def processes(workers: int, threads: int = 1) -> Iterator[Client]:
+    """A client of worker processes on the loopback interface."""
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=threads,
+            host="127.0.0.1",
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def persisted(values: NDArray[Any], blocks: int) -> Any:
+    """A dask Array in the workers' memory, its blocks dealt out evenly by Dask."""
+    size = -(-len(values) // blocks)
+    return da.from_array(values, chunks=(size, *values.shape[1:])).persist()
+
+
+def data_folder() -> Path:
+    """The folder of real data."""
+    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("DASKML_DIST_DATA") or sibling)
+    if not folder.is_dir():
+        raise SystemExit("This benchmark needs real data: set DASKML_DIST_DATA to its folder.")
+    return folder
+
+
+def read_a9a() -> tuple[Any, Any, Any, Any]:
+    """Adult, binarised: train and test rows (CSR float32) and labels."""
+    folder = data_folder() / "a9a"
+    X, y = load_svmlight_file(str(folder / "a9a"), n_features=123, dtype=np.float32)
+    X_test, y_test = load_svmlight_file(str(folder / "a9a.t"), n_features=123, dtype=np.float32)
+    return X, y, X_test, y_test
+
+
+def read_mnist() -> tuple[Any, Any, Any, Any]:
+    """MNIST / 255: train and test rows (float32) and labels."""
+
+    def read(name: str, offset: int) -> NDArray[np.uint8]:
+        with gzip.open(data_folder() / "mnist" / name) as file:
+            return np.frombuffer(file.read(), np.uint8, offset=offset)
+
+    return (
+        read("train-images-idx3-ubyte.gz", 16).reshape(-1, 784) / np.float32(255),
+        read("train-labels-idx1-ubyte.gz", 8),
+        read("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784) / np.float32(255),
+        read("t10k-labels-idx1-ubyte.gz", 8),
+    )
+
+
+def logistic_rows(n_rows: int, n_features: int, dtype: str = "float32") -> tuple[Any, Any]:
+    """Generated rows of a logistic model, always the same."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n_rows, n_features)).astype(dtype)
+    raw = X @ rng.normal(size=n_features)
+    return X, (raw + rng.logistic(size=n_rows) > 0).astype(np.int64)
+
+
+def markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """One table, with the machine and the date above it."""
+    lines = [
+        f"{title} ({_machine()}, {datetime.date.today().isoformat()})",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+    ]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _machine() -> str:
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        text = Path("/proc/cpuinfo").read_text()
+        line = next(row for row in text.splitlines() if row.startswith("model name"))
+        model = line.split(":", 1)[1].strip()
+    return f"{os.cpu_count()} cores, {model}"
