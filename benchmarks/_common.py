@@ -7,6 +7,7 @@ import datetime
 import gzip
 import os
 import platform
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ def processes(workers: int, threads: int = 1) -> Iterator[Client]:
 def persisted(values: NDArray[Any], blocks: int) -> Any:
     """A dask Array in the workers' memory, its blocks dealt out evenly by Dask."""
     size = -(-len(values) // blocks)
-    return da.from_array(values, chunks=(size, *values.shape[1:])).persist()
+    with warnings.catch_warnings():
+        # Rows made here are sent to the workers once; that is what a large graph is for.
+        warnings.filterwarnings("ignore", "Sending large graph")
+        return da.from_array(values, chunks=(size, *values.shape[1:])).persist()
 
 
 def data_folder() -> Path:

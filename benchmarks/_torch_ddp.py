@@ -12,10 +12,11 @@ def step_milliseconds(n_features: int, batch: int, steps: int) -> float:
     """Median milliseconds of a logistic step in two processes."""
     import torch.multiprocessing as mp
 
-    with tempfile.NamedTemporaryFile() as meeting:
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = f"{folder}/meeting"
         context = mp.get_context("spawn")
         times = context.SimpleQueue()
-        mp.spawn(_train, (meeting.name, n_features, batch, steps, times), nprocs=2)
+        mp.spawn(_train, (meeting, n_features, batch, steps, times), nprocs=2)
         return float(times.get())
 
 

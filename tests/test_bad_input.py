@@ -1,0 +1,124 @@
+"""Bad input: an error of the package's tree that names the remedy, before any work is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.policies import BoundedStaleness, get_policy
+
+X = np.random.default_rng(0).normal(size=(60, 3))
+Y = X[:, 0] > 0
+
+
+def _no_work(*_: Any) -> Any:
+    pytest.fail("work was started")
+
+
+#: Reading it fails the test.
+UNREAD = da.from_delayed(
+    __import__("dask").delayed(_no_work)(), shape=(60, 3), dtype=float, meta=np.empty((0, 0))
+)
+
+
+@pytest.mark.parametrize(
+    ("params", "remedy"),
+    [
+        ({"policy": "bsp"}, "Use one of .*'allreduce'.*'sync'"),
+        ({"loss": "squared_error"}, "hinge"),
+        ({"optimizer": "rmsprop"}, "adagrad"),
+        ({"learning_rate": "slow"}, "constant"),
+        ({"learning_rate": -1.0}, "> 0"),
+        ({"penalty": "l3"}, "elasticnet"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"batch_size": 0}, "integer >= 1"),
+        ({"max_iter": 0}, "integer >= 1"),
+        ({"n_lanes": 0}, "integer >= 1"),
+        ({"n_servers": 2.5}, "integer >= 1"),
+        ({"device": "tpu"}, "cpu"),
+        ({"validation_fraction": 1.5}, "between 0 and 1"),
+        ({"tol": -1.0}, ">= 0"),
+        ({"class_weight": "equal"}, "balanced"),
+        ({"callbacks": object()}, "on_pass_end"),
+        ({"checkpoint": "somewhere"}, "warm_start"),
+    ],
+)
+def test_parameters(params: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(InvalidParameterError, match=remedy):
+        SGDClassifier(**params).fit(UNREAD, da.from_array(Y, chunks=60))
+
+
+def test_a_policy_given_to_fit() -> None:
+    with pytest.raises(InvalidParameterError, match="Unknown policy"):
+        SGDClassifier().fit(X, Y, policy="fastest")
+    with pytest.raises(InvalidParameterError, match="integer >= 0"):
+        BoundedStaleness(staleness=-1)
+    with pytest.raises(InvalidParameterError, match="Use one of"):
+        get_policy(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("y", "weight", "remedy"),
+    [
+        (Y[:50], None, "50"),
+        (np.ones(60), None, "one class only"),
+        (Y, -np.ones(60), "Negative"),
+        (Y, np.full(60, np.nan), "NaN"),
+        (Y, np.zeros(60), "weights are zero"),
+        (Y, np.ones(59), "59"),
+        (None, None, "y"),
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_rows(y: Any, weight: Any, remedy: str, lazy: bool) -> None:
+    arrays = [X, y, weight]
+    if lazy:
+        arrays = [None if a is None else da.from_array(a, chunks=20) for a in arrays]
+    with pytest.raises(InvalidDataError, match=remedy):
+        SGDClassifier().fit(*arrays)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_not_finite(value: float) -> None:
+    bad = X.copy()
+    bad[33, 1] = value
+    with pytest.raises(InvalidDataError, match=r"NaN|infinity"):
+        SGDClassifier().fit(bad, Y)
+
+
+def test_an_empty_collection() -> None:
+    with pytest.raises(InvalidDataError, match="0 sample"):
+        SGDClassifier().fit(X[:0], Y[:0])
+    with pytest.raises(DaskMLDistError, match="0 sample"):
+        SGDClassifier().fit(da.from_array(X, chunks=20)[:0], da.from_array(Y, chunks=20)[:0])
+
+
+def test_chunks_that_cannot_be_aligned() -> None:
+    unknown = da.from_array(X, chunks=(20, 3))[da.from_array(Y, chunks=20)]
+    with pytest.raises(InvalidDataError, match="compute_chunk_sizes"):
+        SGDClassifier().fit(unknown, da.from_array(Y, chunks=30))
+
+
+def test_a_target_outside_the_domain() -> None:
+    with pytest.raises(InvalidDataError, match="poisson"):
+        SGDRegressor(loss="poisson").fit(X, X[:, 0])
+
+
+def test_no_gpu() -> None:
+    with pytest.raises(DaskMLDistError, match='device="cpu"'):
+        SGDClassifier(device="gpu").fit(X, Y)
+
+
+def test_divergence_is_told() -> None:
+    with pytest.raises(DaskMLDistError, match="learning_rate"):
+        SGDRegressor(optimizer="sgd", learning_rate=1e6, max_iter=50).fit(X * 1e6, X[:, 0])
+
+
+def test_predict_before_fit() -> None:
+    with pytest.raises(DaskMLDistError, match="Call 'fit'"):
+        SGDClassifier().predict(X)
