@@ -301,7 +301,8 @@ class Huber(_EpsilonLoss):
     name = "huber"
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
-        gradient = np.clip(residual, -self.epsilon, self.epsilon)
+        epsilon = float(self.epsilon)  # a NumPy float64 would widen a float32 residual
+        gradient = np.clip(residual, -epsilon, epsilon)
         residual -= gradient / 2
         residual *= gradient
         return residual, gradient

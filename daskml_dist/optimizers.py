@@ -311,8 +311,8 @@ class FTRL(Optimizer):
         w /= rate
         z -= w
         bound += l1
-        np.minimum(z, bound, dual)
-        np.maximum(dual, -bound, dual)
+        np.minimum(z, bound, out=dual)
+        np.maximum(dual, -bound, out=dual)
         np.subtract(dual, z, w)
         w *= rate
 

@@ -95,7 +95,7 @@ class RoundGate(Gate):
 
     def due(self) -> list[int]:
         missing = sum(lane not in self._arrived for lane in self.clocks)
-        if not self._arrived or missing > min(self._spare, len(self.clocks) - 1):
+        if not self._arrived or missing > min(self._spare, max(len(self.clocks) - 1, 0)):
             return []
         group = sorted(self._arrived)
         self._arrived.clear()

@@ -78,6 +78,7 @@ class NumpyBackend(Backend):
         if len(self._seen) < n_features:
             self._seen = np.zeros(n_features, dtype=np.bool_)
             self._position = np.empty(n_features, dtype=np.int32)
+            self._numbered = None
         found = [
             csr_kernels.new_columns(p.X.indptr, p.X.indices, p.rows, self._seen) for p in pieces
         ]

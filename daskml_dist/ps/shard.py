@@ -112,10 +112,9 @@ class Shard:
         self._average = state.average
 
     def _strengths(self, l1: float) -> Any:
-        if l1 == 0 or self._n_penalised == 0:
+        if l1 == 0:
             return 0.0
-        if self._n_penalised == len(self.w):
-            return l1
+        # Always an array: the digits of a step must not depend on how the rows are cut.
         strengths = np.zeros((len(self.w), 1), dtype=self.w.dtype)
         strengths[: self._n_penalised] = l1
         return strengths
@@ -179,11 +178,12 @@ class Shard:
         if self._touched is not None and (l1 or l2):
             elapsed = (self.step - self._touched[index]).astype(w.dtype)[:, None]
             elapsed[k:] = 0
-            if l2:
-                # A row not touched for long must not be thrown past zero.
-                np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
-                grad += l2 * elapsed * w
             strength = l1 * elapsed if l1 else 0.0
+            if l2:
+                if rate > 0:
+                    # A row not touched for long must not be thrown past zero.
+                    np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
+                grad += l2 * elapsed * w
             self._touched[index] = self.step
         self.rule.optimizer.update(w, grad, slots, rate, self.step, strength)
         self.w[index] = w

@@ -1,0 +1,343 @@
+"""Optimizers: they reach minima, equal their papers' recursions, and work in place and by row."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit
+from sklearn.linear_model import Lasso, LogisticRegression
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.optimizers import (
+    FTRL,
+    OPTIMIZERS,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Nesterov,
+    Optimizer,
+    get_optimizer,
+)
+
+EVERY = pytest.mark.parametrize("name", list(OPTIMIZERS))
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+def _without_decay(name: str) -> Optimizer:
+    """The optimizer, without a penalty of its own that would move the minimum."""
+    optimizer: Any = get_optimizer(name)
+    if any(field.name == "weight_decay" for field in dataclasses.fields(optimizer)):
+        optimizer = dataclasses.replace(optimizer, weight_decay=0.0)
+    return optimizer
+
+
+def _minimise(
+    optimizer: Optimizer,
+    gradient: Callable[[NDArray[Any]], NDArray[Any]],
+    w: NDArray[Any],
+    n_steps: int,
+    lr: float,
+    l1: Any = 0.0,
+) -> NDArray[Any]:
+    """The point reached with a rate that falls along half a cosine."""
+    slots = optimizer.init(w)
+    for step in range(1, n_steps + 1):
+        rate = lr * (1 + math.cos(math.pi * (step - 1) / n_steps)) / 2
+        optimizer.update(w, gradient(w), slots, rate, step, l1)
+    return w
+
+
+# --- minima ----------------------------------------------------------------------------------
+
+
+@EVERY
+def test_minimises_a_quadratic(name: str) -> None:
+    rng = np.random.default_rng(0)
+    curvature, best = rng.uniform(0.3, 2, size=(5, 2)), rng.normal(size=(5, 2))
+    start = np.zeros((5, 2))
+    w = _minimise(_without_decay(name), lambda w: curvature * (w - best), start, 1500, 0.3)
+    np.testing.assert_allclose(w, best, atol=1e-4)
+
+
+@EVERY
+def test_minimises_a_logistic_loss(name: str) -> None:
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(80, 4))
+    y = np.where(X @ rng.normal(size=4) + rng.normal(size=80) > 0, 1.0, -1.0)[:, None]
+    l2 = 0.05
+
+    def gradient(w: NDArray[Any]) -> NDArray[Any]:
+        return -X.T @ (y * expit(-y * (X @ w))) / len(X) + l2 * w
+
+    w = _minimise(_without_decay(name), gradient, np.zeros((4, 1)), 1500, 0.5)
+    reference = LogisticRegression(C=1 / (l2 * len(X)), fit_intercept=False, tol=1e-10)
+    np.testing.assert_allclose(w[:, 0], reference.fit(X, y[:, 0]).coef_[0], atol=1e-3)
+
+
+@EVERY
+def test_lasso(name: str) -> None:
+    """Exact zeros, and the conditions of Karush, Kuhn and Tucker, from a start without zeros."""
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(60, 8))
+    y = X[:, :3] @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=60)
+    l1 = 0.1
+
+    def gradient(w: NDArray[Any]) -> NDArray[Any]:
+        return X.T @ (X @ w - y[:, None]) / len(X)
+
+    w = _minimise(_without_decay(name), gradient, np.full((8, 1), 0.3), 3000, 0.2, l1)
+    expected = Lasso(alpha=l1, fit_intercept=False, tol=1e-12).fit(X, y).coef_
+    tolerance = 1e-8 if name == "sgd" else 2e-3
+    np.testing.assert_allclose(w[:, 0], expected, atol=tolerance)
+    np.testing.assert_array_equal(w[:, 0] == 0, expected == 0)
+    assert 0 < np.count_nonzero(w == 0) < 8
+    slope = gradient(w)
+    active = w != 0
+    np.testing.assert_allclose(slope[active], -l1 * np.sign(w[active]), atol=tolerance)
+    assert np.all(abs(slope[~active]) <= l1)
+
+
+@EVERY
+def test_strong_l1_empties_the_model(name: str) -> None:
+    def gradient(w: NDArray[Any]) -> NDArray[Any]:
+        return w - 1
+
+    w = _minimise(_without_decay(name), gradient, np.full((3, 1), 0.3), 500, 0.2, 5.0)
+    np.testing.assert_array_equal(w, 0)
+
+
+# --- independent recursions ------------------------------------------------------------------
+
+
+def _momentum(w: float, g: list[float], lr: float) -> float:
+    v = 0.0
+    for gt in g:
+        v = 0.9 * v + gt
+        w = w - lr * v
+    return w
+
+
+def _nesterov(w: float, g: list[float], lr: float) -> float:
+    v = 0.0
+    for gt in g:
+        v = 0.9 * v + gt
+        w = w - lr * (gt + 0.9 * v)
+    return w
+
+
+def _adagrad(w: float, g: list[float], lr: float) -> float:
+    total = 0.0
+    for gt in g:
+        total += gt**2
+        w -= lr * gt / (math.sqrt(total) + 1e-10)
+    return w
+
+
+def _adam(w: float, g: list[float], lr: float, decay: float = 0.0) -> float:
+    m = v = 0.0
+    for t, gt in enumerate(g, start=1):
+        m = 0.9 * m + 0.1 * gt
+        v = 0.999 * v + 0.001 * gt**2
+        w = w - lr * decay * w
+        w -= lr * (m / (1 - 0.9**t)) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    return w
+
+
+def _ftrl(w: float, g: list[float], lr: float, l1: float = 0.0) -> float:
+    """Algorithm 1 of McMahan et al. (2013), with l1 of the mean: t * l1 after t steps."""
+    n, z = 0.0, -w / (lr / 1.0)
+    for t, gt in enumerate(g, start=1):
+        sigma = (math.sqrt(n + gt**2) - math.sqrt(n)) / lr
+        z += gt - sigma * w
+        n += gt**2
+        outside = abs(z) - t * l1
+        w = 0.0 if outside <= 0 else -math.copysign(outside, z) * lr / (1.0 + math.sqrt(n))
+    return w
+
+
+REFERENCES: list[tuple[Optimizer, Callable[..., float]]] = [
+    (SGD(), lambda w, g, lr: w - lr * sum(g)),
+    (Momentum(), _momentum),
+    (Nesterov(), _nesterov),
+    (Adagrad(), _adagrad),
+    (Adam(), _adam),
+    (AdamW(weight_decay=0.1), lambda w, g, lr: _adam(w, g, lr, 0.1)),
+    (FTRL(), _ftrl),
+]
+
+
+def _run(optimizer: Optimizer, w: Any, gradients: Any, lr: float, l1: Any = 0.0) -> Any:
+    w = w.copy()
+    slots = optimizer.init(w)
+    for step, gradient in enumerate(gradients, start=1):
+        optimizer.update(w, gradient.copy(), slots, lr, step, l1)
+    return w
+
+
+@pytest.mark.parametrize(("optimizer", "reference"), REFERENCES, ids=lambda x: type(x).__name__)
+def test_equals_the_recursion_of_its_paper(
+    optimizer: Optimizer, reference: Callable[..., float]
+) -> None:
+    rng = np.random.default_rng(3)
+    w, gradients = rng.normal(size=(4, 2)), rng.normal(size=(30, 4, 2))
+    found = _run(optimizer, w, gradients, 0.05)
+    for at in np.ndindex(w.shape):
+        expected = reference(float(w[at]), [float(g[at]) for g in gradients], 0.05)
+        assert found[at] == pytest.approx(expected, rel=1e-12, abs=1e-13)
+    narrow = _run(optimizer, w.astype(np.float32), gradients.astype(np.float32), 0.05)
+    np.testing.assert_allclose(narrow, found, rtol=1e-4, atol=1e-5)
+
+
+def test_every_entry_has_a_recursion() -> None:
+    assert {type(optimizer) for optimizer, _ in REFERENCES} == set(OPTIMIZERS.values())
+
+
+@pytest.mark.parametrize("l1", [0.02, 0.3])
+def test_ftrl_under_l1_equals_its_paper(l1: float) -> None:
+    rng = np.random.default_rng(4)
+    w, gradients = rng.normal(size=(5, 2)), rng.normal(size=(40, 5, 2))
+    found = _run(FTRL(), w, gradients, 0.1, l1)
+    for at in np.ndindex(w.shape):
+        expected = _ftrl(float(w[at]), [float(g[at]) for g in gradients], 0.1, l1)
+        assert found[at] == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+def test_adagrad_starts_from_its_initial_accumulator() -> None:
+    w = np.zeros((1, 1))
+    optimizer = Adagrad(initial_accumulator=3.0)
+    optimizer.update(w, np.ones((1, 1)), optimizer.init(w), 0.5, 1)
+    assert w[0, 0] == pytest.approx(-0.25)
+
+
+# --- in place, by row ------------------------------------------------------------------------
+
+
+@DTYPES
+@pytest.mark.parametrize("l1", [0.0, 0.1, "rows"])
+@EVERY
+def test_update_is_in_place_and_keeps_the_dtype(name: str, l1: Any, dtype: Any) -> None:
+    optimizer = get_optimizer(name)
+    w = np.ones((6, 2), dtype)
+    slots = optimizer.init(w)
+    held = dict(slots)
+    strength = np.full((6, 1), 0.1, dtype) if l1 == "rows" else l1
+    # A NumPy scalar, as a schedule of NumPy scalars gives it, must not widen anything.
+    for step, lr in enumerate((0.1, np.float64(0.1)), start=1):
+        assert optimizer.update(w, np.full_like(w, 0.5), slots, lr, step, strength) is None
+    assert set(slots) == set(optimizer.slot_names)
+    for slot_name, slot in slots.items():
+        assert slot is held[slot_name]
+        assert slot.shape == w.shape
+        assert slot.dtype == dtype
+    assert w.dtype == dtype
+    assert np.all(w < 1)
+
+
+@DTYPES
+@pytest.mark.parametrize("l1", [0.0, 0.05, "rows"])
+@EVERY
+def test_rows_alone_equal_these_rows_of_the_whole(name: str, l1: Any, dtype: Any) -> None:
+    optimizer = get_optimizer(name)
+    rng = np.random.default_rng(5)
+    whole = rng.normal(size=(9, 2)).astype(dtype)
+    rows = np.array([0, 3, 4, 8])
+    part = whole[rows]
+    strengths = rng.random((9, 1)).astype(dtype) / 10
+    slots, part_slots = optimizer.init(whole), optimizer.init(part)
+    for step in range(1, 8):
+        gradient = rng.normal(size=whole.shape).astype(dtype)
+        for w, state, g, strength in (
+            (whole, slots, gradient.copy(), strengths),
+            (part, part_slots, gradient[rows], strengths[rows]),
+        ):
+            optimizer.update(w, g, state, 0.1, step, strength if l1 == "rows" else l1)
+    np.testing.assert_array_equal(part, whole[rows])
+    for slot_name in optimizer.slot_names:
+        np.testing.assert_array_equal(part_slots[slot_name], slots[slot_name][rows])
+
+
+@EVERY
+def test_rows_without_l1_among_rows_with(name: str) -> None:
+    """An intercept's strength is 0 in an array of strengths."""
+    optimizer = get_optimizer(name)
+    gradients = np.random.default_rng(6).normal(size=(10, 3, 1))
+    plain = _run(optimizer, np.ones((3, 1)), gradients, 0.05)
+    mixed = _run(optimizer, np.ones((3, 1)), gradients, 0.05, np.array([[0.2], [0.2], [0.0]]))
+    np.testing.assert_allclose(mixed[2], plain[2], rtol=1e-12)
+    assert np.all(mixed[:2] != plain[:2])
+
+
+@EVERY
+def test_zero_gradient_and_zero_rate(name: str) -> None:
+    optimizer = _without_decay(name)
+    w = np.ones((3, 1), np.float32)
+    slots = optimizer.init(w)
+    with np.errstate(all="raise"):
+        optimizer.update(w, np.zeros_like(w), slots, 0.1, 1)
+        optimizer.update(w, np.ones_like(w), slots, 0.0, 2, 0.1)
+    np.testing.assert_array_equal(w, 1)
+
+
+@EVERY
+def test_continues_from_its_slots(name: str) -> None:
+    """The slots and the step are the whole state: it survives a round trip."""
+    optimizer = get_optimizer(name)
+    gradients = np.random.default_rng(7).normal(size=(10, 4, 1))
+    w = np.ones((4, 1))
+    expected = _run(optimizer, w, gradients, 0.1, 0.01)
+    slots = optimizer.init(w)
+    for step, gradient in enumerate(gradients, start=1):
+        if step == 6:
+            optimizer, w, slots = pickle.loads(pickle.dumps((optimizer, w, slots)))
+        optimizer.update(w, gradient.copy(), slots, 0.1, step, 0.01)
+    np.testing.assert_array_equal(w, expected)
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+@EVERY
+def test_table_entry(name: str) -> None:
+    optimizer = get_optimizer(name)
+    assert optimizer.name == name
+    assert optimizer == OPTIMIZERS[name]()
+    assert get_optimizer(optimizer) is optimizer
+    assert 0 < optimizer.default_learning_rate < 1
+    # Each names its source.
+    assert any(f"{century}" in (type(optimizer).__doc__ or "") for century in (19, 20))
+
+
+@pytest.mark.parametrize("wrong", ["SGD", "", None, 1, SGD])
+def test_unknown_optimizer_lists_the_names(wrong: Any) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        get_optimizer(wrong)
+    assert all(f"'{name}'" in str(caught.value) for name in OPTIMIZERS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Momentum(1.0),
+        lambda: Nesterov(-0.1),
+        lambda: Adagrad(epsilon=0),
+        lambda: Adagrad(initial_accumulator=-1),
+        lambda: Adam(beta1=1),
+        lambda: Adam(beta2=float("nan")),
+        lambda: Adam(epsilon=-1),
+        lambda: AdamW(weight_decay=-1),
+        lambda: AdamW(beta1=2),
+        lambda: FTRL(beta=0),
+    ],
+)
+def test_wrong_parameter(make: Callable[[], Optimizer]) -> None:
+    with pytest.raises(InvalidParameterError, match="=.*use a"):
+        make()

@@ -1,0 +1,360 @@
+"""Policies: each gate as a state machine, by hand and on random walks against a plain model."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.policies import (
+    POLICIES,
+    ArrivalGate,
+    Asynchronous,
+    BoundedStaleness,
+    Gate,
+    LocalSGD,
+    Policy,
+    RoundGate,
+    Synchronous,
+    get_policy,
+)
+
+EVERY = pytest.mark.parametrize("name", list(POLICIES))
+
+
+def _step(gate: Gate, lane: int) -> bool:
+    return gate.push(lane, gate.clock(lane) + 1)
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+def test_round_closes_once_all_lanes_arrived() -> None:
+    gate = RoundGate([0, 1, 2])
+    assert gate.due() == []
+    for lane in (2, 0):
+        assert _step(gate, lane)
+        assert gate.due() == []
+        assert not gate.may_go(lane)
+    assert gate.may_go(1)
+    assert _step(gate, 1)
+    assert gate.due() == [0, 1, 2]
+    assert gate.due() == []
+    assert all(gate.may_go(lane) and gate.clock(lane) == 1 for lane in range(3))
+
+
+def test_repeated_late_early_and_foreign_pushes_are_refused() -> None:
+    gate = RoundGate([0, 1])
+    assert gate.push(0, 1)
+    assert not gate.push(0, 1)
+    assert not gate.push(0, 2)
+    assert not gate.push(7, 1)
+    assert gate.push(1, 1)
+    assert gate.due() == [0, 1]
+    assert not gate.push(0, 1)
+    assert not gate.push(0, 3)
+    assert gate.push(0, 2)
+    assert gate.due() == []
+
+
+def test_leaver_is_not_waited_for() -> None:
+    gate = RoundGate([0, 1, 2])
+    _step(gate, 0)
+    _step(gate, 1)
+    assert gate.due() == []
+    gate.leave(2)
+    assert gate.due() == [0, 1]
+
+
+def test_leaving_closes_no_round_early() -> None:
+    gate = RoundGate([0, 1, 2])
+    _step(gate, 0)
+    gate.leave(2)
+    assert gate.due() == []
+    assert not gate.may_go(0)
+    _step(gate, 1)
+    assert gate.due() == [0, 1]
+
+
+def test_open_push_of_a_leaver_counts() -> None:
+    gate = RoundGate([0, 1])
+    _step(gate, 0)
+    gate.leave(0)
+    assert gate.due() == []
+    _step(gate, 1)
+    assert gate.due() == [0, 1]
+
+
+def test_open_push_of_the_last_leaver_counts() -> None:
+    gate = RoundGate([0, 1])
+    _step(gate, 0)
+    gate.leave(0)
+    gate.leave(1)
+    assert gate.due() == [0]
+    assert gate.due() == []
+
+
+def test_unknown_leaver_changes_nothing() -> None:
+    gate = RoundGate([0, 1])
+    gate.leave(9)
+    _step(gate, 0)
+    assert gate.due() == []
+
+
+def test_join_takes_part_in_the_open_round() -> None:
+    gate = RoundGate([0, 1], clock=5)
+    _step(gate, 0)
+    gate.join(2, 0)
+    _step(gate, 1)
+    assert gate.due() == []
+    assert gate.clock(2) == 5
+    assert not gate.push(2, 1)
+    assert gate.push(2, 6)
+    assert gate.due() == [0, 1, 2]
+
+
+def test_backup_workers_are_not_waited_for() -> None:
+    gate = Synchronous(backup_workers=1).gate([0, 1, 2])
+    _step(gate, 0)
+    assert gate.due() == []
+    _step(gate, 2)
+    assert gate.due() == [0, 2]
+    # The late push is refused; its lane goes on from the open round.
+    assert not gate.push(1, 1)
+    assert gate.may_go(1)
+    assert gate.clock(1) == 1
+    assert gate.push(1, 2)
+    assert gate.due() == []
+
+
+def test_backup_workers_never_leave_a_round_empty() -> None:
+    gate = Synchronous(backup_workers=5).gate([0, 1])
+    assert gate.due() == []
+    _step(gate, 1)
+    assert gate.due() == [1]
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_on_random_walks(seed: int, spare: int) -> None:
+    """Lanes push, repeat, come and go; a model of two sets says when a round is due."""
+    rng = random.Random(seed)
+    gate = RoundGate(range(4), spare=spare)
+    present, arrived, rounds, applied = set(range(4)), set[int](), 0, 0
+    pushed = 0
+    for _ in range(400):
+        lane = rng.randrange(6)
+        action = rng.choices(["push", "repeat", "leave", "join"], [8, 2, 1, 1])[0]
+        if action == "push" and lane in present and gate.may_go(lane):
+            assert _step(gate, lane)
+            arrived.add(lane)
+            pushed += 1
+        elif action == "repeat":
+            assert not gate.push(lane, gate.clock(lane))
+            if lane in arrived:
+                assert not gate.push(lane, gate.clock(lane) + 1)
+        elif action == "leave":
+            gate.leave(lane)
+            present.discard(lane)
+        elif action == "join" and lane not in present | arrived:
+            gate.join(lane, rng.randrange(3))
+            present.add(lane)
+        is_due = bool(arrived) and len(present - arrived) <= min(spare, max(len(present) - 1, 0))
+        group = gate.due()
+        assert group == (sorted(arrived) if is_due else [])
+        assert gate.due() == []
+        if group:
+            rounds, applied, arrived = rounds + 1, applied + len(group), set()
+        assert gate.clock(lane) == rounds
+        # Whoever has not pushed may push, so the round always closes at last.
+        assert all(gate.may_go(lane) == (lane not in arrived) for lane in present)
+    assert applied + len(arrived) == pushed
+    assert rounds > 10
+
+
+# --- arrival ---------------------------------------------------------------------------------
+
+
+def test_arrivals_apply_one_by_one_in_their_order() -> None:
+    gate = ArrivalGate([0, 1, 2])
+    for lane in (2, 0, 2):
+        assert _step(gate, lane)
+    assert [gate.due(), gate.due(), gate.due(), gate.due()] == [[2], [0], [2], []]
+    assert [gate.clock(lane) for lane in range(3)] == [1, 0, 2]
+
+
+def test_repeated_and_foreign_arrivals_are_refused() -> None:
+    gate = ArrivalGate([0, 1])
+    assert gate.push(0, 2)  # two steps in one push
+    assert not gate.push(0, 2)
+    assert not gate.push(0, 1)
+    assert not gate.push(5, 1)
+    assert gate.due() == [0]
+    assert gate.due() == []
+
+
+def test_nobody_waits_without_a_bound() -> None:
+    gate = Asynchronous().gate([0, 1])
+    for _ in range(100):
+        assert gate.may_go(0)
+        _step(gate, 0)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+def test_fastest_waits_at_the_bound(bound: int) -> None:
+    gate = BoundedStaleness(bound).gate([0, 1, 2])
+    for _ in range(bound + 1):
+        assert gate.may_go(0)
+        _step(gate, 0)
+    assert not gate.may_go(0)
+    _step(gate, 1)
+    assert not gate.may_go(0)
+    assert gate.may_go(2)
+    _step(gate, 2)
+    assert gate.may_go(0)
+
+
+def test_leaving_releases_who_waited_for_the_slowest() -> None:
+    gate = BoundedStaleness(1).gate([0, 1])
+    _step(gate, 0)
+    _step(gate, 0)
+    assert not gate.may_go(0)
+    gate.leave(1)
+    assert gate.may_go(0)
+    assert [gate.due(), gate.due()] == [[0], [0]]
+    # Who left may always go: it waits for nothing.
+    assert gate.may_go(1)
+
+
+def test_open_arrival_of_a_leaver_counts() -> None:
+    gate = ArrivalGate([0])
+    _step(gate, 0)
+    gate.leave(0)
+    assert gate.due() == [0]
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(25))
+def test_bound_holds_on_random_walks(seed: int, bound: int) -> None:
+    """Whoever steps is at most `bound` clocks ahead of the slowest, and someone may always step."""
+    rng = random.Random(seed)
+    gate = ArrivalGate(range(5), staleness=bound)
+    weights = [rng.random() ** 2 + 0.05 for _ in range(5)]
+    lead = steps = 0
+    for _ in range(600):
+        lanes = sorted(gate.clocks)
+        if len(lanes) > 2 and rng.random() < 0.003:
+            gate.leave(rng.choice(lanes))
+            continue
+        slowest = min(gate.clocks.values())
+        going = [lane for lane in lanes if gate.may_go(lane)]
+        assert {lane for lane in lanes if gate.clocks[lane] == slowest} <= set(going)
+        lane = rng.choices(lanes, [weights[lane] for lane in lanes])[0]
+        if lane not in going:
+            assert gate.clocks[lane] - slowest > bound
+            continue
+        lead = max(lead, gate.clocks[lane] - slowest)
+        assert _step(gate, lane)
+        assert gate.due() == [lane]
+        steps += 1
+    assert lead == bound  # reached, never passed
+    assert steps > 50
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+def test_no_lane_is_blocked_for_ever(bound: int) -> None:
+    """With a fair turn for everyone that may go, all clocks reach the end."""
+    rng = random.Random(bound)
+    gate = ArrivalGate(range(4), staleness=bound)
+    while min(gate.clocks.values()) < 50:
+        going = [lane for lane in gate.clocks if gate.clocks[lane] < 50 and gate.may_go(lane)]
+        assert going
+        _step(gate, rng.choice(going))
+
+
+def test_staleness_zero_is_lockstep() -> None:
+    gate = BoundedStaleness(0).gate(range(3))
+    for clock in range(5):
+        for lane in random.Random(clock).sample(range(3), 3):
+            assert gate.may_go(lane)
+            _step(gate, lane)
+            assert gate.may_go(lane) == (min(gate.clocks.values()) == clock + 1)
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+@EVERY
+def test_gate_starts_at_a_clock(name: str) -> None:
+    gate = get_policy(name).gate([3, 1], 7)
+    assert gate.clock(1) == gate.clock(3) == 7
+    assert not gate.push(1, 7)
+    assert gate.push(1, 8)
+
+
+@EVERY
+def test_every_gate_refuses_a_repeated_push(name: str) -> None:
+    gate = get_policy(name).gate([0])
+    for clock in (1, 2, 3):
+        assert gate.may_go(0)
+        assert gate.push(0, clock)
+        assert gate.due() == [0]
+        assert not gate.push(0, clock)
+        assert gate.due() == []
+
+
+@EVERY
+def test_table_entry(name: str) -> None:
+    policy = get_policy(name)
+    assert policy.name == name
+    assert policy == POLICIES[name]()
+    assert get_policy(policy) is policy
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert policy.loop in {"rounds", "replicas", "free", "shared"}
+    assert policy.lockstep == (policy.loop in {"rounds", "replicas"})
+    assert policy.uses_shards == (policy.loop != "replicas")
+
+
+@EVERY
+def test_docstring_names_its_source_and_when_to_choose_it(name: str) -> None:
+    doc = POLICIES[name].__doc__ or ""
+    assert "Choose it" in doc
+    assert f'"{name}"' in doc
+    _, _, sources = doc.partition("References\n")
+    assert re.search(r"\b(19|20)\d\d\b", sources)
+
+
+@EVERY
+def test_policy_is_immutable_and_checks_its_numbers(name: str) -> None:
+    policy: Any = POLICIES[name]
+    for field in fields(policy):
+        with pytest.raises(FrozenInstanceError):
+            setattr(policy(), field.name, 3)
+        for wrong in (-1, 1.5, True, "4", None):
+            with pytest.raises(InvalidParameterError, match=rf"{field.name}=.*integer >= [01]"):
+                policy(**{field.name: wrong})
+
+
+def test_least_numbers() -> None:
+    assert Synchronous(backup_workers=0) == Synchronous()
+    assert BoundedStaleness(0).staleness == 0
+    assert LocalSGD(1).sync_every == 1
+    for make in (LocalSGD, Asynchronous):
+        with pytest.raises(InvalidParameterError, match=">= 1"):
+            make(0)
+
+
+@pytest.mark.parametrize("wrong", ["SSP", "", None, 4, Synchronous, ["sync"]])
+def test_unknown_policy_lists_the_names(wrong: Any) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        get_policy(wrong)
+    assert all(f"'{name}'" in str(caught.value) for name in POLICIES)
+
+
+def test_base_policy_uses_arrivals() -> None:
+    assert type(Policy.gate(get_policy("hogwild"), [0])) is ArrivalGate

@@ -1,0 +1,55 @@
+"""Scores on real data with default hyper-parameters, under every policy, on worker processes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from numpy.typing import NDArray
+from sklearn.datasets import load_svmlight_file
+from sklearn.metrics import roc_auc_score
+
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.policies import POLICIES
+
+pytestmark = pytest.mark.data
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a9a(client: Client, data_dir: Path, policy: str) -> None:
+    X, y = load_svmlight_file(str(data_dir / "a9a" / "a9a"), n_features=123)
+    X_test, y_test = load_svmlight_file(str(data_dir / "a9a" / "a9a.t"), n_features=123)
+    clf = SGDClassifier(policy=policy, random_state=0).fit(X, y)
+    assert clf.n_iter_ <= 20
+    assert clf.score(X_test, y_test) >= (0.845 if policy == "average" else 0.848)
+    assert roc_auc_score(y_test, clf.predict_proba(X_test)[:, 1]) >= 0.900
+
+
+def _idx(path: Path, offset: int) -> NDArray[np.uint8]:
+    return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=offset)
+
+
+@pytest.fixture(scope="module")
+def mnist(data_dir: Path) -> Any:
+    folder = data_dir / "mnist"
+    return tuple(
+        _idx(folder / f"{part}-images-idx3-ubyte.gz", 16).reshape(-1, 784) / np.float32(255)
+        if what == "images"
+        else _idx(folder / f"{part}-labels-idx1-ubyte.gz", 8)
+        for part in ("train", "t10k")
+        for what in ("images", "labels")
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.filterwarnings("ignore:Sending large graph")
+def test_mnist(client: Client, mnist: Any, policy: str) -> None:
+    X, y, X_test, y_test = mnist
+    rows, labels = da.from_array(X, chunks=(10_000, -1)), da.from_array(y, chunks=10_000)
+    clf = SGDClassifier(policy=policy, random_state=0).fit(rows, labels)
+    assert clf.score(X_test, y_test) >= (0.905 if policy == "average" else 0.920)
