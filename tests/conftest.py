@@ -21,6 +21,8 @@ DATA_VARIABLE = "DASKML_DIST_DATA"
 
 def _gpu_problem() -> str | None:
     """Why tests marked `gpu` cannot run here, or None."""
+    if importlib.util.find_spec("daskml_dist.backends.cupy_backend") is None:
+        return "this version has no GPU backend"
     if importlib.util.find_spec("cupy") is None:
         return 'CuPy is not installed: pip install "daskml-dist[gpu]"'
     import cupy
