@@ -28,8 +28,8 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         ``"log_loss"`` (softmax for more than two classes), ``"hinge"``, ``"squared_hinge"``,
         ``"modified_huber"`` or ``"perceptron"`` (one against the rest).
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (except under
-        ``"local"`` and ``"average"``, which average lanes).
+        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (not
+        surely under ``"local"`` and ``"average"``, which average lanes, nor ``"hogwild"``).
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
     l1_ratio : float, default=0.15

@@ -27,8 +27,8 @@ class SGDRegressor(RegressorMixin, BaseSGD):
         ``"squared_epsilon_insensitive"``, ``"quantile"`` or ``"poisson"`` (log link), or an object
         with other parameters such as ``Quantile(0.9)``.
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (except under
-        ``"local"`` and ``"average"``, which average lanes).
+        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (not
+        surely under ``"local"`` and ``"average"``, which average lanes, nor ``"hogwild"``).
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
     l1_ratio : float, default=0.15
