@@ -271,9 +271,9 @@ def test_unknown_loss_lists_the_names_of_its_kind(wrong: Any) -> None:
 
 
 def test_loss_of_the_other_kind_is_refused() -> None:
-    with pytest.raises(InvalidParameterError, match="not a loss for regression.*'huber'"):
+    with pytest.raises(InvalidParameterError, match=r"not a loss for regression.*'huber'"):
         get_loss("hinge", "regression")
-    with pytest.raises(InvalidParameterError, match="not a loss for classification.*'hinge'"):
+    with pytest.raises(InvalidParameterError, match=r"not a loss for classification.*'hinge'"):
         get_loss(Huber(), "classification")
 
 
@@ -286,7 +286,7 @@ def test_wrong_epsilon(name: str, epsilon: float) -> None:
 
 @pytest.mark.parametrize("quantile", [0, 1, -1, float("nan")])
 def test_wrong_quantile(quantile: float) -> None:
-    with pytest.raises(InvalidParameterError, match="quantile=.*between 0 and 1"):
+    with pytest.raises(InvalidParameterError, match=r"quantile=.*between 0 and 1"):
         Quantile(quantile)
 
 
@@ -295,5 +295,5 @@ def test_target_outside_the_domain(name: str) -> None:
     loss = LOSSES[name]()
     loss.check_target(np.array([0.0, 2.0]))
     if name == "poisson":
-        with pytest.raises(InvalidDataError, match="y >= 0.*squared_error"):
+        with pytest.raises(InvalidDataError, match=r"y >= 0.*squared_error"):
             loss.check_target(np.array([1.0, -1.0]))

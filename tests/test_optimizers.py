@@ -339,5 +339,5 @@ def test_unknown_optimizer_lists_the_names(wrong: Any) -> None:
     ],
 )
 def test_wrong_parameter(make: Callable[[], Optimizer]) -> None:
-    with pytest.raises(InvalidParameterError, match="=.*use a"):
+    with pytest.raises(InvalidParameterError, match=r"=.*use a"):
         make()

@@ -263,7 +263,7 @@ def test_bound_holds_on_random_walks(seed: int, bound: int) -> None:
         assert gate.due() == [lane]
         steps += 1
     assert lead == bound  # reached, never passed
-    assert steps > 50
+    assert steps > 30  # the slowest sets the pace
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])

@@ -121,7 +121,7 @@ def test_wrong_learning_rate_lists_the_choices(wrong: Any) -> None:
 
 
 def test_optimal_without_a_penalty_names_the_remedy() -> None:
-    with pytest.raises(InvalidParameterError, match="alpha > 0.*invscaling"):
+    with pytest.raises(InvalidParameterError, match=r"alpha > 0.*invscaling"):
         get_schedule("optimal", default=0.1, alpha=0.0, max_iter=5)
 
 
@@ -147,5 +147,5 @@ def test_optimal_without_a_penalty_names_the_remedy() -> None:
     ],
 )
 def test_wrong_parameter(make: Callable[[], Schedule]) -> None:
-    with pytest.raises(InvalidParameterError, match="use|wrap"):
+    with pytest.raises(InvalidParameterError, match=r"use|wrap"):
         make()

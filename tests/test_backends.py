@@ -1,0 +1,193 @@
+"""Backends: products of dense, CSR and renumbered CSR batches equal those of SciPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.base import DEVICES
+from daskml_dist.errors import InvalidParameterError
+
+N, P = 30, 12
+ROWS = {
+    "gathered": np.array([5, 0, 29, 5, 7]),  # a row may appear twice
+    "slice": slice(3, 20),
+    "none": np.empty(0, np.intp),
+}
+WIDTH = pytest.mark.parametrize("width", [1, 3])
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+CONTAINERS = pytest.mark.parametrize(
+    "container", [np.asarray, sparse.csr_array, sparse.csr_matrix], ids=lambda c: c.__name__
+)
+
+
+def _X(dtype: Any = np.float64) -> NDArray[Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, P)) * (rng.random((N, P)) < 0.3)
+    X[4] = X[7] = 0  # rows without entries
+    X[:, 2] = 0
+    return X.astype(dtype)
+
+
+def _draw(*shape: int, dtype: Any = np.float64) -> NDArray[Any]:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
+
+
+def _tolerance(dtype: Any) -> float:
+    return 1e-5 if dtype is np.float32 else 1e-12
+
+
+@DTYPES
+@WIDTH
+@pytest.mark.parametrize("rows", list(ROWS))
+@CONTAINERS
+def test_products(backend: Backend, container: Any, rows: str, width: int, dtype: Any) -> None:
+    X = _X(dtype)
+    batch = backend.rows(backend.to_device(container(X)), ROWS[rows])
+    dense = X[ROWS[rows]]
+    assert batch.shape == dense.shape
+    w = _draw(P, width, dtype=dtype)
+    raw = backend.to_numpy(backend.dot(batch, backend.to_device(w)))
+    expected = dense @ w
+    assert raw.dtype == dtype
+    assert raw.shape == (expected[:, 0] if width == 1 else expected).shape
+    tolerance = {"rtol": _tolerance(dtype), "atol": _tolerance(dtype)}
+    np.testing.assert_allclose(raw.reshape(-1, width), expected, **tolerance)
+
+    g, start = _draw(len(dense), width, dtype=dtype), _draw(P, width, dtype=dtype)
+    out = backend.to_device(start.copy())
+    backend.add_tdot(batch, backend.to_device(g[:, 0] if width == 1 else g), out)
+    found = backend.to_numpy(out)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, start + dense.T @ g, **tolerance)
+
+
+@DTYPES
+@WIDTH
+@pytest.mark.parametrize("container", [sparse.csr_array, sparse.csr_matrix])
+def test_products_at_touched_columns(
+    backend: Backend, container: Any, width: int, dtype: Any
+) -> None:
+    """Pieces renumbered to the columns of their union, as a batch of coordinates."""
+    X = _X(dtype)
+    block = backend.to_device(container(X))
+    chosen = [np.array([5, 0, 29]), np.array([4]), np.array([12, 13, 5])]
+    pieces = [backend.rows(block, rows) for rows in chosen]
+    columns = backend.columns(pieces)
+    union = np.flatnonzero(np.any(X[np.concatenate(chosen)] != 0, axis=0))
+    np.testing.assert_array_equal(columns, union)
+    assert columns.dtype == np.int64
+    w, total, expected = _draw(P, width, dtype=dtype), 0, np.zeros((P, width))
+    out = backend.to_device(np.zeros((len(columns), width), dtype))
+    for piece, rows in zip(pieces, chosen, strict=True):
+        raw = backend.to_numpy(backend.dot(piece, backend.to_device(w[columns])))
+        total += len(raw)
+        np.testing.assert_allclose(
+            raw.reshape(-1, width), X[rows] @ w, rtol=_tolerance(dtype), atol=_tolerance(dtype)
+        )
+        g = _draw(len(rows), width, dtype=dtype)
+        backend.add_tdot(piece, backend.to_device(g[:, 0] if width == 1 else g), out)
+        expected += X[rows].T @ g
+    assert total == 7
+    np.testing.assert_allclose(
+        backend.to_numpy(out), expected[columns], rtol=_tolerance(dtype), atol=_tolerance(dtype)
+    )
+
+
+def test_batches_may_be_prepared_before_they_are_used(backend: Backend) -> None:
+    """Two batches renumbered in advance, of blocks of different widths, used in turns."""
+    blocks = [_X(), np.c_[_X(), _X()]]
+    batches = []
+    for X in blocks:
+        piece = backend.rows(backend.to_device(sparse.csr_array(X)), np.array([1, 2, 3]))
+        batches.append((X, piece, backend.columns([piece])))
+    for X, piece, columns in batches * 2 + batches[::-1]:
+        w = _draw(X.shape[1], 2)
+        raw = backend.to_numpy(backend.dot(piece, backend.to_device(w[columns])))
+        np.testing.assert_allclose(raw, X[1:4] @ w, rtol=1e-12, atol=1e-12)
+
+
+def test_wider_block_after_use_of_a_narrow_one(backend: Backend) -> None:
+    X = _X()
+    piece = backend.rows(backend.to_device(sparse.csr_array(X)), np.array([1, 2, 3]))
+    columns = backend.columns([piece])
+    w = _draw(P, 2)
+    device_w = backend.to_device(w[columns])
+    backend.dot(piece, device_w)
+    wide = backend.to_device(sparse.csr_array(([1.0], ([0], [900_000])), shape=(1, 1_000_000)))
+    np.testing.assert_array_equal(backend.columns([backend.rows(wide, slice(0, 1))]), [900_000])
+    raw = backend.to_numpy(backend.dot(piece, device_w))
+    np.testing.assert_allclose(raw, X[1:4] @ w, rtol=1e-12, atol=1e-12)
+
+
+def test_columns_of_the_same_rows_again(backend: Backend) -> None:
+    block = backend.to_device(sparse.csr_array(_X()))
+    for _ in range(3):
+        columns = backend.columns([backend.rows(block, np.array([1, 2, 3]))])
+        np.testing.assert_array_equal(columns, np.flatnonzero(np.any(_X()[1:4] != 0, axis=0)))
+
+
+def test_columns_of_rows_without_entries(backend: Backend) -> None:
+    piece = backend.rows(backend.to_device(sparse.csr_array(_X())), np.array([4, 7]))
+    assert len(backend.columns([piece])) == 0
+    raw = backend.to_numpy(backend.dot(piece, backend.to_device(np.empty((0, 1)))))
+    np.testing.assert_array_equal(raw, [0, 0])
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_indices_of_both_widths(backend: Backend, index_dtype: Any) -> None:
+    X = sparse.csr_array(_X())
+    X.indices, X.indptr = X.indices.astype(index_dtype), X.indptr.astype(index_dtype)
+    batch = backend.rows(backend.to_device(X), np.array([1, 9]))
+    raw = backend.to_numpy(backend.dot(batch, backend.to_device(_draw(P, 1))))
+    np.testing.assert_allclose(raw, (_X()[[1, 9]] @ _draw(P, 1))[:, 0], rtol=1e-12, atol=1e-15)
+
+
+def _unaligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy that starts at an odd byte, as what came over a network may."""
+    buffer = np.empty(array.nbytes + 1, np.uint8)[1:]
+    shifted = buffer.view(array.dtype).reshape(array.shape)
+    shifted[...] = array
+    return shifted
+
+
+def test_unaligned_blocks(backend: Backend) -> None:
+    X = _X()
+    dense = _unaligned(X)
+    assert not dense.flags.aligned
+    np.testing.assert_array_equal(backend.to_numpy(backend.to_device(dense)), X)
+    csr = sparse.csr_array(X)
+    parts = (_unaligned(csr.data), _unaligned(csr.indices), _unaligned(csr.indptr))
+    batch = backend.rows(
+        backend.to_device(sparse.csr_array(parts, shape=csr.shape)), ROWS["gathered"]
+    )
+    raw = backend.to_numpy(backend.dot(batch, backend.to_device(_draw(P, 1))))
+    expected = (X[ROWS["gathered"]] @ _draw(P, 1))[:, 0]
+    np.testing.assert_allclose(raw, expected, rtol=1e-12, atol=1e-15)
+
+
+@CONTAINERS
+def test_blocks_on_the_cpu_are_not_copied(container: Any) -> None:
+    backend = get_backend("cpu")
+    X = container(_X())
+    assert backend.to_device(X) is X
+    if not sparse.issparse(X):
+        assert np.shares_memory(backend.rows(X, slice(2, 9)), X)
+
+
+def test_one_instance_for_each_call() -> None:
+    """An instance holds scratch arrays of one thread."""
+    assert get_backend("auto") is not get_backend("auto")
+    assert get_backend("auto").name == get_backend("cpu").name == "numpy"
+
+
+@pytest.mark.parametrize("wrong", ["cuda", "", None])
+def test_unknown_device_lists_the_names(wrong: Any) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        get_backend(wrong)
+    assert all(f"'{device}'" in str(caught.value) for device in DEVICES)

@@ -1,0 +1,231 @@
+"""Batches: every row once a pass, whatever the lanes, blocks and steps; reproducible order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from daskml_dist.data.batches import (
+    GROUP,
+    LaneRows,
+    LaneSpec,
+    Segment,
+    held_out_rows,
+    pass_steps,
+)
+from daskml_dist.data.placement import split_rows
+
+BLOCKS = {
+    "one": [23],
+    "few": [5, 1, 0, 12, 7],
+    "many": [3] * (2 * GROUP + 3),
+    "uneven": [1, 40, 2, 0, 9, 30, 1, 1, 5, 17, 2],
+    "empty": [0, 0],
+}
+Step = list[tuple[int, int]]
+
+
+def _lanes(name: str, n_lanes: int) -> list[LaneSpec]:
+    sizes = dict(enumerate(BLOCKS[name]))
+    lanes = split_rows(list(sizes), sizes, n_lanes)
+    return [LaneSpec(i, segments) for i, segments in enumerate(lanes)]
+
+
+def _rows(block: int, rows: Any) -> Step:
+    at = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+    return [(block, row) for row in at]
+
+
+def _steps(rows: LaneRows, pass_: int = 1, start: int = 0) -> list[Step]:
+    """(block, row) of each step, in order."""
+    return [
+        [pair for block, at in step for pair in _rows(block, at)]
+        for step in rows.batches(pass_, start)
+    ]
+
+
+def _held_out(rows: LaneRows) -> Step:
+    return [pair for block, at in rows.held_out for pair in _rows(block, at)]
+
+
+def _flat(steps: list[Step]) -> Step:
+    return list(itertools.chain.from_iterable(steps))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("n_steps", [1, 2, 7, 60])
+@pytest.mark.parametrize("n_lanes", [1, 3, 8])
+@pytest.mark.parametrize("blocks", list(BLOCKS))
+def test_every_row_exactly_once_a_pass(
+    blocks: str, n_lanes: int, n_steps: int, shuffle: bool, fraction: float
+) -> None:
+    trained: list[Counter[tuple[int, int]]] = [Counter(), Counter()]
+    held: Counter[tuple[int, int]] = Counter()
+    for spec in _lanes(blocks, n_lanes):
+        rows = LaneRows(spec, n_steps, 0, shuffle, fraction)
+        held.update(_held_out(rows))
+        for pass_, seen in enumerate(trained, start=1):
+            steps = _steps(rows, pass_)
+            assert len(steps) == n_steps
+            sizes = [len(step) for step in steps]
+            assert max(sizes) - min(sizes) <= 1
+            assert sum(sizes) == rows.n_rows
+            seen.update(_flat(steps))
+    everything = Counter((b, r) for b, size in enumerate(BLOCKS[blocks]) for r in range(size))
+    for seen in trained:
+        assert seen + held == everything
+    assert bool(held) == (fraction > 0 and blocks != "empty")
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("n_steps", [1, 2, 7, 60])
+@pytest.mark.parametrize("blocks", list(BLOCKS))
+def test_start_resumes_the_same_sequence(
+    blocks: str, n_steps: int, shuffle: bool, fraction: float
+) -> None:
+    (spec,) = _lanes(blocks, 1)
+    whole = _steps(LaneRows(spec, n_steps, 3, shuffle, fraction), 2)
+    for start in range(n_steps + 1):
+        fresh = LaneRows(spec, n_steps, 3, shuffle, fraction)
+        assert _steps(fresh, 2, start) == whole[start:]
+
+
+@pytest.mark.parametrize("blocks", ["one", "few", "many"])
+def test_order_depends_on_seed_pass_and_blocks_alone(blocks: str) -> None:
+    (spec,) = _lanes(blocks, 1)
+
+    def order(lane: int = 0, n_steps: int = 4, seed: int = 0, pass_: int = 1) -> Step:
+        return _flat(_steps(LaneRows(LaneSpec(lane, spec.segments), n_steps, seed, True), pass_))
+
+    reference = order()
+    assert order() == reference
+    assert order(lane=5) == reference  # nor on the lane's number
+    assert order(pass_=2) != reference
+    assert order(seed=1) != reference
+
+
+@pytest.mark.parametrize("n_steps", [2, 4, 9])
+@pytest.mark.parametrize("blocks", ["one", "few", "many"])
+def test_steps_cut_one_order(blocks: str, n_steps: int) -> None:
+    (spec,) = _lanes(blocks, 1)
+    n = spec.n_rows
+    order = _flat(_steps(LaneRows(spec, n, 0, True)))
+    for s, step in enumerate(_steps(LaneRows(spec, n_steps, 0, True))):
+        assert sorted(step) == sorted(order[s * n // n_steps : (s + 1) * n // n_steps])
+
+
+def test_passes_do_not_depend_on_those_before() -> None:
+    (spec,) = _lanes("many", 1)
+    used = LaneRows(spec, 5, 0, True)
+    for pass_ in (1, 2):
+        list(used.batches(pass_))
+    assert _steps(used, 3) == _steps(LaneRows(spec, 5, 0, True), 3)
+
+
+def test_without_shuffling_rows_stay_in_their_order() -> None:
+    (spec,) = _lanes("many", 1)
+    flat = _flat(_steps(LaneRows(spec, 5, 0, False), 2))
+    assert flat == sorted(flat)
+
+
+def test_full_batch_takes_views() -> None:
+    (spec,) = _lanes("few", 1)
+    (step,) = LaneRows(spec, 1, 0, True).batches(1)
+    assert all(isinstance(rows, slice) for _, rows in step)
+
+
+def test_one_piece_a_block() -> None:
+    """A batch gathers from each of a group's blocks once."""
+    (spec,) = _lanes("many", 1)
+    for step in LaneRows(spec, 2, 0, True).batches(1):
+        blocks = [block for block, _ in step]
+        assert len(blocks) == len(set(blocks))
+
+
+def test_sorted_blocks_give_mixed_batches() -> None:
+    """One label a block: every batch still holds about as many rows of each."""
+    segments = tuple(Segment(block, 0, 100) for block in range(GROUP))
+    for step in _steps(LaneRows(LaneSpec(0, segments), 10, 0, True)):
+        counts = Counter(block for block, _ in step)
+        assert len(counts) == GROUP
+        assert max(counts.values()) <= 25
+
+
+def test_only_one_group_of_blocks_is_visited_at_a_time() -> None:
+    segments = tuple(Segment(block, 0, 10) for block in range(3 * GROUP))
+    rows = LaneRows(LaneSpec(0, segments), 12, 0, True)
+    visits = []
+    for pass_ in (1, 2):
+        flat = _flat(_steps(rows, pass_))
+        cut = 10 * GROUP
+        groups = [{b for b, _ in flat[i : i + cut]} for i in range(0, len(flat), cut)]
+        assert [len(group) for group in groups] == [GROUP] * 3
+        visits.append(groups)
+    assert visits[0] != visits[1]  # another grouping at each pass
+
+
+# --- held-out rows ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_steps", [1, 6])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_held_out_rows_are_never_trained_on(n_steps: int, shuffle: bool) -> None:
+    (spec,) = _lanes("uneven", 1)
+    rows = LaneRows(spec, n_steps, 0, shuffle, 0.25)
+    held = set(_held_out(rows))
+    assert len(held) == sum(held_out_rows(s, 0.25) for s in spec.segments) > 20
+    for pass_ in range(1, 6):
+        assert not held & set(_flat(_steps(rows, pass_)))
+
+
+def test_held_out_rows_depend_on_the_seed_and_the_segment() -> None:
+    (spec,) = _lanes("uneven", 1)
+    held = _held_out(LaneRows(spec, 3, 0, True, 0.25))
+    assert _held_out(LaneRows(spec, 8, 0, False, 0.25)) == held
+    assert _held_out(LaneRows(spec, 3, 1, True, 0.25)) != held
+    one = LaneSpec(4, spec.segments[1:2])
+    block = spec.segments[1].block
+    assert _held_out(LaneRows(one, 3, 0, True, 0.25)) == [pair for pair in held if pair[0] == block]
+
+
+@pytest.mark.parametrize(
+    ("size", "fraction", "expected"),
+    [(100, 0.1, 10), (10, 0.25, 2), (1, 0.9, 0), (2, 0.9, 1), (0, 0.5, 0), (5, 0.0, 0), (3, 1, 2)],
+)
+def test_number_of_held_out_rows(size: int, fraction: float, expected: int) -> None:
+    """A row is left to train on."""
+    assert held_out_rows(Segment(0, 7, 7 + size), fraction) == expected
+
+
+# --- steps of a pass -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "fraction", "expected"),
+    [(None, 0.0, 1), (10, 0.0, 5), (50, 0.0, 1), (7, 0.0, 8), (1000, 0.0, 1), (10, 0.2, 4)],
+)
+def test_steps_of_a_pass(batch_size: int | None, fraction: float, expected: int) -> None:
+    """The largest lane, of 50 rows, decides."""
+    lanes = [
+        LaneSpec(0, (Segment(0, 0, 10),)),
+        LaneSpec(1, (Segment(0, 10, 40), Segment(1, 0, 20))),
+    ]
+    assert pass_steps(lanes, batch_size, fraction) == expected
+
+
+def test_steps_of_lanes_without_rows() -> None:
+    assert pass_steps([LaneSpec(0, ())], 10) == 1
+
+
+def test_batches_are_no_larger_than_asked_for() -> None:
+    for batch_size in (1, 4, 9, 1000):
+        lanes = _lanes("uneven", 3)
+        n_steps = pass_steps(lanes, batch_size, 0.1)
+        for spec in lanes:
+            steps = _steps(LaneRows(spec, n_steps, 0, True, 0.1))
+            assert max(map(len, steps)) <= batch_size

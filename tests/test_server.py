@@ -1,0 +1,389 @@
+"""The parameter server's state machine, driven directly: answers are gathered in lists."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Asynchronous, BoundedStaleness, Hogwild, Policy, Synchronous
+from daskml_dist.ps.layout import Layout
+from daskml_dist.ps.ledger import PassLedger, StoppingRule
+from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import Constant, StalenessAware
+
+SIZES = (5, 17, 1)  # rows of the lanes
+N_FEATURES, RATE, L2 = 6, 0.1, 0.05
+SHAPE = (N_FEATURES + 1, 1)
+
+
+def _rule(optimizer: str = "sgd", l1: float = 0.0, **options: Any) -> UpdateRule:
+    options = {"schedule": Constant(RATE), "steps_per_pass": 1.0} | options
+    return UpdateRule(
+        get_optimizer(optimizer), penalty=Penalty(l1, L2), n_penalised=N_FEATURES, **options
+    )
+
+
+class _Fleet:
+    """Lanes of a least-squares problem and the servers they talk to, in one thread."""
+
+    def __init__(self, policy: Policy, n_servers: int = 1, rule: UpdateRule | None = None) -> None:
+        rng = np.random.default_rng(0)
+        self.X = [np.c_[rng.normal(size=(n, N_FEATURES)), np.ones(n)] for n in SIZES]
+        self.y = [rng.normal(size=(n, 1)) for n in SIZES]
+        self.layout = Layout(*SHAPE, n_servers)
+        self.lanes = list(range(len(SIZES)))
+        self.replies: dict[int, list[list[Reply]]] = {lane: [] for lane in self.lanes}
+        self.generation = 0
+        self.servers = []
+        for rows in self.layout.slices():
+            state = ShardState(np.zeros((rows.stop - rows.start, 1)), {})
+            shard = Shard(rule or _rule(), state, rows.start)
+            self.servers.append(ParameterServer(policy, self.lanes, shard, None, n_trainers=1))
+
+    @property
+    def w(self) -> NDArray[Any]:
+        return np.concatenate([server.shard.w for server in self.servers if server.shard])
+
+    def gradient(self, lane: int, w: NDArray[Any]) -> NDArray[Any]:
+        """The gradient SUM of a lane's rows."""
+        return self.X[lane].T @ (self.X[lane] @ w - self.y[lane])
+
+    def requests(
+        self, lane: int, clock: int, values: Any = None, version: int = 0
+    ) -> list[Request]:
+        parts = [None] * len(self.servers) if values is None else self.layout.split(values)
+        rows = 0.0 if values is None else float(len(self.X[lane]))
+        return [Request((lane,), self.generation, clock, version, rows, part) for part in parts]
+
+    def send(self, requests: list[Request], rng: random.Random | None = None) -> list[Reply]:
+        """Send to all servers, in any order; the answers land in the list that is returned."""
+        replies: list[Reply] = []
+        order = list(zip(self.servers, requests, strict=True))
+        if rng is not None:
+            rng.shuffle(order)
+        for server, request in order:
+            server.exchange(request, replies.append)
+        return replies
+
+    def push(self, lane: int, clock: int, rng: random.Random | None = None) -> list[Reply]:
+        return self.send(self.requests(lane, clock, self.gradient(lane, self.w)), rng)
+
+    def round(self, lanes: Sequence[int], clock: int, rng: random.Random) -> list[list[Reply]]:
+        """All lanes push their step `clock`, at the same parameters, in any order."""
+        w = self.w
+        pushes = [(server, lane) for server in range(len(self.servers)) for lane in lanes]
+        rng.shuffle(pushes)
+        parts = {lane: self.requests(lane, clock, self.gradient(lane, w)) for lane in lanes}
+        replies: dict[int, list[Reply]] = {lane: [] for lane in lanes}
+        for server, lane in pushes:
+            self.servers[server].exchange(parts[lane][server], replies[lane].append)
+        return [replies[lane] for lane in lanes]
+
+    def call(self, op: str, **payload: Any) -> list[Call]:
+        answers: list[Call] = []
+        for server in self.servers:
+            server.call(op, {"generation": self.generation, **payload}, answers.append)
+        return answers
+
+    def renew(self, lanes: list[int], clock: int) -> None:
+        self.generation += 1
+        for server in self.servers:
+            server.renew(self.generation, lanes, clock)
+
+
+def _descend(fleet: _Fleet, w: NDArray[Any], lanes: Sequence[int]) -> NDArray[Any]:
+    """One step of gradient descent on the union of the lanes' rows."""
+    X = np.concatenate([fleet.X[lane] for lane in lanes])
+    y = np.concatenate([fleet.y[lane] for lane in lanes])
+    penalised = np.r_[np.ones(N_FEATURES), 0.0][:, None]
+    return w - RATE * (X.T @ (X @ w - y) / len(X) + L2 * penalised * w)
+
+
+def _check_replies(fleet: _Fleet, rounds: list[list[Reply]], clock: int) -> None:
+    for replies in rounds:
+        assert len(replies) == len(fleet.servers)
+        assert {(r.status, r.clock, r.version) for r in replies} == {(Status.OK, clock, clock)}
+
+
+def _check_first_step(fleet: _Fleet, lanes: Sequence[int]) -> None:
+    np.testing.assert_allclose(fleet.w, _descend(fleet, np.zeros(SHAPE), lanes), rtol=1e-10)
+
+
+# --- synchronous -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_servers", [1, 2, 4])
+def test_rounds_equal_gradient_descent_on_all_rows(n_servers: int) -> None:
+    fleet, rng = _Fleet(Synchronous(), n_servers), random.Random(0)
+    expected = np.zeros(SHAPE)
+    for clock in range(1, 51):
+        rounds = fleet.round(fleet.lanes, clock, rng)
+        expected = _descend(fleet, expected, fleet.lanes)
+        _check_replies(fleet, rounds, clock)
+        np.testing.assert_allclose(fleet.w, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("n_servers", [1, 2, 4])
+def test_lane_that_leaves_and_comes_back(n_servers: int) -> None:
+    """Every round is gradient descent on the rows of the lanes that take part."""
+    fleet, rng = _Fleet(Synchronous(), n_servers), random.Random(1)
+    expected = np.zeros(SHAPE)
+    for clock in range(1, 31):
+        if clock == 11:
+            assert fleet.call("leave", lanes=[1], rows=0) == [{"status": 0}] * n_servers
+        if clock == 21:
+            fleet.renew(fleet.lanes, clock - 1)
+        lanes = [0, 2] if 11 <= clock < 21 else fleet.lanes
+        _check_replies(fleet, fleet.round(lanes, clock, rng), clock)
+        expected = _descend(fleet, expected, lanes)
+        np.testing.assert_allclose(fleet.w, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_number_of_servers_changes_nothing(optimizer: str) -> None:
+    found = []
+    for n_servers in (1, 2, 4):
+        rng = random.Random(n_servers)  # another order of arrival each time
+        fleet = _Fleet(Synchronous(), n_servers, _rule(optimizer, l1=0.02))
+        for clock in range(1, 21):
+            fleet.round(fleet.lanes, clock, rng)
+        found.append(fleet.w)
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+    assert np.any(found[0] != 0)
+
+
+def test_round_that_waited_for_the_leaver_closes() -> None:
+    fleet = _Fleet(Synchronous())
+    first, second = fleet.push(0, 1), fleet.push(1, 1)
+    assert first == second == []
+    fleet.call("leave", lanes=[2], rows=0)
+    assert [r.status for r in first + second] == [Status.OK, Status.OK]
+    _check_first_step(fleet, [0, 1])
+
+
+def test_repeated_push_is_applied_once() -> None:
+    fleet = _Fleet(Synchronous())
+    (server,) = fleet.servers
+    once, twice = fleet.push(0, 1), fleet.push(0, 1)
+    others = [fleet.push(lane, 1) for lane in (1, 2)]
+    late = fleet.push(0, 1)
+    assert server.dropped == 2
+    for replies in (once, twice, *others, late):
+        assert [(r.status, r.version, r.clock) for r in replies] == [(Status.OK, 1, 1)]
+    _check_first_step(fleet, fleet.lanes)
+
+
+def test_late_lane_is_told_the_clock_to_go_on_from() -> None:
+    fleet = _Fleet(Synchronous(backup_workers=1))
+    fleet.push(0, 1)
+    fleet.push(2, 1)
+    (reply,) = fleet.push(1, 1)
+    assert (reply.status, reply.clock, reply.version) == (Status.OK, 1, 1)
+    _check_first_step(fleet, [0, 2])
+
+
+def test_one_request_may_speak_for_several_lanes() -> None:
+    fleet, replies = _Fleet(Synchronous()), []
+    total = fleet.gradient(0, fleet.w) + fleet.gradient(2, fleet.w)
+    together = Request((0, 2), 0, 1, 0, float(SIZES[0] + SIZES[2]), total)
+    for _ in range(2):  # and its repetition is refused
+        fleet.servers[0].exchange(together, replies.append)
+    assert replies == []
+    fleet.push(1, 1)
+    assert [(r.lane, r.clock) for r in replies] == [(0, 1), (0, 1)]
+    _check_first_step(fleet, fleet.lanes)
+
+
+def test_push_of_coordinates() -> None:
+    """Lanes touch different rows; the sum lands on their union, and a pull asks for some rows."""
+    fleet = _Fleet(Synchronous(), rule=_rule(coordinates=True))
+    replies: list[Reply] = []
+    for lane, index in enumerate(([0, 4], [4, 5], [])):
+        values = np.full((len(index), 1), lane + 1.0)
+        at = np.array(index, np.int64)
+        wanted = np.array([4, 6])
+        request = Request((lane,), 0, 1, 0, 1.0, values, at, pull_index=wanted)
+        fleet.servers[0].exchange(request, replies.append)
+    expected = np.zeros(SHAPE)
+    expected[[0, 4, 5], 0] = np.array([1.0, 3.0, 2.0]) * -RATE / 3
+    np.testing.assert_allclose(fleet.w, expected, rtol=1e-12)
+    for reply in replies:
+        np.testing.assert_array_equal(reply.values, fleet.w[[4, 6]])
+
+
+# --- arrival ---------------------------------------------------------------------------------
+
+
+def test_async_applies_on_arrival_and_once() -> None:
+    fleet = _Fleet(Asynchronous())
+    expected = np.zeros(SHAPE)
+    for n, (lane, clock) in enumerate([(1, 1), (1, 2), (0, 1), (1, 3), (2, 1)], start=1):
+        (reply,) = fleet.push(lane, clock)
+        expected = _descend(fleet, expected, [lane])
+        assert (reply.version, reply.clock) == (n, clock)
+        assert reply.values is not None
+        np.testing.assert_allclose(reply.values, expected, rtol=1e-10)
+        fleet.push(lane, clock)  # repeated
+        np.testing.assert_allclose(fleet.w, expected, rtol=1e-10)
+    assert fleet.servers[0].dropped == 5
+
+
+def test_stale_gradient_takes_a_smaller_step() -> None:
+    fleet = _Fleet(Asynchronous(), rule=_rule(schedule=StalenessAware(Constant(RATE))))
+    old = fleet.gradient(2, fleet.w)
+    for clock in range(1, 5):
+        fleet.send(fleet.requests(0, clock, fleet.gradient(0, fleet.w), version=clock - 1))
+    before = fleet.w
+    fleet.send(fleet.requests(2, 1, old.copy(), version=0))
+    penalised = np.r_[np.ones(N_FEATURES), 0.0][:, None]
+    step = RATE / 4 * (old / SIZES[2] + L2 * penalised * before)
+    np.testing.assert_allclose(fleet.w, before - step, rtol=1e-12)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_bounded_staleness_on_random_schedules(seed: int, bound: int) -> None:
+    """No lane is let go more than `bound` ahead, all reach the end, and no push is lost."""
+    rng, fleet = random.Random(seed), _Fleet(BoundedStaleness(bound))
+    end, clocks = 25, dict.fromkeys(range(3), 0)
+    waiting = {lane: fleet.send(fleet.requests(lane, 0)) for lane in fleet.lanes}
+    while min(clocks.values()) < end:
+        going = [lane for lane, replies in waiting.items() if replies and clocks[lane] < end]
+        assert going
+        lane = rng.choice(going)
+        assert clocks[lane] - min(clocks.values()) <= bound
+        clocks[lane] += 1
+        waiting[lane] = fleet.push(lane, clocks[lane])
+    assert all(waiting.values())
+    assert fleet.servers[0].shard is not None
+    assert fleet.servers[0].shard.version == 3 * end
+    assert fleet.servers[0].dropped == 0
+
+
+def test_leaver_releases_who_waited_for_it() -> None:
+    fleet = _Fleet(BoundedStaleness(0))
+    first, second = fleet.push(0, 1), fleet.push(1, 1)
+    assert first == second == []
+    fleet.call("leave", lanes=[2], rows=0)
+    assert [r.lane for r in first + second] == [0, 1]
+
+
+def test_hogwild_adds_what_a_process_changed() -> None:
+    fleet = _Fleet(Hogwild())
+    fleet.send(fleet.requests(1, 1, np.ones(SHAPE)))
+    fleet.send(fleet.requests(0, 1, np.ones(SHAPE)))
+    np.testing.assert_array_equal(fleet.w, 2)
+
+
+# --- generations, the end --------------------------------------------------------------------
+
+
+def test_stale_generation_is_dropped_and_told() -> None:
+    fleet = _Fleet(Synchronous())
+    waiting = fleet.push(0, 1)
+    old = fleet.requests(1, 1, fleet.gradient(1, fleet.w))
+    fleet.renew(fleet.lanes, 0)
+    assert [r.status for r in waiting] == [Status.STALE_GENERATION]
+    assert [r.status for r in fleet.send(old)] == [Status.STALE_GENERATION]
+    answers: list[Call] = []
+    fleet.servers[0].call("leave", {"generation": 0, "lanes": [0], "rows": 0}, answers.append)
+    assert answers == [{"status": int(Status.STALE_GENERATION)}]
+    # The open round was dropped with the old generation: all push again, once.
+    rounds = fleet.round(fleet.lanes, 1, random.Random(0))
+    _check_replies(fleet, rounds, 1)
+    _check_first_step(fleet, fleet.lanes)
+
+
+def test_push_without_a_pull_is_not_answered() -> None:
+    fleet, replies = _Fleet(Asynchronous()), []
+    push = Request((0,), 0, 1, 0, 1.0, np.ones(SHAPE), pull=False)
+    fleet.servers[0].exchange(push, replies.append)
+    fleet.renew(fleet.lanes, 0)
+    fleet.servers[0].exchange(push, replies.append)
+    assert replies == []
+    assert fleet.servers[0].shard is not None
+    assert fleet.servers[0].shard.version == 1
+
+
+def _ledger() -> PassLedger:
+    return PassLedger([0, 1, 2], StoppingRule(5, tol=None), lockstep=True)
+
+
+@pytest.mark.parametrize("end", ["abort", "renew"])
+def test_end_answers_all_who_wait(end: str) -> None:
+    shard = Shard(_rule(), ShardState(np.zeros(SHAPE), {}))
+    server = ParameterServer(Synchronous(), [0, 1, 2], shard, _ledger(), n_trainers=3)
+    replies: list[Reply] = []
+    answers: list[Call] = []
+    for lane in (0, 1):
+        request = Request((lane,), 0, 1, 0, 1.0, np.ones(SHAPE))
+        server.exchange(request, replies.append)
+    server.call("rendezvous", {"generation": 0, "rank": 1, "info": "b"}, answers.append)
+    report = {"lanes": [0], "loss": 1.0, "rows": 2.0, "steps": 1}
+    server.call("report", {"generation": 0, "pass": 1, "report": report}, answers.append)
+    assert replies == answers == []
+    expected = Status.ABORTED if end == "abort" else Status.STALE_GENERATION
+    for _ in range(2):  # nobody is answered twice
+        server.abort("worker lost") if end == "abort" else server.renew(1, [0, 1, 2], 0)
+        assert [(r.lane, r.status) for r in replies] == [(0, expected), (1, expected)]
+        assert answers == [{"status": int(expected)}] * 2
+    server.exchange(Request((2,), 0, 1), replies.append)
+    server.call("rendezvous", {"generation": 0, "rank": 0, "info": "a"}, answers.append)
+    assert replies[-1].status == expected
+    assert answers[-1] == {"status": int(expected)}
+    np.testing.assert_array_equal(shard.w, 0)
+
+
+def test_rendezvous_tells_all_peers_in_the_order_of_their_ranks() -> None:
+    server = ParameterServer(Synchronous(), [0], None, _ledger(), n_trainers=3)
+    answers: list[Call] = []
+    for rank in (2, 0, 1):
+        assert answers == []
+        payload = {"generation": 0, "rank": rank, "info": f"peer {rank}"}
+        server.call("rendezvous", payload, answers.append)
+    assert answers == [{"status": 0, "peers": ["peer 0", "peer 1", "peer 2"]}] * 3
+
+
+def test_pass_ends_for_all_lanes_together() -> None:
+    server = ParameterServer(Synchronous(), [0, 1, 2], None, _ledger(), n_trainers=1)
+    answers: list[Call] = []
+    for number in range(1, 6):
+        for lane in (1, 0, 2):
+            assert len(answers) == 3 * (number - 1)
+            report = {"lanes": [lane], "loss": 3.0, "rows": 2.0, "steps": 4}
+            payload = {"generation": 0, "pass": number, "report": report}
+            server.call("report", payload, answers.append)
+    assert [a["stop"] for a in answers] == [False] * 12 + [True] * 3
+    assert server.ledger is not None
+    assert [(r["loss"], r["rows"], r["steps"]) for r in server.ledger.records] == [(1.5, 6, 4)] * 5
+
+
+def test_snapshots_are_read_only_and_never_change() -> None:
+    fleet, rng = _Fleet(Synchronous()), random.Random(0)
+    held: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for clock in range(1, 6):
+        rounds = fleet.round(fleet.lanes, clock, rng)
+        given = [reply.values for replies in rounds for reply in replies]
+        given.append(fleet.servers[0].snapshot())
+        for values in given:
+            assert values is given[0]  # one copy a version
+        assert given[0] is not None
+        with pytest.raises(ValueError, match="read-only"):
+            given[0][0] = 1
+        held.append((given[0], given[0].copy()))
+    state = fleet.servers[0].state()
+    assert state is not None
+    state.w[...] = 7
+    for values, as_given in held:
+        np.testing.assert_array_equal(values, as_given)
+    np.testing.assert_array_equal(held[-1][0], fleet.w)
