@@ -252,10 +252,12 @@ class BaseSGD(BaseEstimator):
                 f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
             )
         cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
-        # The user may have changed coef_ meanwhile, and it counts (averages are not gone on from).
-        w = (state.w if self._averaged else self._matrix()).astype(survey.dtype)
-        slots_fit = cast if cast.keys() == self._slot_names() else {}
-        return ShardState(w, slots_fit, state.step, state.rows)
+        # The user may have changed coef_ meanwhile, and it counts; an average is no place to go on.
+        w = (self._matrix() if state.average is None else state.w).astype(survey.dtype)
+        slots = cast if cast.keys() == self._slot_names() else {}
+        if self.get_params(deep=False)["average"] is False:
+            return ShardState(w, slots, state.step, state.rows)
+        return dataclasses.replace(state, w=w, slots=slots)
 
     def _slot_names(self) -> Any:
         optimizer = get_optimizer(self.get_params(deep=False)["optimizer"])
@@ -278,8 +280,7 @@ class BaseSGD(BaseEstimator):
                 "The parameters became NaN or infinite. Lower learning_rate, or scale the "
                 "features (StandardScaler)."
             )
-        self._state = dataclasses.replace(state, average=None)
-        self._averaged = state.average is not None
+        self._state = state
         self.n_features_in_ = n_features
         coef = w[:n_features].T
         intercept = w[n_features] if model.fit_intercept else np.zeros(model.width, dtype=w.dtype)

@@ -175,6 +175,10 @@ class Policy:
         """Whether the parameters live in server shards."""
         return self.loop != "replicas"
 
+    def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
+        """Updates that a shard applies in a pass in which each lane makes `n_steps` steps."""
+        return n_steps if self.lockstep else n_steps * n_lanes
+
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         """Make the state machine of one shard (or of the pass reports)."""
         return ArrivalGate(lanes, clock)
@@ -286,6 +290,10 @@ class Asynchronous(Policy):
     loop = "free"
     push_every: int = 1
     pull_every: int = 1
+
+    def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
+        """Updates that a shard applies in a pass; what is open at its end is pushed."""
+        return -(-n_steps // self.push_every) * n_lanes
 
 
 @dataclass(frozen=True)

@@ -150,3 +150,12 @@ def test_labels_of_any_kind(labels: list[Any]) -> None:
 def test_average_is_near_the_last_parameters(policy: str) -> None:
     clf = SGDClassifier(average=True, policy=policy, n_lanes=2, random_state=0).fit(X, Y)
     assert clf.score(X, Y) > 0.7
+
+
+def test_averaging_goes_on_over_calls() -> None:
+    params: dict[str, Any] = {"average": True, "shuffle": False, "random_state": 0}
+    once = SGDClassifier(max_iter=3, tol=None, **params).fit(X, Y)
+    parts = SGDClassifier(**params)
+    for _ in range(3):
+        parts.partial_fit(X, Y, classes=[0, 1, 2])
+    np.testing.assert_allclose(parts.coef_, once.coef_, rtol=1e-12)

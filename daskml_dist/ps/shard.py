@@ -56,6 +56,7 @@ class ShardState:
     step: int = 0
     rows: float = 0.0
     average: NDArray[Any] | None = None
+    n_averaged: int = 0
 
     def part(self, rows: slice) -> ShardState:
         """Copy of a slice of rows."""
@@ -65,6 +66,7 @@ class ShardState:
             self.step,
             self.rows,
             None if self.average is None else self.average[rows].copy(),
+            self.n_averaged,
         )
 
     @staticmethod
@@ -79,6 +81,7 @@ class ShardState:
             None
             if any(p.average is None for p in parts)
             else np.concatenate([p.average for p in parts if p.average is not None]),
+            first.n_averaged,
         )
 
 
@@ -108,8 +111,9 @@ class Shard:
         self._touched = np.full(len(self.w), state.step) if rule.coordinates else None
         self._snapshot: NDArray[Any] | None = None
         self._sum: NDArray[np.float64] | None = None
-        self._n_summed = 0
-        self._average = state.average
+        self._n_summed = state.n_averaged
+        if state.average is not None and state.n_averaged:
+            self._sum = state.average * np.float64(state.n_averaged)
 
     def _strengths(self, l1: float) -> Any:
         if l1 == 0:
@@ -235,8 +239,8 @@ class Shard:
     def state(self) -> ShardState:
         """Settle, and return a copy of everything a later fit needs."""
         self.settle()
-        average = self._average
+        average = None
         if self._sum is not None:
             average = (self._sum / self._n_summed).astype(self.w.dtype)
-        whole = ShardState(self.w, self.slots, self.step, self.rows, average)
+        whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None))

@@ -162,7 +162,7 @@ def make_fit(
             settings.schedule,
             settings.penalty,
             model.n_penalised,
-            steps_per_pass=float(steps if policy.lockstep else steps * len(lanes)),
+            steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             average_after=settings.average,
             coordinates=_touches_few(survey, batch_size),
         ),
