@@ -35,6 +35,7 @@ from daskml_dist.policies import Policy, get_policy
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
 from daskml_dist.training.history import History
 from daskml_dist.training.plan import Settings, Survey, make_fit
 from daskml_dist.training.run import open_engine
@@ -106,10 +107,11 @@ class BaseSGD(BaseEstimator):
         tol = params["tol"]
         if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
             raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
-        if params["checkpoint"] is not None:
+        checkpoint = params["checkpoint"]
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise InvalidParameterError(
-                "checkpoint: this version cannot write checkpoints yet. Leave it None, and keep "
-                "the fitted estimator with joblib or pickle; warm_start=True goes on from it."
+                f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
+                "daskml_dist.training.checkpoint, or None."
             )
         if params["device"] not in DEVICES:
             raise InvalidParameterError(
@@ -146,7 +148,11 @@ class BaseSGD(BaseEstimator):
             lanes = engine.lanes(settings.n_lanes, shared=settings.policy.loop == "shared")
             weighted = sample_weight is not None
             fit = make_fit(settings, survey, lanes, classes, weighted, initial)
-            result = engine.train(fit, callbacks)
+            checkpoint = self.get_params(deep=False)["checkpoint"]
+            if checkpoint is None:
+                result = engine.train(fit, callbacks)
+            else:
+                result = train_in_parts(engine, fit, callbacks, checkpoint)
         self._keep(settings, fit.model, result.state, classes, survey.n_features)
         self.n_iter_ = len(result.records)
         self.history_ = History(

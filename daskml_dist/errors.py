@@ -12,6 +12,7 @@
         ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
         ├── WaitTimeoutError    (also TimeoutError)    a bounded wait ran out
         ├── RunAbortedError                            another part of the fit failed first
+        ├── CheckpointError     (also ValueError)      a checkpoint cannot be written or used
         ├── DivergedError       (also ValueError)      parameters became NaN or infinite
         └── CallbackError                              a user's callback raised
 """
@@ -22,6 +23,7 @@ import sklearn.exceptions
 
 __all__ = [
     "CallbackError",
+    "CheckpointError",
     "CommunicationError",
     "DaskMLDistError",
     "DeviceUnavailableError",
@@ -75,6 +77,10 @@ class WaitTimeoutError(TrainingError, TimeoutError):
 
 class RunAbortedError(TrainingError):
     """The fit was stopped because another part of it failed or the user asked."""
+
+
+class CheckpointError(TrainingError, ValueError):
+    """A checkpoint cannot be written, read, or gone on from."""
 
 
 class DivergedError(TrainingError, ValueError):

@@ -45,7 +45,7 @@ UNREAD = da.from_delayed(
         ({"tol": -1.0}, ">= 0"),
         ({"class_weight": "equal"}, "balanced"),
         ({"callbacks": object()}, "on_pass_end"),
-        ({"checkpoint": "somewhere"}, "warm_start"),
+        ({"checkpoint": "somewhere"}, "Checkpoint"),
     ],
 )
 def test_parameters(params: dict[str, Any], remedy: str) -> None:

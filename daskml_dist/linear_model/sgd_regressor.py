@@ -78,8 +78,9 @@ class SGDRegressor(RegressorMixin, BaseSGD):
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
         ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
-    checkpoint : None, default=None
-        Reserved: this version writes no checkpoints, and says so for another value.
+    checkpoint : Checkpoint or None, default=None
+        Where and how often :meth:`fit` saves itself, see
+        :class:`daskml_dist.training.checkpoint.Checkpoint`.
 
     Attributes
     ----------

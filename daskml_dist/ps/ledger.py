@@ -80,6 +80,8 @@ class PassLedger:
         Makes the validation score of summed statistics; None without a validation set.
     on_record : callable
         Called with each record; must not block.
+    first_pass : int, default=0
+        Passes made before.
     """
 
     def __init__(
@@ -90,10 +92,12 @@ class PassLedger:
         lockstep: bool,
         score: Callable[[NDArray[np.float64]], float] | None = None,
         on_record: Callable[[Record], None] = lambda record: None,
+        first_pass: int = 0,
     ) -> None:
         self.lanes = set(lanes)
         self.rule = rule
         self.records: list[Record] = []
+        self._first_pass = first_pass
         self.stopped = False
         self.partial_rows = 0.0
         self._lockstep = lockstep
@@ -119,12 +123,16 @@ class PassLedger:
         entry = self._open.setdefault(number, _OpenPass(set(self.lanes)))
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
-        while (at := len(self.records) + 1) in self._open and not self._open[at].missing:
+        while (at := self._passes + 1) in self._open and not self._open[at].missing:
             self._close(at, self._open.pop(at).reports)
 
     def is_closed(self, number: int) -> bool:
         """Whether every lane has reported pass `number`."""
-        return number <= len(self.records)
+        return number <= self._passes
+
+    @property
+    def _passes(self) -> int:
+        return self._first_pass + len(self.records)
 
     def stop(self) -> None:
         """End the fit with the pass that is open."""

@@ -41,6 +41,8 @@ class ParameterServer:
     n_trainers : int
         Trainers that must have arrived before any may start.
     generation : int
+    clock : int
+        Clock at which the lanes start.
     """
 
     def __init__(
@@ -51,13 +53,14 @@ class ParameterServer:
         ledger: PassLedger | None,
         n_trainers: int,
         generation: int = 0,
+        clock: int = 0,
     ) -> None:
         self.generation = generation
         self.shard = shard
         self.ledger = ledger
         self.dropped = 0
         self._policy = policy
-        self._gate = policy.gate(lanes)
+        self._gate = policy.gate(lanes, clock)
         self._n_trainers = n_trainers
         self._pending: dict[int, Request] = {}
         self._waiting: list[_Waiting] = []

@@ -234,9 +234,9 @@ class TrainingRun:
             trainer.result(timeout=self._fit.timeout) for trainer in self._trainers
         ]
         shards = [self._ask(host.state()) for host in self._hosts]
-        converged, partial = self._ask(self._hosts[0].end())
+        stopping, partial = self._ask(self._hosts[0].end())
         records = self._ask(self._hosts[0].records(0))
-        return FitResult(joined_state(self._fit, shards, results), records, converged, partial)
+        return FitResult(joined_state(self._fit, shards, results), records, stopping, partial)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.spec import FitSpec
@@ -26,15 +27,15 @@ class FitResult:
         Parameters and optimizer state, whole.
     records : list of dict
         One a pass.
-    converged : bool
-        Whether the stopping rule ended it before `max_iter`.
+    stopping : StoppingRule
+        As the last pass left it.
     partial_rows : float
         Rows stepped on after the last whole pass (lanes at their own pace).
     """
 
     state: ShardState
     records: list[dict[str, Any]]
-    converged: bool
+    stopping: StoppingRule
     partial_rows: float
 
 
@@ -68,10 +69,12 @@ class RunView:
         self.n_servers = n_servers
         self.trainer_addresses = trainer_addresses
         self.server_addresses = server_addresses
+        self.stopped = False
         self._stop = stop
 
     def stop(self) -> None:
         """End the fit with the pass that is open; it counts as a whole fit."""
+        self.stopped = True
         self._stop()
 
 

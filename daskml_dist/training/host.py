@@ -18,6 +18,7 @@ from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.socket import Credentials, Listener, serve
 from daskml_dist.data.blocks import Block
+from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.servers import make_server
@@ -86,11 +87,11 @@ class ServerHost:
         ledger = self._server.ledger
         return [] if ledger is None else ledger.records[start:]
 
-    async def end(self) -> tuple[bool, float]:
-        """Whether the stopping rule ended the fit, and the rows after the last whole pass."""
+    async def end(self) -> tuple[StoppingRule, float]:
+        """The stopping rule as the last pass left it, and the rows after the last whole pass."""
         ledger = self._server.ledger
         assert ledger is not None
-        return ledger.rule.converged, ledger.partial_rows
+        return ledger.rule, ledger.partial_rows
 
     async def state(self) -> ShardState | None:
         """The shard's state."""

@@ -96,7 +96,7 @@ def _result(fit: FitSpec, servers: list[ParameterServer], results: list[Any]) ->
     ledger = servers[0].ledger
     assert ledger is not None
     state = joined_state(fit, [server.state() for server in servers], results)
-    return FitResult(state, ledger.records, ledger.rule.converged, ledger.partial_rows)
+    return FitResult(state, ledger.records, ledger.rule, ledger.partial_rows)
 
 
 def _n_cores() -> int:

@@ -47,8 +47,9 @@ def make_server(
             lockstep=fit.policy.lockstep,
             score=fit.model.validation_score if fit.validation_fraction else None,
             on_record=on_record,
+            first_pass=fit.first_pass,
         )
-    return ParameterServer(fit.policy, lanes, shard, ledger, n_trainers)
+    return ParameterServer(fit.policy, lanes, shard, ledger, n_trainers, clock=fit.first_clock)
 
 
 def joined_state(

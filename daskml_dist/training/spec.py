@@ -52,6 +52,8 @@ class FitSpec:
         Whole state to go on from; None starts at zero.
     timeout : float
         Seconds that a wait may take.
+    first_pass : int, default=0
+        Passes made before, where the fit is a later part of a longer one.
     """
 
     model: LinearModel
@@ -72,6 +74,17 @@ class FitSpec:
     weight_scale: float | None
     initial: ShardState | None
     timeout: float
+    first_pass: int = 0
+
+    @property
+    def first_clock(self) -> int:
+        """Clock at which every lane starts."""
+        return self.first_pass * self.n_steps
+
+    @property
+    def passes(self) -> range:
+        """Numbers of the passes to make at most."""
+        return range(self.first_pass + 1, self.stopping.max_iter + 1)
 
     def start_state(self, rows: slice = slice(None)) -> ShardState:
         """Fresh state of some rows of the parameters."""

@@ -51,9 +51,9 @@ class _FreeLane:
         self._rows = 0.0
         self._w: Any = None
         self._awaiting = True
-        lane.seek(0)
+        lane.seek(self._fit.first_clock)
         self._batch = lane.next_batch()
-        connection.send((lane.number,), 0, pull_index=self._batch.index)
+        connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
 
     def step(self) -> bool:
         """Make one step; False once the lane is done."""

@@ -29,7 +29,7 @@ def run_replicas(context: Context) -> ShardState | None:
     )
     try:
         for lane in context.lanes:
-            lane.seek(0)
+            lane.seek(context.fit.first_clock)
         _run_passes(context, connection, run)
         state = run.state()
         return state if context.rank == 0 else None
@@ -38,7 +38,7 @@ def run_replicas(context: Context) -> ShardState | None:
 
 
 def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
-    for number in range(1, context.fit.stopping.max_iter + 1):
+    for number in context.fit.passes:
         for step in range(context.fit.n_steps):
             run.step(step)
         if context.report(connection, number, context.lanes, run.validation_weights()):
@@ -113,7 +113,7 @@ class _Averaged:
             lane.number: Shard(self._fit.rule, self._fit.start_state()) for lane in context.lanes
         }
         self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
-        self._clock = 0
+        self._clock = self._fit.first_clock
         total = sum(self._fit.lane_rows)
         self._shares = {
             lane.number: self._fit.lane_rows[lane.number] / total for lane in context.lanes

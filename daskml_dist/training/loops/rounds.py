@@ -20,7 +20,7 @@ def run_rounds(context: Context) -> None:
     try:
         rounds = _Rounds(context, connection)
         rounds.pull_first()
-        for number in range(1, context.fit.stopping.max_iter + 1):
+        for number in context.fit.passes:
             rounds.run_pass(number)
             weights = rounds.validation_weights()
             if context.report(connection, number, context.lanes, weights):
@@ -42,16 +42,16 @@ class _Rounds:
         self._lanes = context.lanes
         self._connection = connection
         self._apart = self._fit.deterministic or self._fit.rule.coordinates
-        self._clock = 0
+        self._clock = self._fit.first_clock
         self._batches: list[Batch] = []
         self._pulled: list[Pulled] = []
 
     def pull_first(self) -> None:
         for lane in self._lanes:
-            lane.seek(0)
+            lane.seek(self._clock)
         self._batches = [lane.next_batch() for lane in self._lanes]
         for lanes, pull_index in self._speakers():
-            self._connection.send(lanes, 0, pull_index=pull_index)
+            self._connection.send(lanes, self._clock, pull_index=pull_index)
         self._receive()
 
     def _speakers(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:

@@ -50,7 +50,7 @@ class _Shared:
         self._name = min(lane.number for lane in context.lanes)
         self._base = self.replica.w.copy()
         self._rows = 0.0
-        self._clock = 0
+        self._clock = fit.first_clock
         self._steps = 0
         self._stopped = False
 
@@ -58,8 +58,8 @@ class _Shared:
         """The work of one thread."""
         with np.errstate(over="ignore", invalid="ignore"):
             for lane in lanes:
-                lane.seek(0)
-            for number in range(1, self._fit.stopping.max_iter + 1):
+                lane.seek(self._fit.first_clock)
+            for number in self._fit.passes:
                 for _ in range(self._fit.n_steps):
                     if self._stopped or self._context.failed:
                         return
