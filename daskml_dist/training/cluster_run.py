@@ -85,7 +85,6 @@ class TrainingRun:
         view = RunView(
             self._id,
             self._fit,
-            len(self._server_addresses),
             self._trainer_addresses,
             self._server_addresses,
             self._stop,

@@ -49,6 +49,7 @@ class RunView:
     max_iter : int
         Passes at most.
     n_lanes, n_servers : int
+        Lanes, and shards of the parameter server.
     trainer_addresses, server_addresses : list of str
         Dask worker addresses of the trainers and of the fit's actors; empty without a cluster.
     """
@@ -57,7 +58,6 @@ class RunView:
         self,
         run_id: str,
         fit: FitSpec,
-        n_servers: int,
         trainer_addresses: list[str],
         server_addresses: list[str],
         stop: Any,
@@ -66,7 +66,7 @@ class RunView:
         self.policy_name = fit.policy.name
         self.max_iter = fit.stopping.max_iter
         self.n_lanes = len(fit.lane_rows)
-        self.n_servers = n_servers
+        self.n_servers = len(fit.layout.slices()) if fit.policy.uses_shards else 0
         self.trainer_addresses = trainer_addresses
         self.server_addresses = server_addresses
         self.stopped = False

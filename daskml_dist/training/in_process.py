@@ -67,7 +67,7 @@ class InProcessEngine(Engine):
             publish_server(endpoint.key, server)
         threads = _n_cores() if fit.policy.loop == "shared" else 1
         spec = TrainerSpec(run_id, 0, 1, 0, tuple(self._lanes), threads, endpoints, b"")
-        view = RunView(run_id, fit, len(servers), [], [], servers[0].stop)
+        view = RunView(run_id, fit, [], [], servers[0].stop)
         told = 0
 
         def tell() -> None:
