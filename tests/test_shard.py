@@ -161,10 +161,12 @@ def test_owed_l1_equals_the_dense_penalty(touch: bool) -> None:
     assert np.any(lazy.w == 0)
 
 
-def test_owed_l2_is_close_to_the_dense_penalty() -> None:
+@pytest.mark.parametrize("schedule", [Constant(0.1), Cosine(0.2, passes=2), InverseScaling(0.1)])
+def test_owed_l2_is_close_to_the_dense_penalty(schedule: Schedule) -> None:
+    """Whatever the learning rates were while a row was not touched."""
     kinds = Penalty(0.0, 0.02)
-    dense = _shard(_rule(penalty=kinds))
-    lazy = _shard(_rule(penalty=kinds, coordinates=True))
+    dense = _shard(_rule(penalty=kinds, schedule=schedule))
+    lazy = _shard(_rule(penalty=kinds, schedule=schedule, coordinates=True))
     for _ in range(20):
         dense.apply(np.zeros((N_ROWS, WIDTH)), 1)
         lazy.apply(np.zeros((1, WIDTH)), 1, np.array([8]))

@@ -108,7 +108,9 @@ class Shard:
         self._first_step = state.step
         self._n_penalised = int(np.clip(rule.n_penalised - start, 0, len(state.w)))
         self._l1 = self._strengths(rule.penalty.l1)
-        self._touched = np.full(len(self.w), state.step) if rule.coordinates else None
+        # Sum of the learning rates so far, and up to where each row has paid its penalty.
+        self._charged = 0.0
+        self._paid = np.zeros(len(self.w)) if rule.coordinates else None
         self._snapshot: NDArray[Any] | None = None
         self._sum: NDArray[np.float64] | None = None
         self._n_summed = state.n_averaged
@@ -156,6 +158,7 @@ class Shard:
         rate = self.learning_rate() * scale
         self.version += 1
         self.rows += rows
+        self._charged += rate
         self._snapshot = None
         if rows > 0:
             grad /= rows
@@ -179,16 +182,16 @@ class Shard:
         k = int(np.searchsorted(index, self._n_penalised))
         l1, l2 = self.rule.penalty.l1, self.rule.penalty.l2
         strength: Any = 0.0
-        if self._touched is not None and (l1 or l2):
-            elapsed = (self.step - self._touched[index]).astype(w.dtype)[:, None]
-            elapsed[k:] = 0
+        if self._paid is not None and (l1 or l2) and rate > 0:
+            owed = (self._charged - self._paid[index])[:, None]
+            owed[k:] = 0
+            elapsed = (owed / rate).astype(w.dtype)
             strength = l1 * elapsed if l1 else 0.0
             if l2:
-                if rate > 0:
-                    # A row not touched for long must not be thrown past zero.
-                    np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
+                # A row not touched for long must not be thrown past zero.
+                np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
                 grad += l2 * elapsed * w
-            self._touched[index] = self.step
+            self._paid[index] = self._charged
         self.rule.optimizer.update(w, grad, slots, rate, self.step, strength)
         self.w[index] = w
         for name, slot in slots.items():
@@ -205,14 +208,13 @@ class Shard:
     def settle(self) -> None:
         """Apply the penalty that untouched rows still owe (coordinates only)."""
         k, penalty = self._n_penalised, self.rule.penalty
-        if self._touched is None or not (penalty.l1 or penalty.l2) or k == 0:
+        if self._paid is None or not (penalty.l1 or penalty.l2) or k == 0:
             return
-        rate = self.learning_rate()
-        owed = (self.step - self._touched[:k]).astype(self.w.dtype)[:, None] * rate
+        owed = (self._charged - self._paid[:k]).astype(self.w.dtype)[:, None]
         self.w[:k] /= 1 + owed * penalty.l2
         if penalty.l1:
             soft_threshold(self.w[:k], owed * penalty.l1)
-        self._touched[:] = self.step
+        self._paid[:] = self._charged
         self._snapshot = None
 
     def _add_to_average(self) -> None:
