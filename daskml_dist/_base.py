@@ -155,6 +155,8 @@ class BaseSGD(BaseEstimator):
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
         self._keep(settings, fit.model, result.state, classes, survey.n_features)
         self.n_iter_ = len(result.records)
+        rows = sum(record["rows"] for record in result.records) + result.partial_rows
+        self.t_: float = rows if initial is None else self.t_ + rows
         self.history_ = History(
             result.records,
             extra={
@@ -295,7 +297,6 @@ class BaseSGD(BaseEstimator):
         else:
             self.classes_ = classes
             self.coef_, self.intercept_ = coef.copy(), intercept.copy()
-        self.t_ = state.rows
 
     def _matrix(self) -> NDArray[Any]:
         """Parameters as one matrix of shape (n_features + fit_intercept, width)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import queue
 import secrets
 import socket
 import ssl
@@ -80,6 +81,8 @@ class Outbox:
                         self._sock.sendall(buffer)
                 self.sent += size
         except OSError as error:
+            # Half a frame may be out: what follows it could not be read.
+            self.close()
             raise CommunicationError(_gone("sending to", error)) from error
 
     def close(self) -> None:
@@ -348,11 +351,19 @@ def serve(
     """Read frames of one connection until it ends; answers may be sent by any thread."""
     out, reader = Outbox(down), Reader(Inbox(up, None), dtype, width)
 
-    def answer(message: Reply | Call) -> None:
+    def send(message: Reply | Call) -> None:
         # A trainer that is gone does not matter here: its client sees the loss.
         with contextlib.suppress(CommunicationError):
             out.send(encode_reply(message) if isinstance(message, Reply) else encode_call(message))
 
+    # Whoever reads must never wait for a send: the other side may be sending too, and not read.
+    later: queue.SimpleQueue[Reply | Call | None] = queue.SimpleQueue()
+    answer: Callable[[Any], None] = send
+    if server.most_answer_bytes > _BUFFER:
+        answer = later.put
+        threading.Thread(
+            target=_drain, args=(later, send), daemon=True, name="daskml-answer"
+        ).start()
     try:
         while True:
             message = reader.read()
@@ -361,5 +372,11 @@ def serve(
             elif isinstance(message, dict):
                 server.call(message.pop("op"), message, answer)
     except ConnectionError:
+        later.put(None)
         out.close()
         _close(up)
+
+
+def _drain(messages: queue.SimpleQueue[Any], send: Callable[[Any], None]) -> None:
+    for message in iter(messages.get, None):
+        send(message)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from daskml_dist.errors import CommunicationError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
 __all__ = ["CALL", "REPLY", "REQUEST", "Reader", "encode_call", "encode_reply", "encode_request"]
@@ -114,7 +115,10 @@ class Reader:
         if kind == REPLY:
             return self._reply()
         if kind != CALL:
-            raise ConnectionError(f"a frame of unknown kind {kind}")
+            raise CommunicationError(
+                f"A frame of unknown kind {kind} came in. Is something else connecting to the "
+                "workers' ports? Fit again."
+            )
         (_, length) = self._header(CALL)
         text = bytearray(length)
         self._source.read_into(memoryview(text))

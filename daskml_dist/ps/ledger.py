@@ -99,11 +99,11 @@ class PassLedger:
         self.records: list[Record] = []
         self._first_pass = first_pass
         self.stopped = False
-        self.partial_rows = 0.0
         self._lockstep = lockstep
         self._score = score
         self._on_record = on_record
         self._open: dict[int, _OpenPass] = {}
+        self._unreported_rows = 0.0
         self._since = time.perf_counter()
         self._staleness: list[float] = [0, 0.0, 0]  # count, sum, max
 
@@ -125,6 +125,16 @@ class PassLedger:
         entry.reports.append(report)
         while (at := self._passes + 1) in self._open and not self._open[at].missing:
             self._close(at, self._open.pop(at).reports)
+
+    def leave(self, rows: float) -> None:
+        """Note that lanes left, with so many rows stepped on since their last report."""
+        self._unreported_rows += rows
+
+    @property
+    def partial_rows(self) -> float:
+        """Rows after the last whole pass; fast lanes may have reported later passes."""
+        reports = [r for entry in self._open.values() for r in entry.reports]
+        return self._unreported_rows + sum(r.rows for r in reports)
 
     def is_closed(self, number: int) -> bool:
         """Whether every lane has reported pass `number`."""

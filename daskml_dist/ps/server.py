@@ -61,6 +61,7 @@ class ParameterServer:
         self.dropped = 0
         self._policy = policy
         self._gate = policy.gate(lanes, clock)
+        self._n_lanes = len(lanes)
         self._n_trainers = n_trainers
         self._pending: dict[int, Request] = {}
         self._waiting: list[_Waiting] = []
@@ -69,6 +70,11 @@ class ParameterServer:
         self._at_pass_end: list[tuple[int, CallReply]] = []
         self._aborted: str | None = None
         self._lock = threading.Lock()
+
+    @property
+    def most_answer_bytes(self) -> int:
+        """Bytes of parameters in the answers to all lanes at once, at most."""
+        return 0 if self.shard is None else self.shard.w.nbytes * self._n_lanes
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -197,7 +203,7 @@ class ParameterServer:
         for lane in payload["lanes"]:
             self._gate.leave(lane)
         if self.ledger is not None:
-            self.ledger.partial_rows += payload["rows"]
+            self.ledger.leave(payload["rows"])
         ready: _Ready = [partial(reply, _ok())]
         if self.shard is not None:
             self._apply_due()

@@ -96,12 +96,15 @@ class TrainingRun:
             result = self._gather()
             self._tell(callbacks, view)
         except BaseException as error:
-            cause = self._wind_down(error)
-            self._clean_up()
-            if isinstance(cause, WorkerLostError):
-                with suppress(CallbackError):
-                    callbacks.on_generation(view, {"event": "lost", "reason": str(cause)})
-            callbacks.on_fit_end(view, cause)
+            cause = error
+            try:
+                cause = self._wind_down(error)
+            finally:  # also when the user interrupts once more
+                self._clean_up()
+                if isinstance(cause, WorkerLostError):
+                    with suppress(CallbackError):
+                        callbacks.on_generation(view, {"event": "lost", "reason": str(cause)})
+                callbacks.on_fit_end(view, cause)
             if cause is error:
                 raise
             raise cause from error
@@ -164,6 +167,7 @@ class TrainingRun:
             with suppress(TimeoutError):
                 return future.result(timeout=_ROLL_CALL)
             self._check_workers()
+            self._check_kept(future)
             if time.monotonic() > deadline:
                 raise WaitTimeoutError(
                     f"A server of the fit did not start within {self._fit.timeout:g} s. Are all "
@@ -175,8 +179,7 @@ class TrainingRun:
         try:
             return call.result(timeout=_CALL)
         except (OSError, RuntimeError) as error:
-            self._check_workers()
-            raise WorkerLostError(
+            raise self._lost_soon() or WorkerLostError(
                 f"A server of the fit does not answer ({error!r}). Its worker was probably lost; "
                 "fit again."
             ) from error
@@ -203,8 +206,17 @@ class TrainingRun:
 
     def _raise_failed(self) -> None:
         for trainer in self._trainers:
-            if trainer.status in {"error", "cancelled", "lost"}:
+            self._check_kept(trainer)
+            if trainer.status in {"error", "cancelled"}:
                 trainer.result(timeout=_CALL)
+
+    def _check_kept(self, future: Future[Any]) -> None:
+        """Raise for a future that went with its worker: its result would never come."""
+        if future.status == "lost":
+            raise self._lost_soon() or WorkerLostError(
+                "A worker that held a part of the fit was lost. Look at the workers' logs, then "
+                "fit again."
+            )
 
     def _tell(self, callbacks: CallbackList, view: RunView) -> None:
         for record in self._ask(self._hosts[0].records(self._told)):

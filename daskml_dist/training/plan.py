@@ -150,6 +150,7 @@ def make_fit(
     n_classes = 0 if classes is None else len(classes)
     model = LinearModel(settings.loss, survey.n_features, n_classes, settings.fit_intercept)
     fraction = settings.validation_fraction
+    _check_held_out(lanes, fraction)
     batch_size = _batch_size(settings.batch_size, lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     class_weight = _class_weight(settings.class_weight, survey, classes)
@@ -186,6 +187,14 @@ def make_fit(
         initial=initial,
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
     )
+
+
+def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
+    if fraction and not any(held_out_rows(s, fraction) for lane in lanes for s in lane.segments):
+        raise InvalidDataError(
+            f"early_stopping holds out no row: validation_fraction={fraction:g} of each block is "
+            "less than one row. Raise it, or use larger chunks."
+        )
 
 
 def _batch_size(batch_size: int | str | None, lanes: list[LaneSpec]) -> int | None:

@@ -114,7 +114,7 @@ class _FreeLane:
         return w
 
     def _leave(self) -> bool:
-        self._connection.call_all(
-            "leave", lanes=[self._lane.number], rows=self._lane.unreported_rows
-        )
+        # What was not pushed yet counts for nothing.
+        rows = self._lane.unreported_rows - self._rows
+        self._connection.call_all("leave", lanes=[self._lane.number], rows=rows)
         return False

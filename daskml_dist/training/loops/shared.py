@@ -104,6 +104,7 @@ class _Shared:
     def leave(self) -> None:
         """Send the last changes and leave."""
         with self._meeting:
+            self.replica.settle()
             self._meet()
             rows = sum(lane.unreported_rows for lane in self._context.lanes)
             self._connection.call_all(

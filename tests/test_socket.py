@@ -1,0 +1,71 @@
+"""The socket transport on its own: several lanes on one connection, large frames, refusals."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+import numpy as np
+import pytest
+
+from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.socket import Credentials, Listener, SocketConnection, serve
+from daskml_dist.errors import CommunicationError
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Asynchronous
+from daskml_dist.ps.messages import Request
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import Constant
+
+HOST, SECRET = "127.0.0.1", b"s" * 32
+
+
+def _server(n_rows: int, n_lanes: int) -> ParameterServer:
+    rule = UpdateRule(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), n_rows, 1.0)
+    shard = Shard(rule, ShardState(np.zeros((n_rows, 1)), {}))
+    return ParameterServer(Asynchronous(), list(range(n_lanes)), shard, None, 1)
+
+
+@pytest.mark.timeout(30)
+def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
+    """Parameters larger than the system's buffers, both ways at once."""
+    n_rows, n_lanes = 1_000_000, 4
+    server = _server(n_rows, n_lanes)
+    answer = partial(serve, server, dtype="float64", width=1)
+    listener = Listener(HOST, Credentials(SECRET), on_pair=answer)
+    endpoint = Endpoint("", HOST, listener.port)
+    connection = SocketConnection(endpoint, Credentials(SECRET), Wait(20), "float64", 1)
+    try:
+        for clock in (1, 2):
+            for lane in range(n_lanes):
+                push = np.full((n_rows, 1), -1.0)
+                connection.send(Request((lane,), 0, clock, rows=1.0, values=push))
+            pulled = [connection.receive(lane) for lane in range(n_lanes)]
+            assert all(reply.values is not None for reply in pulled)
+            assert max(reply.version for reply in pulled) == clock * n_lanes
+    finally:
+        connection.close()
+        listener.close()
+    assert server.shard is not None
+    np.testing.assert_array_equal(server.shard.w, np.full((n_rows, 1), 2.0 * n_lanes))
+
+
+def test_a_wrong_secret_is_refused() -> None:
+    listener = Listener(HOST, Credentials(SECRET), on_pair=lambda up, down: None)
+    endpoint = Endpoint("", HOST, listener.port)
+    connection = SocketConnection(endpoint, Credentials(b"other"), Wait(10), "float64", 1)
+    try:
+        with pytest.raises(CommunicationError, match="Lost the connection"):
+            connection.receive(0)
+    finally:
+        connection.close()
+        listener.close()
+
+
+def test_nobody_listening_names_the_remedy() -> None:
+    with socket.create_server((HOST, 0)) as unused:
+        port = unused.getsockname()[1]
+    with pytest.raises(CommunicationError, match="allow TCP between"):
+        SocketConnection(Endpoint("", HOST, port), Credentials(SECRET), Wait(5), "float64", 1)
