@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from dask.base import compute
-from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -24,6 +22,7 @@ from sklearn.utils.validation import (
 from daskml_dist.backends.base import DEVICES, get_backend
 from daskml_dist.data.blocks import check_finite_rows, make_block
 from daskml_dist.data.collection import Collection, as_collection, is_dask
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inference.predict import map_rows
@@ -86,9 +85,9 @@ class BaseSGD(BaseEstimator):
             deterministic=bool(params["deterministic"]),
             device=params["device"],
             validation_fraction=float(params["validation_fraction"]) if early else 0.0,
-            average=None if average is False else int(average),
+            average=int(average) if average else None,
             class_weight=_check_class_weight(params.get("class_weight")),
-            seed=int(check_random_state(params["random_state"]).randint(2**31 - 1)),
+            seed=_seed(params["random_state"]),
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -96,6 +95,11 @@ class BaseSGD(BaseEstimator):
             _check_count(name, params[name])
         if params["n_lanes"] is not None:
             _check_count("n_lanes", params["n_lanes"])
+        if not isinstance(params["average"], bool | np.bool_):
+            _check_count("average", params["average"], also="True or False")
+        for name in ("alpha", "l1_ratio"):
+            if not isinstance(params[name], Real):
+                raise InvalidParameterError(f"{name}={params[name]!r}: use a number.")
         batch_size = params["batch_size"]
         if batch_size is not None and batch_size != "auto":
             _check_count("batch_size", batch_size, also='"auto", or None for full batches')
@@ -234,6 +238,10 @@ class BaseSGD(BaseEstimator):
                     "class in the first call to partial_fit."
                 )
             found = classes
+        if found.dtype.kind == "f" and (found % 1).any():
+            raise InvalidDataError(
+                "Unknown label type: continuous. Use SGDRegressor for a continuous target."
+            )
         if len(found) < 2:
             raise InvalidDataError(
                 f"y holds one class only: {found.tolist()}. A classifier needs at least two "
@@ -343,11 +351,7 @@ class BaseSGD(BaseEstimator):
                 f"{self.n_features_in_} features as input."
             )
         one = partial(_score_block, statistic, self._raw(), self._classification)
-        if collection.kind == "memory":
-            return _total([one(i, *part) for i, part in enumerate(collection.parts)])
-        task = delayed(one, pure=False)
-        parts = compute(*[task(i, *part) for i, part in enumerate(collection.parts)])
-        return _total(parts)
+        return reduce_parts(collection, one, _total)
 
 
 def _total(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -387,17 +391,31 @@ def _check_count(name: str, value: Any, also: str = "") -> None:
 
 
 def _check_class_weight(class_weight: Any) -> Any:
-    if class_weight is None or class_weight == "balanced" or isinstance(class_weight, dict):
+    if isinstance(class_weight, dict):
+        valid = all(isinstance(w, Real) and 0 <= float(w) < np.inf for w in class_weight.values())
+    else:
+        valid = class_weight is None or class_weight == "balanced"
+    if valid:
         return class_weight
     raise InvalidParameterError(
-        f'class_weight={class_weight!r}: use "balanced", a dict from label to weight, or None.'
+        f'class_weight={class_weight!r}: use "balanced", a dict from label to weight >= 0, or None.'
     )
+
+
+def _seed(random_state: Any) -> int:
+    try:
+        return int(check_random_state(random_state).randint(2**31 - 1))
+    except ValueError as error:
+        raise InvalidParameterError(f"{error}: use an integer, a RandomState or None.") from error
 
 
 def _as_column(y: Any) -> Any:
     """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
     if len(getattr(y, "shape", ())) == 2:
-        return column_or_1d(y, warn=True)
+        try:
+            return column_or_1d(y, warn=True)
+        except ValueError as error:
+            raise InvalidDataError(f"{error} Pass one column, for example y[:, 0].") from error
     return y
 
 

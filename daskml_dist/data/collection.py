@@ -103,7 +103,9 @@ def is_dask(value: Any) -> bool:
     return bool(is_dask_collection(value))
 
 
-def as_collection(X: Any, y: Any = None, sample_weight: Any = None) -> Collection:
+def as_collection(
+    X: Any, y: Any = None, sample_weight: Any = None, *, numeric: bool = True
+) -> Collection:
     """Align X, y and sample_weight by rows, with no work on the data.
 
     Parameters
@@ -113,6 +115,8 @@ def as_collection(X: Any, y: Any = None, sample_weight: Any = None) -> Collectio
         of unknown sizes; several column chunks are joined.
     y : array-like, pandas.Series, dask Array or dask Series, of shape (n_rows,), or None
     sample_weight : like `y`, or a float for all rows, or None
+    numeric : bool, default=True
+        Check that X holds numbers; False lets strings, categories and dates through.
 
     Returns
     -------
@@ -127,7 +131,7 @@ def as_collection(X: Any, y: Any = None, sample_weight: Any = None) -> Collectio
         or `sample_weight` has several columns or another length; the rows cannot be aligned
         because chunk sizes are unknown.
     """
-    X = check_rows(X)
+    X = check_rows(X, numeric=numeric)
     inputs = {
         "X": join_column_chunks(X) if isinstance(X, da.Array) else X,
         "y": _check_column(y, "y"),
@@ -146,12 +150,14 @@ def as_collection(X: Any, y: Any = None, sample_weight: Any = None) -> Collectio
     return Collection("memory", [part], n_features, _feature_names(X), [int(X.shape[0])])
 
 
-def check_rows(X: Any) -> Any:
+def check_rows(X: Any, *, numeric: bool = True) -> Any:
     """Check what metadata tells of X.
 
     Parameters
     ----------
     X : as in `as_collection`
+    numeric : bool, default=True
+        Whether it must hold numbers.
 
     Returns
     -------
@@ -166,14 +172,16 @@ def check_rows(X: Any) -> Any:
     if is_dask(X) and not isinstance(X, da.Array) and not _is_dask_frame(X):
         raise _unsupported(X, "X")
     if is_dataframe_like(X):
-        check_columns(zip(X.columns, X.dtypes, strict=True))
+        if numeric:
+            check_columns(zip(X.columns, X.dtypes, strict=True))
         return X
     if hasattr(X, "tocsr"):
         X = X.tocsr()  # the one format that is cut by rows
     elif not is_dask(X):
         X = _as_array(X)
     check_2d(X)
-    check_dtype(X.dtype, "X")
+    if numeric:
+        check_dtype(X.dtype, "X")
     return X
 
 

@@ -176,9 +176,18 @@ class TrainingRun:
                 )
 
     def _ask(self, call: Any) -> Any:
+        deadline = time.monotonic() + _CALL
         try:
-            return call.result(timeout=_CALL)
+            while True:
+                # A call that was under way when its worker was killed may never be answered.
+                with suppress(TimeoutError):
+                    return call.result(timeout=_ROLL_CALL)
+                self._check_workers()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no answer within {_CALL:g} s")
         except (OSError, RuntimeError) as error:
+            if isinstance(error, DaskMLDistError):
+                raise
             raise self._lost_soon() or WorkerLostError(
                 f"A server of the fit does not answer ({error!r}). Its worker was probably lost; "
                 "fit again."

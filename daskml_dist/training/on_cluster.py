@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
-from distributed import Client, LocalCluster
+from dask.base import is_dask_collection
+from distributed import Client, LocalCluster, wait
 from distributed.client import futures_of
 
 from daskml_dist.data.batches import LaneSpec
@@ -38,9 +41,8 @@ class ClusterEngine(Engine):
         self._blocks: list[Any] = []
         self._rows: dict[int, int] = {}
         self._placement: Placement | None = None
-        self._persisted = collection.kind == "dask" and all(
-            futures_of(X) for X, _, _ in collection.parts
-        )
+        # Worker of each part that the user has persisted; empty where rows are read for the fit.
+        self._homes: list[str] = []
 
     @classmethod
     def on_own_cluster(cls, collection: Collection) -> Self:
@@ -68,13 +70,17 @@ class ClusterEngine(Engine):
         if self._collection.kind == "memory":
             self._blocks = self._spread(classification)
         else:
+            self._homes = self._find_homes()
             lazy = self._collection.delayed_blocks(None, classification)
-            self._blocks = self._client.compute(lazy)
+            self._blocks = self._compute_at_home(lazy)
         infos = [
-            self._client.submit(inspect_block, block, classification, pure=False)
-            for block in self._blocks
+            self._client.submit(
+                inspect_block, block, classification, pure=False, workers=self._homes[i : i + 1]
+            )
+            for i, block in enumerate(self._blocks)
         ]
         try:
+            self._await_at_home(infos)
             found: list[BlockInfo] = self._client.gather(infos)
         except DaskMLDistError:
             raise
@@ -88,6 +94,51 @@ class ClusterEngine(Engine):
             raise
         self._rows = {info.index: info.n_rows for info in found}
         return found
+
+    def _find_homes(self) -> list[str]:
+        """One worker for each persisted part that holds it; [] unless all are persisted."""
+        parts = [X for X, _, _ in self._collection.parts]
+        if not all(is_dask_collection(X) for X in parts):
+            return []
+        # Parts of one collection share their graph.
+        graphs = {id(X.__dask_graph__()): X for X in parts}
+        futures = {future.key: future for future in futures_of(list(graphs.values()))}
+        if not all(X.key in futures for X in parts):
+            return []
+        wait(list(futures.values()))
+        holders = self._client.who_has(list(futures.values()))
+        load: Counter[str] = Counter()
+        homes = []
+        for X in parts:
+            if not holders.get(X.key):
+                return []
+            homes.append(min(holders[X.key], key=lambda worker: (load[worker], worker)))
+            load[homes[-1]] += 1
+        return homes
+
+    def _compute_at_home(self, lazy: list[Any]) -> list[Any]:
+        """Make each block on its part's worker, where stealing cannot move it."""
+        if not self._homes:
+            return list(self._client.compute(lazy))
+        blocks: dict[int, Any] = {}
+        for home in sorted(set(self._homes)):
+            here = [i for i, worker in enumerate(self._homes) if worker == home]
+            made = self._client.compute([lazy[i] for i in here], workers=[home])
+            blocks.update(zip(here, made, strict=True))
+        return [blocks[i] for i in range(len(lazy))]
+
+    def _await_at_home(self, futures: list[Any]) -> None:
+        """Wait for tasks that only their homes may run, as long as these are there."""
+        while self._homes:
+            with suppress(TimeoutError):
+                wait(futures, timeout=1)
+                return
+            if gone := set(self._homes).difference(self._threads()):
+                raise WorkerLostError(
+                    f"Worker {min(gone)} was lost while its rows were read. Fit again; keep the "
+                    "recipe of the collection (persist, not scatter) so that Dask can read it "
+                    "again."
+                )
 
     def _spread(self, classification: bool) -> list[Any]:
         """Scatter rows in memory, a part for each thread of the cluster."""
@@ -109,14 +160,13 @@ class ClusterEngine(Engine):
         read for this fit may land anywhere, so there the lanes are cut from the blocks alone:
         the same fit twice gives the same lanes.
         """
-        if n_lanes is None and not self._persisted:
+        if n_lanes is None and not self._homes:
             n_lanes = max(1, min(sum(self._threads().values()), sum(self._rows.values())))
-        keys = {block.key: i for i, block in enumerate(self._blocks)}
-        holders = {
-            keys[key]: list(addresses)
-            for key, addresses in self._client.who_has(self._blocks).items()
-            if key in keys
-        }
+        held = self._client.who_has(self._blocks)
+        holders = {i: list(held.get(block.key, ())) for i, block in enumerate(self._blocks)}
+        if self._homes:
+            # Work on the side may have made copies elsewhere.
+            holders = {i: [h for h in holders[i] if h == w] for i, w in enumerate(self._homes)}
         if any(not holders.get(i) for i in self._rows):
             raise WorkerLostError("A worker that held rows of the fit was lost. Fit again.")
         self._placement = place(self._rows, holders, self._threads(), n_lanes)

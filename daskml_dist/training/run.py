@@ -25,6 +25,10 @@ def open_engine(collection: Collection, client: Any | None) -> Engine:
     """
     if client is None:
         client = _current_client()
+    elif not hasattr(client, "scheduler_info"):
+        raise InvalidParameterError(
+            f"client={client!r}: pass a distributed.Client, such as Client(address), or None."
+        )
     if client is None and collection.kind == "memory":
         return InProcessEngine(collection)
     from daskml_dist.training.on_cluster import ClusterEngine

@@ -1,0 +1,194 @@
+"""Lifts transformers to Dask collections: scikit-learn works on each block, we merge."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+from sklearn.utils.validation import _check_feature_names, check_is_fitted
+
+from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import DaskMLDistError, InvalidDataError
+from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
+
+__all__ = ["BlockTransformer"]
+
+
+class BlockTransformer(BaseEstimator):
+    """Put before a scikit-learn transformer among the bases, it lets Dask collections in.
+
+    On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks
+    :meth:`_summarise` for a summary of each block, on the worker that holds it, merges these by
+    :meth:`_merge` and sets the fitted attributes in :meth:`_finish`; `transform` is lazy and
+    calls scikit-learn's for each block.
+    """
+
+    #: Whether the columns must be numbers.
+    _numeric: ClassVar[bool] = True
+
+    # -- what a transformer says of itself -------------------------------------------------------
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Summary of a block that is not empty; `self` is an unfitted clone."""
+        raise NotImplementedError
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        """One summary of several; `self` is an unfitted clone."""
+        raise NotImplementedError
+
+    def _finish(self, summary: Any) -> None:
+        """Set the fitted attributes."""
+        raise NotImplementedError
+
+    def _sample(self, X: Any) -> Any:
+        """A row in memory that looks like those of X and that the fitted transformer takes."""
+        return sample_rows(X)
+
+    # -- fitting ---------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit to rows in memory or, in one pass, to a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features).
+        y : array-like, dask Array or dask Series of shape (n_rows,), or None
+            Ignored by most transformers.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            For a block that scikit-learn cannot take, which is named.
+        """
+        if not (is_lazy(X) or is_lazy(y)):
+            super().fit(X, y)
+            return self
+        return self._fit_lazy(X, y)
+
+    def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        self._validate_params()
+        collection = as_collection(X, y, sample_weight, numeric=self._numeric)
+        self._set_features(self._reduce(collection), collection)
+        return self
+
+    def _reduce(self, collection: Collection) -> tuple[int, Any]:
+        plain = clone(self)
+        found: tuple[int, Any] | None = reduce_parts(
+            collection, partial(_summary_of, plain), partial(_merged, plain)
+        )
+        if found is None:
+            raise InvalidDataError(
+                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
+                "the filter or the path that made the collection."
+            )
+        return found
+
+    def _set_features(self, found: tuple[int, Any], collection: Collection) -> None:
+        self.n_features_in_, summary = found
+        self.__dict__.pop("feature_names_in_", None)
+        if collection.feature_names is not None:
+            self.feature_names_in_ = collection.feature_names
+        self._finish(summary)
+
+    # -- transforming ----------------------------------------------------------------------------
+
+    def transform(self, X: Any) -> Any:
+        """Transform rows; lazily, block by block, where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features).
+
+        Returns
+        -------
+        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Dask where `X` is; a DataFrame where ``set_output(transform="pandas")`` asks for it.
+        """
+        if not is_lazy(X):
+            return super().transform(X)
+        return self._map("transform", X)
+
+    def inverse_transform(self, X: Any) -> Any:
+        """Undo :meth:`transform`; lazily where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : as :meth:`transform` returns
+
+        Returns
+        -------
+        array, CSR matrix or dask Array
+        """
+        if not is_lazy(X):
+            return super().inverse_transform(X)
+        return self._map("inverse_transform", X)
+
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
+        """Fit and transform.
+
+        Parameters
+        ----------
+        X, y : as in :meth:`fit`
+        **params
+            Passed on to :meth:`fit`.
+
+        Returns
+        -------
+        as :meth:`transform`
+        """
+        if not (is_lazy(X) or is_lazy(y)):
+            return super().fit_transform(X, y, **params)
+        return self.fit(X, y, **params).transform(X)
+
+    def _map(self, method: str, X: Any) -> Any:
+        check_is_fitted(self)
+        if hasattr(X, "columns") and method == "transform":
+            _check_feature_names(self, X._meta, reset=False)
+        # A later fit must not change what is lazy now.
+        function = partial(_call, copy.copy(self), method)
+        sample = self._sample(X) if method == "transform" else sample_rows(X)
+        return map_blocks(function, X, meta=function(sample))
+
+
+def _call(estimator: Any, method: str, X: Any) -> Any:
+    return getattr(estimator, method)(X)
+
+
+def _summary_of(
+    plain: BlockTransformer, index: int, X: Any, y: Any, sample_weight: Any
+) -> tuple[int, Any] | None:
+    """Number of columns and summary of a block, None for an empty one."""
+    if X.shape[0] == 0:
+        return None
+    if isinstance(sample_weight, float):
+        sample_weight = np.full(X.shape[0], sample_weight)
+    try:
+        # A clone: threads of one process share `plain`.
+        return int(X.shape[1]), clone(plain)._summarise(X, y, sample_weight)
+    except DaskMLDistError:
+        raise
+    except ValueError as error:
+        raise InvalidDataError(f"Block {index} of X: {error}") from error
+
+
+def _merged(plain: BlockTransformer, found: list[tuple[int, Any] | None]) -> tuple[int, Any] | None:
+    full = [part for part in found if part is not None]
+    if len(full) < 2:
+        return full[0] if full else None
+    widths = {n_features for n_features, _ in full}
+    if len(widths) > 1:
+        raise InvalidDataError(
+            f"Blocks have different numbers of columns: {sorted(widths)}. Give every partition "
+            "the same columns."
+        )
+    return widths.pop(), plain._merge([summary for _, summary in full])

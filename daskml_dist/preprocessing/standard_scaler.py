@@ -1,0 +1,83 @@
+"""`StandardScaler`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn import preprocessing
+from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.inference.transform import is_lazy
+
+__all__ = ["StandardScaler"]
+
+
+class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
+    """:class:`sklearn.preprocessing.StandardScaler` for Dask collections.
+
+    Means and variances of the blocks are merged as in Chan, Golub and LeVeque (1983).
+
+    Parameters
+    ----------
+    copy, with_mean, with_std : bool, default=True
+        As in scikit-learn.
+
+    Attributes
+    ----------
+    mean_, var_, scale_ : ndarray of float64 of shape (n_features,), or None
+    n_samples_seen_ : int or ndarray
+        Rows, or sum of the weights; an array where features have missing values.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    """
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit to rows in memory or, in one pass, to a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features); NaN counts as missing.
+        y : ignored
+        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+
+        Returns
+        -------
+        self
+        """
+        if not (is_lazy(X) or is_lazy(sample_weight)):
+            preprocessing.StandardScaler.fit(self, X, y, sample_weight)
+            return self
+        return self._fit_lazy(X, None, sample_weight)
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
+        return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        mean, var, n = summaries[0]
+        for mean_b, var_b, n_b in summaries[1:]:
+            total = n + n_b
+            if mean is not None:
+                share = np.divide(n_b, total, out=np.zeros(np.shape(total)), where=total > 0)
+                # A feature that a block has no value of has NaN there.
+                a, b = (np.where(count > 0, m, 0.0) for m, count in ((mean, n), (mean_b, n_b)))
+                if var is not None:
+                    va = np.where(n > 0, var, 0.0)
+                    vb = np.where(n_b > 0, var_b, 0.0)
+                    var = va + share * (vb - va) + share * (1 - share) * (b - a) ** 2
+                mean = a + share * (b - a)
+            n = total
+        return mean, var, n
+
+    def _finish(self, summary: Any) -> None:
+        self.mean_, self.var_, n = summary
+        self.n_samples_seen_ = n[()] if np.ndim(n) == 0 or np.ptp(n) else n[0]
+        self.scale_ = None
+        if self.with_std:
+            constant = _is_constant_feature(self.var_, self.mean_, self.n_samples_seen_)
+            self.scale_ = _handle_zeros_in_scale(
+                np.sqrt(self.var_), copy=False, constant_mask=constant
+            )
