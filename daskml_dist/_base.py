@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from dask.utils import parse_bytes
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -88,6 +90,7 @@ class BaseSGD(BaseEstimator):
             average=int(average) if average else None,
             class_weight=_check_class_weight(params.get("class_weight")),
             seed=_seed(params["random_state"]),
+            memory_budget=_check_budget(params["memory_budget"]),
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -138,7 +141,7 @@ class BaseSGD(BaseEstimator):
         """Fit from zero, or go on from the last fit's state."""
         callbacks = self._callbacks(settings)
         collection = self._collection(X, y, sample_weight, reset=not go_on)
-        with open_engine(collection, client) as engine:
+        with open_engine(collection, client, settings.memory_budget) as engine:
             survey = Survey(engine.survey(self._classification))
             if survey.n_rows == 0:
                 raise InvalidDataError(
@@ -151,7 +154,7 @@ class BaseSGD(BaseEstimator):
             initial = self._initial(survey, classes) if go_on else None
             lanes = engine.lanes(settings.n_lanes, shared=settings.policy.loop == "shared")
             weighted = sample_weight is not None
-            fit = make_fit(settings, survey, lanes, classes, weighted, initial)
+            fit = make_fit(settings, survey, lanes, classes, weighted, initial, engine.streaming)
             checkpoint = self.get_params(deep=False)["checkpoint"]
             if checkpoint is None:
                 result = engine.train(fit, callbacks)
@@ -168,6 +171,8 @@ class BaseSGD(BaseEstimator):
                 "n_lanes": len(lanes),
                 "n_servers": len(fit.layout.slices()) if settings.policy.uses_shards else 0,
                 "partial_rows": result.partial_rows,
+                "streamed": fit.streaming is not None,
+                **engine.facts,
             },
         )
 
@@ -399,6 +404,19 @@ def _check_class_weight(class_weight: Any) -> Any:
         return class_weight
     raise InvalidParameterError(
         f'class_weight={class_weight!r}: use "balanced", a dict from label to weight >= 0, or None.'
+    )
+
+
+def _check_budget(memory_budget: Any) -> int | None:
+    """Bytes; None for "auto"."""
+    if isinstance(memory_budget, str) and memory_budget == "auto":
+        return None
+    with suppress(ValueError, TypeError, AttributeError):
+        if (budget := parse_bytes(memory_budget)) > 0:
+            return int(budget)
+    raise InvalidParameterError(
+        f'memory_budget={memory_budget!r}: use "auto", a number of bytes, or a string such as '
+        '"2 GiB".'
     )
 
 

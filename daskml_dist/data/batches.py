@@ -2,12 +2,15 @@
 
 A lane owns segments (row ranges of blocks). Each pass visits its blocks in a new order, in groups
 of up to :data:`GROUP` blocks whose rows are shuffled together, so that blocks which are sorted
-(by label, by time) still give mixed batches while only one group need be in memory. The order
-depends on (random_state, pass, block) alone, never on which worker runs the lane.
+(by label, by time) still give mixed batches while only one group need be in memory. Large batches
+are drawn as runs of neighbouring rows, at least :data:`RUNS` of them, which memory serves faster
+(two-level shuffling, Xu et al. 2022). The order depends on (random_state, pass, block) alone,
+never on which worker runs the lane.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,8 +19,10 @@ from numpy.typing import NDArray
 
 __all__ = ["GROUP", "LaneRows", "LaneSpec", "Segment", "held_out_rows", "pass_steps"]
 
-#: Blocks whose rows are shuffled together.
+#: Blocks whose rows are shuffled together, where memory allows.
 GROUP = 8
+#: Runs of neighbouring rows in a batch; smaller batches are drawn row by row.
+RUNS = 256
 
 Rows = NDArray[np.intp] | slice
 
@@ -88,27 +93,49 @@ class LaneRows:
     shuffle : bool
     fraction : float
         Share of rows held out for validation.
+    group : int, optional
+        Blocks whose rows are shuffled together, where the blocks are streamed; then which rows
+        are held out is found out anew when needed, rather than remembered.
     """
 
     def __init__(
-        self, spec: LaneSpec, n_steps: int, seed: int, shuffle: bool, fraction: float = 0.0
+        self,
+        spec: LaneSpec,
+        n_steps: int,
+        seed: int,
+        shuffle: bool,
+        fraction: float = 0.0,
+        group: int | None = None,
     ) -> None:
         self._n_steps = n_steps
         self._seed = seed
         self._shuffle = shuffle
-        self._train: list[tuple[Segment, NDArray[np.intp] | None]] = []
-        self.held_out: list[tuple[int, NDArray[np.intp]]] = []
-        for segment in spec.segments:
-            kept = None
-            count = held_out_rows(segment, fraction)
-            if count:
-                order = self._random(0, segment).permutation(len(segment)) + segment.start
-                self.held_out.append((segment.block, np.sort(order[:count])))
-                kept = np.sort(order[count:])
-            self._train.append((segment, kept))
-        self.n_rows = sum(
-            len(segment) if kept is None else len(kept) for segment, kept in self._train
-        )
+        self._fraction = fraction
+        self._size = group or GROUP
+        self._segments = spec.segments
+        self._held = [held_out_rows(segment, fraction) for segment in spec.segments]
+        self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
+        self._remember = group is None
+        self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
+        self._run = max(1, self.n_rows // n_steps // RUNS)
+
+    def _split(self, i: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Rows held out and rows to train on, of segment i."""
+        if i in self._splits:
+            return self._splits[i]
+        segment, count = self._segments[i], self._held[i]
+        order = self._random(0, segment).permutation(len(segment)) + segment.start
+        split = np.sort(order[:count]), np.sort(order[count:])
+        if self._remember:
+            self._splits[i] = split
+        return split
+
+    @property
+    def held_out(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Blocks and their rows for validation."""
+        for i, segment in enumerate(self._segments):
+            if self._held[i]:
+                yield segment.block, self._split(i)[0]
 
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
         key = [self._seed, pass_]
@@ -116,24 +143,35 @@ class LaneRows:
             key += [segment.block, segment.start]
         return np.random.default_rng(key)
 
-    def _whole(self, segments: list[int]) -> Iterator[list[tuple[int, Rows]]]:
+    def _visit(self, pass_: int) -> list[list[int]]:
+        """Segments in the order of a pass, in groups that are shuffled together."""
+        visit = [i for i, segment in enumerate(self._segments) if len(segment)]
+        if self._n_steps == 1:
+            # A full batch needs no order; views of the blocks, one after the other, are enough.
+            return [[i] for i in visit]
+        if self._shuffle and len(visit) > self._size:
+            first = self._segments[visit[0]]
+            visit = [visit[i] for i in self._random(pass_, first).permutation(len(visit))]
+        return [visit[i : i + self._size] for i in range(0, len(visit), self._size)]
+
+    def blocks(self, pass_: int) -> list[list[int]]:
+        """Blocks in the order in which a pass needs them, in groups needed at the same time."""
+        return [[self._segments[i].block for i in group] for group in self._visit(pass_)]
+
+    def _whole(self, groups: list[list[int]]) -> Iterator[tuple[int, Rows]]:
         """Each segment at once, in the order in which it lies."""
-        for i in segments:
-            segment, kept = self._train[i]
-            yield [(segment.block, slice(segment.start, segment.stop) if kept is None else kept)]
+        for (i,) in groups:
+            segment = self._segments[i]
+            whole = slice(segment.start, segment.stop)
+            yield segment.block, self._split(i)[1] if self._held[i] else whole
 
     def batches(self, pass_: int, start: int = 0) -> Iterator[list[tuple[int, Rows]]]:
         """Batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
-        visit = [i for i, (segment, _) in enumerate(self._train) if len(segment)]
+        groups = self._visit(pass_)
         if self._n_steps == 1:
-            # A full batch needs no order; views of the blocks are enough.
             if start == 0:
-                yield [piece for pieces in self._whole(visit) for piece in pieces]
+                yield list(self._whole(groups))
             return
-        if self._shuffle and len(visit) > GROUP:
-            first = self._train[visit[0]][0]
-            visit = [visit[i] for i in self._random(pass_, first).permutation(len(visit))]
-        groups = [visit[i : i + GROUP] for i in range(0, len(visit), GROUP)]
         cuts = (np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps
         done = 0
         step = 0
@@ -153,38 +191,53 @@ class LaneRows:
             yield []
 
     def _group(self, pass_: int, group: list[int]) -> tuple[int, _Take]:
-        members = [self._train[i] for i in group]
-        sizes = [len(s) if kept is None else len(kept) for s, kept in members]
+        segments = [self._segments[i] for i in group]
+        kept = [self._split(i)[1] if self._held[i] else None for i in group]
+        sizes = [len(self._segments[i]) - self._held[i] for i in group]
         order: NDArray[np.intp] | None = None
         if self._shuffle:
-            order = self._random(pass_, *(s for s, _ in members)).permutation(sum(sizes))
-        return sum(sizes), _Take(members, sizes, order)
+            order = self._random(pass_, *segments).permutation(sum(sizes) // self._run)
+        return sum(sizes), _Take(list(zip(segments, kept, strict=True)), sizes, order, self._run)
 
 
 class _Take:
-    """Positions of a group's order, as rows of blocks."""
+    """Positions of a group's order, as rows of blocks.
+
+    The order is one of whole runs of rows; rows that make no whole run come last.
+    """
 
     def __init__(
         self,
         members: list[tuple[Segment, NDArray[np.intp] | None]],
         sizes: list[int],
         order: NDArray[np.intp] | None,
+        run: int,
     ) -> None:
         self._members = members
         self._offsets = np.concatenate([[0], np.cumsum(sizes)])
         self._order = order
+        self._run = run
 
     def __call__(self, low: int, high: int) -> list[tuple[int, Rows]]:
         if low >= high:
             return []
-        if self._order is None:
-            at = np.arange(low, high)
-        else:
-            at = self._order[low:high]
+        at = self._positions(low, high)
         if len(self._members) == 1:
             return [self._rows(0, at)]
         member = np.searchsorted(self._offsets, at, side="right") - 1
         return [self._rows(int(m), at[member == m] - self._offsets[m]) for m in np.unique(member)]
+
+    def _positions(self, low: int, high: int) -> NDArray[np.intp]:
+        if self._order is None:
+            return np.arange(low, high)
+        run = self._run
+        if run == 1:
+            return self._order[low:high]
+        first, last = low // run, math.ceil(high / run)
+        at = self._order[first:last, None] * run + np.arange(run)
+        whole = len(self._order) * run
+        rest = np.arange(max(low, whole), high)
+        return np.concatenate([at.ravel()[low - first * run : high - first * run], rest])
 
     def _rows(self, member: int, at: NDArray[np.intp]) -> tuple[int, Rows]:
         segment, kept = self._members[member]

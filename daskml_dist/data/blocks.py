@@ -93,6 +93,8 @@ class BlockInfo:
         Of the targets (regression only); the first two are None in an empty block.
     device : str
         Where the arrays lie.
+    nbytes : int
+        Bytes of the block's arrays.
     """
 
     index: int
@@ -109,6 +111,7 @@ class BlockInfo:
     y_max: float | None = None
     y_sum: float | None = None
     device: str = "cpu"
+    nbytes: int = 0
 
 
 def make_block(
@@ -191,6 +194,7 @@ def inspect_block(block: Block, classification: bool) -> BlockInfo:
         dtype=X.dtype.name,
         sparse=is_sparse,
         weight_sum=float(block.n_rows if weights is None else weights.sum(dtype=np.float64)),
+        nbytes=block.nbytes,
         **facts,
     )
 

@@ -31,6 +31,7 @@ __all__ = [
     "feature_count",
     "is_dask",
     "join_column_chunks",
+    "keep_partitions",
 ]
 
 logger = logging.getLogger(__name__)
@@ -371,10 +372,28 @@ def _cut(value: Any, name: str, n_blocks: int, row_counts: list[int] | None) -> 
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
 
 
+def keep_partitions(frame: Any) -> Any:
+    """Lower a Dask dataframe or series so that its partitions are those that it shows.
+
+    Dask reads several small files as one partition where a frame needs few of their columns, so
+    X and y of one frame would be cut differently; and tasks fused in X and y apart from each
+    other would compute twice what both share.
+
+    Parameters
+    ----------
+    frame : dask DataFrame or Series
+
+    Returns
+    -------
+    dask DataFrame or Series
+        With column projections and filters pushed down, and nothing fused.
+    """
+    return type(frame)(frame.expr.simplify().lower_completely())
+
+
 def _lazy_pieces(value: Any) -> list[Any]:
-    # Fusing X and y apart from each other would compute twice what they share.
     if _is_dask_frame(value):
-        return list(value.optimize(fuse=False).to_delayed(optimize_graph=False))
+        return list(keep_partitions(value).to_delayed(optimize_graph=False))
     return list(value.to_delayed(optimize_graph=False).ravel())
 
 

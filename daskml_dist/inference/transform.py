@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,10 +11,11 @@ import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
 from dask.delayed import delayed
+from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
-from daskml_dist.data.collection import join_column_chunks
+from daskml_dist.data.collection import join_column_chunks, keep_partitions
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 __all__ = ["is_lazy", "map_blocks", "sample_rows"]
@@ -61,7 +63,7 @@ def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
             options["drop_axis"] = 1
         return rows.map_blocks(apply, **options)
     if is_dataframe_like(X) or is_series_like(X):
-        return X.map_partitions(apply, meta=empty, enforce_metadata=False)
+        return _frame_to_array(apply, X, empty)
     return _bag_to_array(X.map_partitions(_apply_to_list, apply), empty)
 
 
@@ -74,6 +76,19 @@ def _as_frame(apply: Callable[..., Any], X: Any, empty: Any) -> Any:
     task = delayed(apply, pure=False)
     pieces = np.ravel(rows.to_delayed(optimize_graph=False))
     return dd.from_delayed([task(piece) for piece in pieces], meta=empty, verify_meta=False)
+
+
+def _frame_to_array(apply: Callable[..., Any], X: Any, empty: Any) -> da.Array:
+    """A chunk for each partition; `map_partitions` may join some, and y would not match."""
+    frame = keep_partitions(X)
+    name = f"transform-{uuid.uuid4().hex}"
+    inner = (0,) * (empty.ndim - 1)
+    graph: dict[Any, Any] = {
+        (name, i, *inner): (apply, key) for i, key in enumerate(frame.__dask_keys__())
+    }
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=[frame])
+    chunks = ((np.nan,) * frame.npartitions, *((n,) for n in empty.shape[1:]))
+    return da.Array(layers, name, chunks, meta=empty)
 
 
 def _bag_to_array(bag: Any, empty: Any) -> da.Array:

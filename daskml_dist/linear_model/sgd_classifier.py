@@ -78,6 +78,10 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         the workers.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker.
+    memory_budget : int or str, default="auto"
+        Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
+        memory limit. Rows that were not persisted and do not fit are read again in each pass,
+        the next blocks ahead of time, and dropped after use.
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
         ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
@@ -145,6 +149,7 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         n_lanes: int | None = None,
         deterministic: bool = False,
         device: str = "auto",
+        memory_budget: int | str = "auto",
         callbacks: Any = None,
         checkpoint: Any = None,
     ) -> None:
@@ -172,6 +177,7 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         self.n_lanes = n_lanes
         self.deterministic = deterministic
         self.device = device
+        self.memory_budget = memory_budget
         self.callbacks = callbacks
         self.checkpoint = checkpoint
 

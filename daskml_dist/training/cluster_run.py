@@ -16,6 +16,7 @@ from distributed.client import Future
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.placement import Placement
+from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import (
     CallbackError,
     DaskMLDistError,
@@ -48,7 +49,7 @@ class TrainingRun:
     client : Client
     fit : FitSpec
     placement : Placement
-    blocks : mapping of int to Future of Block
+    blocks : mapping of int to Future of Block, or Recipes
     threads : mapping of worker address to its number of threads
     """
 
@@ -57,7 +58,7 @@ class TrainingRun:
         client: Client,
         fit: FitSpec,
         placement: Placement,
-        blocks: Mapping[int, Future[Any]],
+        blocks: Mapping[int, Future[Any]] | Recipes,
         threads: Mapping[str, int],
     ) -> None:
         self._client = client
@@ -145,12 +146,17 @@ class TrainingRun:
             self._id, rank, len(self._lanes), 0, lanes, self._threads[address], servers,
             self._secret,
         )  # fmt: skip
-        needed = {s.block for lane in lanes for s in lane.segments}
+        needed = sorted({s.block for lane in lanes for s in lane.segments})
+        blocks: Any
+        if isinstance(self._blocks, Recipes):
+            blocks = self._blocks.pack(needed)
+        else:
+            blocks = {i: self._blocks[i] for i in needed}
         trainer = self._client.submit(
             run_trainer,
             fit,
             spec,
-            {i: self._blocks[i] for i in sorted(needed)},
+            blocks,
             workers=[address],
             allow_other_workers=False,
             pure=False,

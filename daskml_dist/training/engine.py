@@ -12,7 +12,7 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["Engine", "FitResult", "RunView"]
 
@@ -88,6 +88,16 @@ class Engine(ABC):
     @abstractmethod
     def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
         """Choose the lanes; `shared` asks for a lane a thread even in one process."""
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """How blocks are read in each pass, known with the lanes; None where they are kept."""
+        return None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the history tells of the data's way."""
+        return {}
 
     @abstractmethod
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:

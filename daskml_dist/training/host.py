@@ -6,18 +6,20 @@ listener's own threads, never through the worker's event loop.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from functools import partial
 from typing import Any
 
-from distributed import get_worker, secede
+from distributed import Future, get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.socket import Credentials, Listener, serve
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.recipes import Recipes
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
@@ -115,8 +117,8 @@ def _close(server: ParameterServer, listener: Listener) -> None:
     listener.close()
 
 
-def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block]) -> TrainerResult:
-    """Dask task: run a trainer on this worker.
+def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | bytes) -> TrainerResult:
+    """Dask task: run a trainer on this worker, on blocks or packed recipes of them.
 
     It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
     the slots that others wait for: two fits at once cannot deadlock.
@@ -126,4 +128,38 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block]) -> Tr
     wait = Wait(fit.timeout, is_aborted=lambda: spec.run_id in _aborted)
     threading.current_thread().name = f"daskml-trainer-{spec.rank}"
     trainer = Trainer(fit, spec, wait, _credentials(worker, spec.secret), _host(worker))
-    return trainer.run(blocks)
+    if not isinstance(blocks, bytes):
+        return trainer.run(blocks)
+    recipes = Recipes.unpack(blocks)
+    fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
+    return trainer.run(lambda number: recipes.make(number, fetch))
+
+
+def _nothing_held(key: Any) -> Any:
+    raise KeyError(key)
+
+
+class _Fetch:
+    """Gets data that workers hold; of this worker's own without a copy, from disk if spilled."""
+
+    def __init__(self, worker: Any, wait: Wait) -> None:
+        self._worker = worker
+        self._wait = wait
+        # Only here: a task may ask for a client, its helper threads may not.
+        self._client = get_client()
+
+    def __call__(self, key: Any) -> Any:
+        # The worker's memory is the event loop's alone.
+        here = asyncio.run_coroutine_threadsafe(self._local(key), self._worker.loop.asyncio_loop)
+        found, value = here.result(timeout=self._wait.timeout)
+        if found:
+            return value
+        future: Future[Any] = Future(key, self._client)
+        try:
+            return future.result(timeout=self._wait.timeout)
+        finally:
+            future.release()
+
+    async def _local(self, key: Any) -> tuple[bool, Any]:
+        data = self._worker.data
+        return (True, data[key]) if key in data else (False, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.data.batches import LaneRows, LaneSpec
+from daskml_dist.data.batches import LaneRows
 from daskml_dist.data.blocks import Block, check_finite
+from daskml_dist.data.stream import BlockStream
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.training.spec import FitSpec
 
@@ -33,13 +34,14 @@ class Batch:
 
     Parameters
     ----------
-    pieces : list of (X, y, weight)
+    pieces : iterable of (X, y, weight)
+        Read one by one where blocks are streamed and the batch is all of them.
     n_rows : int
     index : ndarray of int64 or None
         Rows of the parameters that it touches (coordinates only).
     """
 
-    pieces: list[tuple[Any, Any, Any]]
+    pieces: Iterable[tuple[Any, Any, Any]]
     n_rows: int
     index: NDArray[np.int64] | None
 
@@ -67,18 +69,25 @@ class Lane:
 
     Parameters
     ----------
-    spec : LaneSpec
+    number : int
     fit : FitSpec
-    blocks : mapping of int to ReadyBlock
+    rows : LaneRows
+    blocks : mapping of int to ReadyBlock, or BlockStream
     """
 
-    def __init__(self, spec: LaneSpec, fit: FitSpec, blocks: Mapping[int, ReadyBlock]) -> None:
-        self.number = spec.lane
+    def __init__(
+        self,
+        number: int,
+        fit: FitSpec,
+        rows: LaneRows,
+        blocks: Mapping[int, ReadyBlock] | BlockStream[ReadyBlock],
+    ) -> None:
+        self.number = number
         self.clock = 0
         self.backend: Backend = get_backend(fit.device)
         self._fit = fit
         self._blocks = blocks
-        self._rows = LaneRows(spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction)
+        self._rows = rows
         self._batches: Iterator[Batch] = iter(())
         self._report = PassReport([self.number])
         self._last_loss = 0.0
@@ -95,25 +104,30 @@ class Lane:
 
     def _from(self, clock: int) -> Iterator[Batch]:
         passes, step = divmod(clock, self._fit.n_steps)
-        while True:
+        if isinstance(self._blocks, BlockStream):
+            self._blocks.seek(passes + 1)
+        while passes < self._fit.stopping.max_iter:
             for rows in self._rows.batches(passes + 1, step):
                 yield self._batch(rows)
             passes, step = passes + 1, 0
+        # Loops gather a batch ahead, and after the last pass too.
+        while True:
+            yield self._batch([])
 
     def next_batch(self) -> Batch:
-        """The next batch; passes follow each other without end."""
+        """The next batch; passes follow each other, after the last one batches are empty."""
         return next(self._batches)
 
     def _batch(self, rows: list[tuple[int, Any]]) -> Batch:
-        pieces = []
-        n_rows = 0
-        for number, at in rows:
-            block = self._blocks[number]
-            X = self.backend.rows(block.X, at)
-            weight = None if block.weight is None else block.weight[at]
-            pieces.append((X, block.y[at], weight))
-            n_rows += X.shape[0]
+        n_rows = sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in rows)
+        if self._fit.n_steps == 1 and self._fit.streaming is not None:
+            return Batch(_Pieces(self, rows), n_rows, None)
+        pieces = [self._piece(self._blocks[number], at) for number, at in rows]
         return Batch(pieces, n_rows, self._touched(pieces))
+
+    def _piece(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
+        weight = None if block.weight is None else block.weight[at]
+        return self.backend.rows(block.X, at), block.y[at], weight
 
     def _touched(self, pieces: list[tuple[Any, Any, Any]]) -> NDArray[np.int64] | None:
         if not self._fit.rule.coordinates:
@@ -155,13 +169,25 @@ class Lane:
     def _validation(self, w: Any) -> NDArray[np.float64]:
         total = np.zeros(4)
         for number, at in self._rows.held_out:
-            block = self._blocks[number]
-            weight = None if block.weight is None else block.weight[at]
-            X = self.backend.rows(block.X, at)
-            total += self._fit.model.validation_stats(w, X, block.y[at], weight, self.backend)
+            blocks = self._blocks
+            block = blocks.aside(number) if isinstance(blocks, BlockStream) else blocks[number]
+            X, y, weight = self._piece(block, at)
+            total += self._fit.model.validation_stats(w, X, y, weight, self.backend)
         return total
 
     @property
     def unreported_rows(self) -> float:
         """Rows stepped on since the last report."""
         return self._report.rows
+
+
+class _Pieces:
+    """The blocks of a full batch, one at a time."""
+
+    def __init__(self, lane: Lane, rows: list[tuple[int, Any]]) -> None:
+        self._lane = lane
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
+        for number, at in self._rows:
+            yield self._lane._piece(self._lane._blocks[number], at)

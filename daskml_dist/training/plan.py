@@ -21,10 +21,12 @@ from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.schedules import Schedule
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["Settings", "Survey", "make_fit"]
 
+#: Steps of a pass at most, with automatic batches.
+_MANY_STEPS = 4096
 #: Features from which a sparse batch may push and pull only what it touches.
 _MANY_FEATURES = 2048
 #: ...if it touches at most this share of them.
@@ -54,6 +56,7 @@ class Settings:
     average: int | None
     class_weight: Any
     seed: int
+    memory_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ def make_fit(
     classes: NDArray[Any] | None,
     weighted: bool,
     initial: ShardState | None,
+    streaming: Streaming | None = None,
 ) -> FitSpec:
     """Put the maths of a fit together.
 
@@ -146,6 +150,8 @@ def make_fit(
         Whether rows have weights.
     initial : ShardState or None
         Where to go on from.
+    streaming : Streaming or None
+        How to read blocks that are not kept.
     """
     n_classes = 0 if classes is None else len(classes)
     model = LinearModel(settings.loss, survey.n_features, n_classes, settings.fit_intercept)
@@ -165,7 +171,8 @@ def make_fit(
             model.n_penalised,
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             average_after=settings.average,
-            coordinates=_touches_few(survey, batch_size),
+            # Streamed full batches are never in memory as a whole, so nobody knows their columns.
+            coordinates=_touches_few(survey, batch_size) and not (streaming and steps == 1),
         ),
         layout=Layout(*model.shape, settings.n_servers),
         stopping=StoppingRule(
@@ -186,6 +193,7 @@ def make_fit(
         weight_scale=_weight_scale(survey, classes, class_weight, weighted),
         initial=initial,
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
+        streaming=streaming,
     )
 
 
@@ -198,11 +206,16 @@ def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
 
 
 def _batch_size(batch_size: int | str | None, lanes: list[LaneSpec]) -> int | None:
-    """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to 256 rows."""
+    """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to 256 rows.
+
+    Lanes of more than a million rows take larger batches, so that a pass has 4096 steps at most:
+    beyond that another step costs more than it gains.
+    """
     if not isinstance(batch_size, str):
         return batch_size
     rows = max(lane.n_rows for lane in lanes)
-    return int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, 256))
+    few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, 256))
+    return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / _MANY_STEPS))))
 
 
 def _touches_few(survey: Survey, batch_size: int | None) -> bool:

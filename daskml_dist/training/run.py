@@ -13,7 +13,9 @@ from daskml_dist.training.in_process import InProcessEngine
 __all__ = ["open_engine"]
 
 
-def open_engine(collection: Collection, client: Any | None) -> Engine:
+def open_engine(
+    collection: Collection, client: Any | None, memory_budget: int | None = None
+) -> Engine:
     """Open the engine for a collection.
 
     Parameters
@@ -22,6 +24,8 @@ def open_engine(collection: Collection, client: Any | None) -> Engine:
     client : distributed.Client or None
         None: the current client. Without one, rows in memory are trained in this process, and
         a Dask collection on a cluster inside this process that lives as long as the fit.
+    memory_budget : int or None
+        Bytes of blocks on one worker; None: a share of its memory limit.
     """
     if client is None:
         client = _current_client()
@@ -34,12 +38,12 @@ def open_engine(collection: Collection, client: Any | None) -> Engine:
     from daskml_dist.training.on_cluster import ClusterEngine
 
     if client is None:
-        return ClusterEngine.on_own_cluster(collection)
+        return ClusterEngine.on_own_cluster(collection, memory_budget)
     if getattr(client, "asynchronous", False):
         raise InvalidParameterError(
             "fit needs a synchronous Client. Create one with Client(..., asynchronous=False)."
         )
-    return ClusterEngine(collection, client)
+    return ClusterEngine(collection, client, memory_budget)
 
 
 def _current_client() -> Any | None:

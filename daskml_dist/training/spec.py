@@ -16,7 +16,23 @@ from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 
-__all__ = ["FitSpec", "TrainerResult", "TrainerSpec"]
+__all__ = ["FitSpec", "Streaming", "TrainerResult", "TrainerSpec"]
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How blocks that do not fit in memory together are read in each pass.
+
+    Parameters
+    ----------
+    group : int
+        Blocks of a lane that are in memory, and shuffled, together.
+    ahead : int
+        Blocks of a lane read ahead of these.
+    """
+
+    group: int
+    ahead: int
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,8 @@ class FitSpec:
         Seconds that a wait may take.
     first_pass : int, default=0
         Passes made before, where the fit is a later part of a longer one.
+    streaming : Streaming or None
+        None where all blocks are kept in memory.
     """
 
     model: LinearModel
@@ -75,6 +93,7 @@ class FitSpec:
     initial: ShardState | None
     timeout: float
     first_pass: int = 0
+    streaming: Streaming | None = None
 
     @property
     def first_clock(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
+from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -14,7 +16,9 @@ from daskml_dist.comm.base import Communicator, Endpoint, ServerConnection, Wait
 from daskml_dist.comm.local import LocalConnection, NoPeers, find_server
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.comm.socket import Credentials, SocketConnection
+from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.stream import BlockStream
 from daskml_dist.training.lane import Lane, ReadyBlock, prepare_block
 from daskml_dist.training.loops import LOOPS, Context
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
@@ -54,13 +58,14 @@ class Trainer:
         self._host = host
         self._idle = idle
 
-    def run(self, blocks: Mapping[int, Block]) -> TrainerResult:
+    def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the fit's passes over the blocks of this trainer's lanes.
 
         Parameters
         ----------
-        blocks : mapping of int to Block
-            At least those that the lanes' segments name.
+        blocks : mapping of int to Block, or callable
+            At least those that the lanes' segments name; a function that makes a block where
+            blocks are streamed.
 
         Raises
         ------
@@ -69,30 +74,56 @@ class Trainer:
         TrainingError
             When the fit cannot go on.
         """
-        ready = self._prepare(blocks)
-        lanes = [Lane(lane, self._fit, ready) for lane in self._spec.lanes]
-        communicator = self._meet()
-        context = Context(
-            self._fit,
-            lanes,
-            self._spec.rank,
-            self._spec.n_threads,
-            self._connect,
-            communicator,
-            self._wait,
-            self._idle,
-        )
-        try:
+        with ExitStack() as stack:
+            lanes = self._lanes(blocks, stack)
+            communicator = self._meet()
+            stack.callback(communicator.close)
+            context = Context(
+                self._fit,
+                lanes,
+                self._spec.rank,
+                self._spec.n_threads,
+                self._connect,
+                communicator,
+                self._wait,
+                self._idle,
+            )
+            stack.callback(context.close)
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
                 _blas().limit(limits=1, user_api="blas"),
                 np.errstate(over="ignore", invalid="ignore"),
             ):
                 state = LOOPS[self._fit.policy.loop](context)
-        finally:
-            context.close()
-            communicator.close()
         return TrainerResult(self._spec.rank, state)
+
+    def _lanes(self, blocks: Any, stack: ExitStack) -> list[Lane]:
+        fit = self._fit
+        if fit.streaming is None:
+            ready = self._prepare(blocks)
+            return [Lane(s.lane, fit, self._rows(s), ready) for s in self._spec.lanes]
+        readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
+        # Reads that have begun end by themselves; nobody waits for them.
+        stack.callback(readers.shutdown, wait=False, cancel_futures=True)
+        lanes = []
+        for spec in self._spec.lanes:
+            rows = self._rows(spec)
+            stream = BlockStream(
+                lambda number: prepare_block(blocks(number), fit),
+                rows.blocks,
+                fit.stopping.max_iter,
+                fit.streaming.ahead,
+                readers,
+                lambda since: self._wait.check(since, "the storage of a block"),
+            )
+            stack.callback(stream.close)
+            lanes.append(Lane(spec.lane, fit, rows, stream))
+        return lanes
+
+    def _rows(self, spec: LaneSpec) -> LaneRows:
+        fit = self._fit
+        group = None if fit.streaming is None else fit.streaming.group
+        return LaneRows(spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction, group)
 
     def _prepare(self, blocks: Mapping[int, Block]) -> dict[int, ReadyBlock]:
         needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})

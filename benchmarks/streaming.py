@@ -1,0 +1,130 @@
+"""A pass over Parquet that does not fit in memory, beside only reading it.
+
+``DASKML_DIST_BENCH`` names the folder for the generated files (4.6 GB; a temporary one by default,
+removed at the end). Two workers of 1.5 GiB each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from distributed import Client, LocalCluster
+
+from benchmarks._common import markdown
+from daskml_dist.linear_model import SGDClassifier
+
+FEATURES = [f"x{i}" for i in range(10)]
+PASSES = 2
+
+
+def run(tiny: bool = False) -> str:
+    """The table."""
+    files, rows = (8, 2_000) if tiny else (100, 1_000_000)
+    budget = 2 * rows * 44 if tiny else "auto"
+    limit = "2 GiB" if tiny else "1.5 GiB"
+    with _folder(f"{files}-{rows}") as folder:
+        with _workers(limit) as client:
+            client.gather(client.map(partial(_write, folder, rows), range(files), pure=False))
+        return _measure(folder, files, rows, budget, limit)
+
+
+def _measure(folder: Path, files: int, rows: int, budget: int | str, limit: str) -> str:
+    with _workers(limit) as client:
+        frame = dd.from_map(partial(_read, folder), range(files), meta=_make(0, 1)[:0])
+        reading = min(_seconds_to_read(frame) for _ in range(2))
+        (folder / "log").unlink(missing_ok=True)
+        model = SGDClassifier(
+            max_iter=PASSES, tol=None, random_state=0, memory_budget=budget, learning_rate=0.1
+        ).fit(frame[FEATURES], frame["y"])
+        assert model.history_.extra["streamed"]
+        peaks = client.run(_peak)
+        times = np.sort(np.loadtxt(folder / "log"))[-files * PASSES :]
+    total = files * rows
+    tenths = _tenths(times[-files:], rows)
+    seconds = min(r["seconds"] for r in model.history_.records)
+    table = [
+        ["only reading, rows/s", f"{total / reading:,.0f}"],
+        ["a pass of SGD, rows/s", f"{total / seconds:,.0f}"],
+        ["share of the rate of only reading", f"{reading / seconds:.0%}"],
+        ["rows/s in the first tenth of the last pass", f"{tenths[0]:,.0f}"],
+        ["rows/s in its last tenth", f"{tenths[-1]:,.0f}"],
+        ["steps in a pass", f"{model.history_.records[-1]['steps']:,}"],
+        ["peak memory of each worker, MiB", ", ".join(f"{p:,.0f}" for p in peaks.values())],
+        ["training loss of each pass", ", ".join(f"{r['loss']:.4f}" for r in model.history_)],
+    ]
+    title = f"Streaming {total:,} rows x {len(FEATURES)} float32, 2 workers of {limit}"
+    return markdown(title, ["", "value"], table)
+
+
+@contextlib.contextmanager
+def _folder(name: str) -> Iterator[Path]:
+    if given := os.environ.get("DASKML_DIST_BENCH"):
+        folder = Path(given) / name
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+
+
+@contextlib.contextmanager
+def _workers(limit: str) -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            memory_limit=limit,
+            host="127.0.0.1",
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def _make(number: int, rows: int) -> pd.DataFrame:
+    rng = np.random.default_rng(number)
+    X = rng.standard_normal((rows, len(FEATURES)), dtype=np.float32)
+    raw = X @ np.linspace(-1, 1, len(FEATURES), dtype=np.float32)
+    frame = pd.DataFrame(X, columns=FEATURES)
+    return frame.assign(y=(raw + rng.logistic(size=rows) > 0).astype(np.int8))
+
+
+def _write(folder: Path, rows: int, number: int) -> None:
+    path = folder / f"{number:03d}.parquet"
+    if not path.exists():
+        _make(number, rows).to_parquet(path, index=False)
+
+
+def _read(folder: Path, number: int) -> pd.DataFrame:
+    frame = pd.read_parquet(folder / f"{number:03d}.parquet")
+    with open(folder / "log", "a") as log:  # one short line: appended whole
+        log.write(f"{time.time()}\n")
+    return frame
+
+
+def _seconds_to_read(frame: Any) -> float:
+    start = time.perf_counter()
+    frame.map_partitions(len, meta=pd.Series(dtype=int)).compute()
+    return time.perf_counter() - start
+
+
+def _tenths(times: Any, rows: int) -> Any:
+    """Rows a second in each tenth of the blocks."""
+    edges = np.linspace(0, len(times) - 1, 11).astype(int)
+    return np.diff(edges) * rows / np.maximum(np.diff(times[edges]), 1e-9)
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

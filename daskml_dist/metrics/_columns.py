@@ -1,0 +1,250 @@
+"""The two columns of a metric and their weights, aligned, and reduced in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import dask.array as da
+import numpy as np
+from dask.utils import is_dataframe_like, is_series_like
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import Collection, as_collection, is_dask
+from daskml_dist.data.conversion import as_column, where
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.metrics._readers import read_weights
+
+__all__ = ["Columns", "Rows", "check_total", "is_lazy"]
+
+S = TypeVar("S")
+
+Reader = Callable[[Any, str, int | None], NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Aligned rows of one block, of which there is at least one.
+
+    Parameters
+    ----------
+    y_true : ndarray of shape (n,)
+    y_pred : ndarray of shape (n,) or (n, n_columns)
+    weight : ndarray of int64 or float64 of shape (n,), or None
+    """
+
+    y_true: NDArray[Any]
+    y_pred: NDArray[Any]
+    weight: NDArray[Any] | None
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """Weights; one for every row where there are none."""
+        return np.asarray(np.ones(len(self.y_true)) if self.weight is None else self.weight, float)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How a metric reads its columns. Picklable.
+
+    Parameters
+    ----------
+    read_true, read_pred : callable
+        Take (values, name, index of the block or None) and return a checked array.
+    pred_name : str
+        Name of the second argument.
+    """
+
+    read_true: Reader
+    read_pred: Reader
+    pred_name: str = "y_pred"
+
+    def in_memory(
+        self, metric: Callable[..., S], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
+    ) -> S:
+        """Call scikit-learn's metric on arrays.
+
+        Parameters
+        ----------
+        metric : callable
+            Of `sklearn.metrics`.
+        y_true, y_pred, sample_weight : array-like
+        **options
+            For `metric`.
+
+        Returns
+        -------
+        object
+            What `metric` returns.
+
+        Raises
+        ------
+        InvalidDataError, InvalidParameterError
+            In place of scikit-learn's own.
+        """
+        rows = self.read(None, y_pred, y_true, sample_weight)
+        if rows.weight is not None and not rows.weight.any():
+            raise _no_weight()
+        try:
+            return metric(rows.y_true, rows.y_pred, sample_weight=rows.weight, **options)
+        except ZeroDivisionError as error:
+            raise _no_weight() from error
+        except ValueError as error:
+            # scikit-learn's error about a parameter is a TypeError too.
+            is_parameter = isinstance(error, TypeError)
+            raise (InvalidParameterError if is_parameter else InvalidDataError)(
+                str(error)
+            ) from error
+
+    def reduce(
+        self,
+        summarise: Callable[[Rows], S],
+        merge: Callable[[list[S]], S],
+        collection: Collection,
+    ) -> S:
+        """Summarise every block that has rows and merge the summaries, in one pass.
+
+        Parameters
+        ----------
+        summarise : callable
+            Takes the rows of a block. Picklable.
+        merge : callable
+            Makes one summary of one or more. Associative. Picklable.
+        collection : Collection
+            Of :meth:`align`.
+
+        Returns
+        -------
+        object
+            The summary of all rows.
+
+        Raises
+        ------
+        InvalidDataError
+            There is no row, or a block cannot be read.
+        """
+        summary: S | None = reduce_parts(
+            collection, partial(_summarise, self, summarise), partial(_merge, merge)
+        )
+        if summary is None:
+            raise InvalidDataError(
+                f"y_true and {self.pred_name} have no rows. Look at the files or the filter that "
+                "they come from."
+            )
+        return summary
+
+    def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
+        """Align the columns, with no work on the data.
+
+        Parameters
+        ----------
+        y_true, sample_weight : as `y` and `sample_weight` of `as_collection`
+        y_pred : dask Array, Series or DataFrame, or array-like
+            Of shape (n_rows,) or (n_rows, n_columns).
+
+        Returns
+        -------
+        Collection
+            With `y_pred` as X.
+
+        Raises
+        ------
+        InvalidDataError
+            The rows cannot be aligned.
+        """
+        try:
+            X = _as_table(y_pred, self.pred_name)
+            return as_collection(X, y_true, sample_weight, numeric=False)
+        except InvalidDataError as error:
+            raise InvalidDataError(
+                f"{error} (Here X is {self.pred_name} and y is y_true, of which one column is "
+                "scored at a time.)"
+            ) from error
+
+    def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> Rows:
+        """Read the rows of a block.
+
+        Parameters
+        ----------
+        index : int or None
+            Of the block, named in errors.
+        y_pred, y_true, sample_weight : array-like or pandas object; or None for the last
+
+        Returns
+        -------
+        Rows
+
+        Raises
+        ------
+        InvalidDataError
+            A column cannot be read, or lengths differ.
+        """
+        truth = self.read_true(y_true, "y_true", index)
+        prediction = self.read_pred(y_pred, self.pred_name, index)
+        weight = read_weights(sample_weight, len(truth), index)
+        lengths = {"y_true": len(truth), self.pred_name: len(prediction)}
+        if weight is not None:
+            lengths["sample_weight"] = len(weight)
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name} has {n} rows" for name, n in lengths.items())
+            raise InvalidDataError(
+                f"{where(index)}Found input variables with inconsistent numbers of samples: "
+                f"{found}. Pass the same rows in each; where chunk sizes are unknown, call "
+                ".compute_chunk_sizes() on each, and the chunks are matched."
+            )
+        return Rows(truth, prediction, weight)
+
+
+def is_lazy(*values: Any) -> bool:
+    """Whether any value is a Dask collection."""
+    return any(map(is_dask, values))
+
+
+def check_total(weight: float) -> None:
+    """Check that there is weight to divide by.
+
+    Raises
+    ------
+    InvalidDataError
+        There is none.
+    """
+    if weight == 0:
+        raise _no_weight()
+
+
+def _no_weight() -> InvalidDataError:
+    return InvalidDataError(
+        "The sample weights sum to zero, so there is no mean. Give some rows a positive weight."
+    )
+
+
+def _as_table(values: Any, name: str) -> Any:
+    """Rows of one or more columns, which `as_collection` takes as X."""
+    if isinstance(values, da.Array):
+        return values[:, np.newaxis] if values.ndim == 1 else values
+    if is_dask(values):
+        return values.to_frame(name) if is_series_like(values) else values
+    if is_dataframe_like(values) or np.ndim(values) == 2:
+        return values
+    return as_column(values, name=name)[:, np.newaxis]
+
+
+def _summarise(
+    columns: Columns,
+    summarise: Callable[[Rows], S],
+    index: int,
+    y_pred: Any,
+    y_true: Any,
+    sample_weight: Any,
+) -> S | None:
+    rows = columns.read(index, y_pred, y_true, sample_weight)
+    # An empty block may have the dtype of nothing in particular.
+    return summarise(rows) if len(rows.y_true) else None
+
+
+def _merge(merge: Callable[[list[S]], S], summaries: list[S | None]) -> S | None:
+    found = [summary for summary in summaries if summary is not None]
+    return merge(found) if found else None

@@ -1,0 +1,224 @@
+"""Columns as arrays: labels, numbers, scores and weights of one block, checked."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.conversion import as_column, as_numbers, as_rows, check_real, where
+from daskml_dist.errors import InvalidDataError
+
+__all__ = [
+    "check_not_negative",
+    "check_one_kind",
+    "join_labels",
+    "read_labels",
+    "read_numbers",
+    "read_scores",
+    "read_weights",
+    "unique_labels",
+]
+
+
+def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Read a column of labels.
+
+    Parameters
+    ----------
+    values : array-like, pandas.Series or pandas.DataFrame of shape (n,) or (n, 1)
+    name : str
+        Of the argument, for errors.
+    index : int or None
+        Block to name in errors.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        Of the dtype it has.
+
+    Raises
+    ------
+    InvalidDataError
+        There are several columns, missing values, or numbers with a fraction.
+    """
+    labels = as_column(values, name=name, index=index)
+    if labels.dtype.kind == "O":
+        missing = np.fromiter(map(_is_missing, labels), dtype=bool, count=len(labels))
+        _check_none(missing, "NaN", name, index)
+        return labels
+    check_real(labels.dtype, name, index)
+    if labels.dtype.kind == "f":
+        _check_finite(labels, name, index)
+        if (labels != np.trunc(labels)).any():
+            raise InvalidDataError(
+                f"{where(index)}{name} holds continuous values, not labels. Pass labels, for "
+                "example what predict() returns instead of predict_proba()."
+            )
+    return labels
+
+
+def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Read a column of finite numbers; parameters and errors as `read_labels`.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        float32 where `values` is, else float64.
+    """
+    column = as_column(values, name=name, index=index)
+    dtype = "float32" if column.dtype == np.float32 else "float64"
+    numbers = as_numbers(column, dtype, name, index)
+    _check_finite(numbers, name, index)
+    return numbers
+
+
+def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Read scores or probabilities, of one column or one a class.
+
+    Parameters
+    ----------
+    values : array-like or pandas.DataFrame of shape (n,) or (n, n_classes)
+    name, index
+        As in `read_labels`.
+
+    Returns
+    -------
+    ndarray of shape (n,), or (n, n_classes) where there are several columns
+        float32 where `values` is, else float64.
+
+    Raises
+    ------
+    InvalidDataError
+        They are not finite numbers.
+    """
+    shape = np.shape(values)
+    if len(shape) != 2 or shape[1] == 1:
+        return read_numbers(values, name, index)
+    scores: NDArray[Any] = as_rows(values, index=index)
+    _check_finite(scores, name, index)
+    return scores
+
+
+def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
+    """Read sample weights.
+
+    Parameters
+    ----------
+    values : array-like of shape (n_rows,), float or None
+    n_rows : int
+    index : int or None
+
+    Returns
+    -------
+    ndarray of int64 or float64 of shape (n_rows,), or None
+
+    Raises
+    ------
+    InvalidDataError
+        They are not finite numbers, or of several columns.
+    """
+    if values is None:
+        return None
+    if isinstance(values, Real) or np.ndim(values) == 0:
+        values = np.full(n_rows, values)
+    weights = as_column(values, name="sample_weight", index=index)
+    # Whole weights stay so, because a confusion matrix has their dtype.
+    dtype = "int64" if weights.dtype.kind in "biu" else "float64"
+    weights = as_numbers(weights, dtype, "sample_weight", index)
+    _check_finite(weights, "sample_weight", index)
+    return weights
+
+
+def check_not_negative(weights: NDArray[Any]) -> None:
+    """Check that no weight is negative.
+
+    Raises
+    ------
+    InvalidDataError
+        One is.
+    """
+    if (weights < 0).any():
+        raise InvalidDataError(
+            "Negative values in sample_weight, which this metric of a Dask collection has no "
+            "meaning for. Make them zero or more."
+        )
+
+
+# --- labels ----------------------------------------------------------------------------------
+
+
+def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Sorted labels, and the position of each row's label among them.
+
+    Raises
+    ------
+    InvalidDataError
+        The labels are of types that cannot be sorted.
+    """
+    try:
+        found, at = np.unique(labels, return_inverse=True)
+    except TypeError as error:
+        raise InvalidDataError(
+            f"The labels are of different types ({error}). Make them one type, for example "
+            "y_true.astype(str)."
+        ) from error
+    return found, at
+
+
+def join_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Sorted union of labels.
+
+    Raises
+    ------
+    InvalidDataError
+        Some are strings and others numbers.
+    """
+    parts = [part for part in parts if len(part)]
+    check_one_kind(*parts)
+    return unique_labels(np.concatenate(parts))[0]
+
+
+def check_one_kind(*parts: NDArray[Any]) -> None:
+    """Check that the labels of all parts are strings, or of none.
+
+    Raises
+    ------
+    InvalidDataError
+        They are not.
+    """
+    # NumPy would turn numbers next to strings into strings, which then match by chance.
+    if len({_is_text(part) for part in parts}) > 1:
+        raise InvalidDataError(
+            "Mix of label input types (string and number). Make y_true and the predictions one "
+            "type, for example with .astype(str)."
+        )
+
+
+def _is_text(labels: NDArray[Any]) -> bool:
+    return labels.dtype.kind in "UT" or (labels.dtype.kind == "O" and isinstance(labels[0], str))
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+def _is_missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas.NA has no truth value
+        return True
+
+
+def _check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
+    _check_none(~np.isfinite(values), "NaN or infinity", name, index)
+
+
+def _check_none(wrong: NDArray[np.bool_], what: str, name: str, index: int | None) -> None:
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0, 0])
+        raise InvalidDataError(
+            f"{where(index)}Input {name} contains {what} (row {row} of the block). Drop such rows "
+            "from y_true, the predictions and sample_weight."
+        )

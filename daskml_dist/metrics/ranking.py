@@ -1,0 +1,248 @@
+"""Metrics of the order that scores put rows in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import sklearn.metrics
+
+from daskml_dist.data.collection import Collection
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.metrics._columns import Columns, Rows, check_total, is_lazy
+from daskml_dist.metrics._ovr import Average, average_scores, check_classes, class_runs, merge_each
+from daskml_dist.metrics._readers import check_not_negative, read_labels, read_scores
+from daskml_dist.metrics._runs import Run, make_run, merge_runs, ranked_rows
+
+__all__ = ["average_precision_score", "roc_auc_score"]
+
+COLUMNS = Columns(read_labels, read_scores, "y_score")
+
+#: Distinct scores that are kept, 32 bytes each.
+MAX_THRESHOLDS = 2**18
+
+
+def roc_auc_score(
+    y_true: Any,
+    y_score: Any,
+    *,
+    average: Average = "macro",
+    sample_weight: Any = None,
+    max_fpr: float | None = None,
+    multi_class: str = "raise",
+    labels: Any = None,
+    max_thresholds: int | None = MAX_THRESHOLDS,
+    return_bound: bool = False,
+) -> Any:
+    """Area under the receiver operating characteristic: how often a positive row is ranked higher.
+
+    Source: Fawcett (2006), "An introduction to ROC analysis"; for several classes his one against
+    the rest.
+
+    Parameters
+    ----------
+    y_true : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
+        Labels: strings, booleans or whole numbers. The larger of two is the positive one.
+    y_score : dask Array, Series or DataFrame, or array-like
+        Of shape (n_rows,), higher for the positive label; or probabilities of shape
+        (n_rows, n_classes) for three classes or more, in the order of the sorted labels.
+    average : {"macro", "weighted", "micro"} or None, default="macro"
+        For several classes: the mean of their scores, the mean by the weight of their rows, the
+        score of all together, or each.
+    sample_weight : like `y_true`, or a float, or None
+        Not negative for a Dask collection.
+    max_fpr : float in (0, 1], optional
+        Standardised area up to this false positive rate, of two labels only.
+    multi_class : {"raise", "ovr", "ovo"}, default="raise"
+        For several classes; a Dask collection takes "ovr" only.
+    labels : array-like of shape (n_classes,), optional
+        Sorted labels of the columns. For several classes a Dask collection needs them.
+    max_thresholds : int or None, default=2**18
+        Distinct scores (of each class) that are kept of a Dask collection. With no more than
+        that the result is exact; None always keeps all, in the memory of one worker and of the
+        client. See Notes.
+    return_bound : bool, default=False
+        Return the bound of the error, too.
+
+    Returns
+    -------
+    score : float, or ndarray of shape (n_classes,) for ``average=None``
+        NaN, with scikit-learn's warning, where only one label is present.
+    bound : like `score`
+        With `return_bound`: the exact value lies in ``[score - bound, score + bound]``, up to
+        rounding. 0.0 where it is exact.
+
+    Raises
+    ------
+    InvalidParameterError
+        An argument has no meaning here.
+    InvalidDataError
+        The columns cannot be aligned, hold NaN, or have more labels than columns; the weights are
+        negative or sum to zero.
+
+    Notes
+    -----
+    Each block becomes its distinct scores, sorted, with the weight of either label at each, and
+    those are merged. Beyond `max_thresholds` neighbours are summed into bins, each with a nearly
+    equal share p of the positive and n of the negative weight. Within a bin either order is
+    possible, so half the sum of p * n over the bins is the error that one such step may make. Bins
+    of several blocks overlap, and rows that lie in overlapping bins may be out of order as well.
+    The bound holds all that: it is half the difference between the scores with every positive row
+    at the upper end of its bin and every negative one at the lower, and the other way round. As a
+    bin has about ``1 / max_thresholds`` of either label, it is about
+    ``levels / max_thresholds``, levels being how often runs were merged (each time up to 16).
+    """
+    _check_limit(max_thresholds)
+    if not is_lazy(y_true, y_score, sample_weight):
+        score = COLUMNS.in_memory(
+            sklearn.metrics.roc_auc_score,
+            y_true,
+            y_score,
+            sample_weight,
+            average=average,
+            max_fpr=max_fpr,
+            multi_class=multi_class,
+            labels=labels,
+        )
+        return _answer(score, np.zeros_like(score)[()], return_bound)
+    collection = COLUMNS.align(y_true, y_score, sample_weight)
+    if collection.n_features == 1 or (collection.n_features is None and labels is None):
+        bounded = _two_labels(collection, max_fpr, max_thresholds)
+    else:
+        classes = check_classes(labels, collection.n_features, multi_class, max_fpr, average)
+        summarise = partial(class_runs, classes=classes, limit=max_thresholds)
+        runs = COLUMNS.reduce(summarise, partial(merge_each, limit=max_thresholds), collection)
+        bounded = average_scores(runs, average, partial(_between, _roc_auc, positive=True))
+    return _answer(*bounded, return_bound)
+
+
+def average_precision_score(
+    y_true: Any,
+    y_score: Any,
+    *,
+    pos_label: Any = 1,
+    sample_weight: Any = None,
+    max_thresholds: int | None = MAX_THRESHOLDS,
+    return_bound: bool = False,
+) -> Any:
+    """Mean precision over the positive rows, each at its score.
+
+    Source: Davis and Goadrich (2006), "The relationship between precision-recall and ROC curves".
+
+    Parameters
+    ----------
+    y_true : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
+        One or two labels: strings, booleans or whole numbers.
+    y_score : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
+        Higher for the positive label.
+    pos_label : label, default=1
+        The positive one.
+    sample_weight, max_thresholds, return_bound
+        As in :func:`roc_auc_score`.
+
+    Returns
+    -------
+    score : float
+        0.0, with scikit-learn's warning, where no row is positive.
+    bound : float
+        With `return_bound`, as in :func:`roc_auc_score`.
+
+    Raises
+    ------
+    InvalidParameterError
+        `max_thresholds` is not positive.
+    InvalidDataError
+        As in :func:`roc_auc_score`; `y_true` has two labels and none is `pos_label`.
+
+    Notes
+    -----
+    Made from the runs of :func:`roc_auc_score`. The bound is half the difference between the most
+    and the least favourable order within bins. To it comes what positive rows of one bin may gain
+    from being counted together: at most the sum over bins of p * p / P, where p is the share of
+    the positive weight in the bin and P that in the bin and above. All in all it is about
+    ``20 / max_thresholds``.
+    """
+    _check_limit(max_thresholds)
+    if not is_lazy(y_true, y_score, sample_weight):
+        metric = sklearn.metrics.average_precision_score
+        score = COLUMNS.in_memory(metric, y_true, y_score, sample_weight, pos_label=pos_label)
+        return _answer(score, 0.0, return_bound)
+    run = _one_run(COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
+    if len(run.labels) == 2 and pos_label not in run.labels.tolist():
+        raise InvalidDataError(
+            f"pos_label={pos_label!r} is not a valid label. It should be one of "
+            f"{run.labels.tolist()}."
+        )
+    score, bound = _between(_average_precision, run, positive=pos_label)
+    slack = _slack(run, pos_label) / 2
+    return _answer(score - slack, bound + slack, return_bound)
+
+
+def _answer(score: Any, bound: Any, return_bound: bool) -> Any:
+    return (score, bound) if return_bound else score
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise InvalidParameterError(
+            f"max_thresholds={limit} keeps nothing. Pass a positive number, or None to keep all."
+        )
+
+
+# --- runs of two labels ----------------------------------------------------------------------
+
+
+def _one_run(collection: Collection, limit: int | None) -> Run:
+    summarise, merge = partial(_run, limit=limit), partial(merge_runs, limit=limit)
+    run: Run = COLUMNS.reduce(summarise, merge, collection)
+    check_total(run.weights.sum())
+    return run
+
+
+def _run(rows: Rows, limit: int | None) -> Run:
+    if rows.y_pred.ndim != 1:
+        raise InvalidDataError(
+            f"y_score has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
+            "example y_score[:, 1]; for several classes, pass `labels` to roc_auc_score."
+        )
+    check_not_negative(rows.weights)
+    return make_run(rows.y_true, rows.y_pred, rows.weights, limit)
+
+
+def _two_labels(
+    collection: Collection, max_fpr: float | None, limit: int | None
+) -> tuple[float, float]:
+    run = _one_run(collection, limit)
+    return _between(partial(_roc_auc, max_fpr=max_fpr), run, positive=run.labels[-1])
+
+
+# --- from a run to its score -----------------------------------------------------------------
+
+
+def _between(metric: Callable[..., float], run: Run, *, positive: Any) -> tuple[float, float]:
+    """Middle of what the metric may be, and half the difference."""
+    highest = metric(*ranked_rows(run, positive, favourably=True))
+    if not (run.high > run.low).any():
+        return highest, 0.0
+    lowest = metric(*ranked_rows(run, positive, favourably=False))
+    return (highest + lowest) / 2, (highest - lowest) / 2
+
+
+def _roc_auc(y_true: Any, y_score: Any, weight: Any, max_fpr: float | None = None) -> float:
+    metric = sklearn.metrics.roc_auc_score
+    return float(COLUMNS.in_memory(metric, y_true, y_score, weight, max_fpr=max_fpr))
+
+
+def _average_precision(y_true: Any, y_score: Any, weight: Any) -> float:
+    metric = sklearn.metrics.average_precision_score
+    return float(COLUMNS.in_memory(metric, y_true, y_score, weight))
+
+
+def _slack(run: Run, positive: Any) -> float:
+    """How much counting the positive rows of a bin together may raise the average precision."""
+    weight = run.weights[:, run.labels == positive].sum(axis=1)
+    above = np.cumsum(weight[::-1])[::-1]
+    grouped = (run.high > run.low) & (weight > 0)
+    return float((weight[grouped] ** 2 / above[grouped]).sum() / max(weight.sum(), 1e-300))

@@ -1,0 +1,272 @@
+"""The rows of a fit on a cluster: made where they lie, kept while they fit, else only looked at."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from dask.base import is_dask_collection
+from dask.delayed import delayed
+from distributed import Client, wait
+from distributed.client import futures_of
+
+from daskml_dist.data.blocks import BlockInfo, inspect_block, make_block
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.recipes import Recipes, make_recipes
+from daskml_dist.errors import DaskMLDistError, InvalidDataError, TrainingError, WorkerLostError
+
+__all__ = ["ClusterRows"]
+
+#: Share of a worker's memory that the blocks of a fit may take by default; the rest is for what
+#: reading needs beside them, and for the user.
+_AUTO_BUDGET = 0.4
+#: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
+_REPEATED_WORK = 1.5
+
+
+class ClusterRows:
+    """Makes and holds the blocks of one fit.
+
+    Parameters
+    ----------
+    client : Client
+    collection : Collection
+    memory_budget : int or None
+        Bytes of blocks on one worker; None: a share of its memory limit.
+    """
+
+    def __init__(self, client: Client, collection: Collection, memory_budget: int | None) -> None:
+        self._client = client
+        self._collection = collection
+        self._given_budget = memory_budget
+        self._futures: dict[int, Any] = {}
+        self._recipes: Recipes | None = None
+        self.infos: list[BlockInfo] = []
+        #: Worker of each part that the user has persisted; empty where rows are read for the fit.
+        self.homes: list[str] = []
+
+    # -- the cluster -----------------------------------------------------------------------------
+
+    def threads(self) -> dict[str, int]:
+        """Threads of each worker, by address."""
+        return {address: worker["nthreads"] for address, worker in self._workers().items()}
+
+    def _workers(self) -> dict[str, Any]:
+        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        if not workers:
+            raise TrainingError(
+                "The cluster has no worker. Scale it up, or wait with client.wait_for_workers(1)."
+            )
+        return workers
+
+    @property
+    def budget(self) -> float:
+        """Bytes of blocks on one worker; infinite where its memory has no limit."""
+        if self._given_budget is not None:
+            return self._given_budget
+        limits = [worker["memory_limit"] for worker in self._workers().values()]
+        return _AUTO_BUDGET * min(limit or np.inf for limit in limits)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    @property
+    def streamed(self) -> bool:
+        """Whether blocks are made anew when a lane needs them."""
+        return self._recipes is not None
+
+    @property
+    def blocks(self) -> dict[int, Any] | Recipes:
+        """Futures of the blocks, or the recipes of streamed ones."""
+        return self._futures if self._recipes is None else self._recipes
+
+    def survey(self, classification: bool) -> list[BlockInfo]:
+        """Read all rows once and return what the client must know of each block."""
+        self._workers()
+        try:
+            if self._collection.kind == "memory":
+                self._futures = self._spread(classification)
+                self.infos = self._inspect(range(len(self._futures)), classification)
+            else:
+                self.homes = self._find_homes()
+                self._read(classification)
+        except DaskMLDistError:
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith("distributed"):
+                raise WorkerLostError(
+                    f"A worker was lost while its rows were read ({error}). Fit again; keep the "
+                    "recipe of the collection (persist, not scatter) so that Dask can read it "
+                    "again."
+                ) from error
+            raise
+        return self.infos
+
+    def _read(self, classification: bool) -> None:
+        """Make the blocks and keep them, in waves, as long as they fit in the budget."""
+        lazy = self._collection.delayed_blocks(None, classification)
+        room = self.budget * len(self._workers())
+        wave = sum(self.threads().values())
+        recipes = make_recipes(lazy)
+        if recipes.repeated_work > _REPEATED_WORK:
+            wave = len(lazy)
+        while len(self.infos) < len(lazy):
+            at = range(len(self.infos), min(len(self.infos) + wave, len(lazy)))
+            self._futures.update(self._compute({i: lazy[i] for i in at}))
+            self.infos += self._inspect(at, classification)
+            used = sum(info.nbytes for info in self.infos)
+            if used > room:
+                self._stream(lazy, recipes, classification)
+                return
+            left = (room - used) * len(self.infos) / max(used, 1)
+            wave = 1 + int(min(left, len(lazy)))
+
+    def _stream(self, lazy: list[Any], recipes: Recipes, classification: bool) -> None:
+        """Look at the remaining blocks; from now on each is made when it is needed."""
+        seen = sum(info.nbytes for info in self.infos)
+        rest = range(len(self.infos), len(lazy))
+        # A shuffle is not run again for each block of each pass, and data that lies in the graph
+        # need not travel with it: such blocks are kept, and spill to disk.
+        if recipes.repeated_work > _REPEATED_WORK or recipes.nbytes > seen / 2:
+            self._futures.update(self._compute({i: lazy[i] for i in rest}))
+            self.infos += self._inspect(rest, classification)
+            keys = {i: future.key for i, future in self._futures.items()}
+            recipes = Recipes(keys, {}, frozenset(keys.values()))
+        else:
+            self.release()
+            look = delayed(inspect_block, pure=False)
+            seen_only = self._compute({i: look(lazy[i], classification) for i in rest})
+            self.infos += self._gather(list(seen_only.values()))
+        self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
+
+    def _compute(self, lazy: dict[int, Any]) -> dict[int, Any]:
+        """Start tasks, each on its part's worker where it has one: stealing must not move it."""
+        if not self.homes:
+            return dict(zip(lazy, self._client.compute(list(lazy.values())), strict=True))
+        futures: dict[int, Any] = {}
+        for home in sorted({self.homes[i] for i in lazy}):
+            here = [i for i in lazy if self.homes[i] == home]
+            made = self._client.compute([lazy[i] for i in here], workers=[home])
+            futures.update(zip(here, made, strict=True))
+        return futures
+
+    def _inspect(self, numbers: Iterable[int], classification: bool) -> list[BlockInfo]:
+        return self._gather(
+            [
+                self._client.submit(
+                    inspect_block,
+                    self._futures[i],
+                    classification,
+                    pure=False,
+                    workers=self.homes[i : i + 1],
+                )
+                for i in numbers
+            ]
+        )
+
+    def _gather(self, futures: list[Any]) -> list[BlockInfo]:
+        self._await_at_home(futures)
+        found: list[BlockInfo] = self._client.gather(futures)
+        return found
+
+    def _await_at_home(self, futures: list[Any]) -> None:
+        """Wait for tasks that only their homes may run, as long as these are there."""
+        while self.homes and futures:
+            with suppress(TimeoutError):
+                wait(futures, timeout=1)
+                return
+            if gone := set(self.homes).difference(self.threads()):
+                raise WorkerLostError(
+                    f"Worker {min(gone)} was lost while its rows were read. Fit again; keep the "
+                    "recipe of the collection (persist, not scatter) so that Dask can read it "
+                    "again."
+                )
+
+    def _find_homes(self) -> list[str]:
+        """One worker for each persisted part that holds it; [] unless all are persisted."""
+        parts = [X for X, _, _ in self._collection.parts]
+        if not all(is_dask_collection(X) for X in parts):
+            return []
+        # Parts of one collection share their graph.
+        graphs = {id(X.__dask_graph__()): X for X in parts}
+        futures = {future.key: future for future in futures_of(list(graphs.values()))}
+        if not all(X.key in futures for X in parts):
+            return []
+        wait(list(futures.values()))
+        holders = self._client.who_has(list(futures.values()))
+        load: Counter[str] = Counter()
+        homes = []
+        for X in parts:
+            if not holders.get(X.key):
+                return []
+            homes.append(min(holders[X.key], key=lambda worker: (load[worker], worker)))
+            load[homes[-1]] += 1
+        return homes
+
+    def _spread(self, classification: bool) -> dict[int, Any]:
+        """Scatter rows in memory, a part for each thread of the cluster."""
+        ((X, y, weight),) = self._collection.parts
+        whole = make_block(0, X, y, weight, classification=classification)
+        n_parts = max(1, min(sum(self.threads().values()), whole.n_rows))
+        cuts = np.linspace(0, whole.n_rows, n_parts + 1).astype(int)
+        blocks = {}
+        for index, (a, b) in enumerate(itertools.pairwise(cuts)):
+            part = [None if v is None else v[a:b] for v in (whole.X, whole.y, whole.sample_weight)]
+            (rows,) = self._client.scatter([part], hash=False)
+            blocks[index] = self._client.submit(_block_of, index, rows, classification, pure=False)
+        return blocks
+
+    # -- where they lie --------------------------------------------------------------------------
+
+    def holders(self) -> dict[int, list[str]]:
+        """Workers that hold each block; none where it is read from storage.
+
+        Raises
+        ------
+        WorkerLostError
+            When nobody holds a block that somebody should.
+        """
+        numbers = range(len(self.infos))
+        if self.homes:
+            # Work on the side may have made copies elsewhere.
+            return {i: [self.homes[i]] for i in numbers}
+        if not self._futures:
+            return {i: [] for i in numbers}
+        held = self._client.who_has(list(self._futures.values()))
+        holders = {i: list(held.get(self._futures[i].key, ())) for i in numbers}
+        if not all(holders.values()):
+            raise WorkerLostError("A worker that held rows of the fit was lost. Fit again.")
+        return holders
+
+    def blocks_per_lane(self, n_lanes: int) -> int:
+        """Streamed blocks in memory for each of `n_lanes` lanes of a worker, at least two.
+
+        Raises
+        ------
+        InvalidDataError
+            When a block is larger than the budget.
+        """
+        largest = max(self.infos, key=lambda info: info.nbytes)
+        if largest.nbytes > self.budget and not (self.homes or self._futures):
+            raise InvalidDataError(
+                f"Block {largest.index} takes {largest.nbytes:,} bytes, more than the "
+                f"{self.budget:,.0f} bytes that blocks may take on a worker. Make smaller chunks "
+                '(X.rechunk({0: "64 MiB"}), df.repartition(partition_size="64MB")), or raise '
+                "memory_budget."
+            )
+        # A read takes about three times the block (file, frame, array) while it lasts.
+        room = self.budget - 3 * largest.nbytes * n_lanes
+        return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
+
+    def release(self) -> None:
+        """Let go of the blocks."""
+        for block in self._futures.values():
+            block.release()
+        self._futures = {}
+
+
+def _block_of(index: int, rows: list[Any], classification: bool) -> Any:
+    return make_block(index, *rows, classification=classification)
