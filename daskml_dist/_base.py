@@ -23,7 +23,7 @@ from sklearn.utils.validation import (
 
 from daskml_dist.backends.base import DEVICES, get_backend
 from daskml_dist.data.blocks import check_finite_rows, make_block
-from daskml_dist.data.collection import Collection, as_collection, is_dask
+from daskml_dist.data.collection import Collection, as_collection, is_dask, take_columns
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
@@ -143,6 +143,7 @@ class BaseSGD(BaseEstimator):
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         with open_engine(collection, client, settings.memory_budget) as engine:
             survey = Survey(engine.survey(self._classification))
+            survey.check_devices()
             if survey.n_rows == 0:
                 raise InvalidDataError(
                     "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
@@ -217,6 +218,7 @@ class BaseSGD(BaseEstimator):
                 f"{type(self).__name__} requires y to be passed, but the target y is None. "
                 "Pass fit(X, y)."
             )
+        X, y, sample_weight = take_columns(X, y, sample_weight)
         if not is_dask(y):
             y = _as_column(y)
             if self._classification:
@@ -320,13 +322,13 @@ class BaseSGD(BaseEstimator):
 
     # -- prediction ----------------------------------------------------------------------------
 
-    def _check_fitted(self, X: Any) -> None:
+    def _check_fitted(self, X: Any = None) -> None:
         if not hasattr(self, "coef_"):
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with "
                 "appropriate arguments before using this estimator."
             )
-        if not is_dask(X):
+        if X is not None and not is_dask(X):
             _check_feature_names(self, X, reset=False)
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
@@ -345,6 +347,7 @@ class BaseSGD(BaseEstimator):
         self, statistic: Callable[..., NDArray[np.float64]], X: Any, y: Any, sample_weight: Any
     ) -> NDArray[np.float64]:
         """Sum of ``statistic(y, raw, weight)`` over all blocks; one pass, nothing gathered."""
+        X, y, sample_weight = take_columns(X, y, sample_weight)
         self._check_fitted(X)
         if not is_dask(y):
             y = _as_column(y)

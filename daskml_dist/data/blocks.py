@@ -16,6 +16,7 @@ from daskml_dist.data.conversion import (
     as_numbers,
     as_rows,
     check_real,
+    device_of,
     where,
 )
 from daskml_dist.errors import InvalidDataError
@@ -44,12 +45,15 @@ class Block:
         Labels as the user gave them, or targets in the dtype of `X`.
     sample_weight : ndarray of shape (n_rows,), or None
         In the dtype of `X`.
+    device : {"cpu", "gpu"}
+        Where the user's rows lay; these here are NumPy's and SciPy's.
     """
 
     index: int
     X: Rows
     y: NDArray[Any] | None = None
     sample_weight: NDArray[Any] | None = None
+    device: str = "cpu"
 
     @property
     def n_rows(self) -> int:
@@ -160,7 +164,7 @@ def make_block(
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         _check_length(n_rows, sample_weight, "sample_weight", index)
         sample_weight = _as_weights(sample_weight, rows.dtype, index)
-    return Block(index, rows, y, sample_weight)
+    return Block(index, rows, y, sample_weight, device_of(X))
 
 
 def inspect_block(block: Block, classification: bool) -> BlockInfo:
@@ -194,6 +198,7 @@ def inspect_block(block: Block, classification: bool) -> BlockInfo:
         dtype=X.dtype.name,
         sparse=is_sparse,
         weight_sum=float(block.n_rows if weights is None else weights.sum(dtype=np.float64)),
+        device=block.device,
         nbytes=block.nbytes,
         **facts,
     )

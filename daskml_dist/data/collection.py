@@ -7,6 +7,7 @@ on the workers that hold them.
 from __future__ import annotations
 
 import logging
+import uuid
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Real
@@ -15,7 +16,8 @@ from typing import Any, Literal
 import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
-from dask.delayed import delayed
+from dask.delayed import Delayed, delayed
+from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from scipy import sparse
@@ -31,7 +33,9 @@ __all__ = [
     "feature_count",
     "is_dask",
     "join_column_chunks",
+    "join_delayed",
     "keep_partitions",
+    "take_columns",
 ]
 
 logger = logging.getLogger(__name__)
@@ -91,7 +95,7 @@ class Collection:
 
 
 def is_dask(value: Any) -> bool:
-    """Whether a value is a lazy Dask collection.
+    """Whether a value is a lazy Dask collection, or a list of delayed blocks.
 
     Parameters
     ----------
@@ -101,6 +105,8 @@ def is_dask(value: Any) -> bool:
     -------
     bool
     """
+    if isinstance(value, list | tuple):
+        return bool(value) and isinstance(value[0], Delayed)
     return bool(is_dask_collection(value))
 
 
@@ -112,9 +118,11 @@ def as_collection(
     Parameters
     ----------
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
-        Of shape (n_rows, n_features). The chunks of a Dask Array may be NumPy or scipy.sparse and
-        of unknown sizes; several column chunks are joined.
+        Of shape (n_rows, n_features). The chunks of a Dask Array may be NumPy or scipy.sparse (or
+        of CuPy) and of unknown sizes; several column chunks are joined. A list of
+        `dask.delayed.Delayed` holds one block of rows each.
     y : array-like, pandas.Series, dask Array or dask Series, of shape (n_rows,), or None
+        Or a list of `Delayed`, or the name of a column of the dataframe X.
     sample_weight : like `y`, or a float for all rows, or None
     numeric : bool, default=True
         Check that X holds numbers; False lets strings, categories and dates through.
@@ -132,6 +140,7 @@ def as_collection(
         or `sample_weight` has several columns or another length; the rows cannot be aligned
         because chunk sizes are unknown.
     """
+    X, y, sample_weight = take_columns(X, y, sample_weight)
     X = check_rows(X, numeric=numeric)
     inputs = {
         "X": join_column_chunks(X) if isinstance(X, da.Array) else X,
@@ -170,6 +179,7 @@ def check_rows(X: Any, *, numeric: bool = True) -> Any:
     InvalidDataError
         `X` is no such object, is not two-dimensional, or has columns that are not numbers.
     """
+    X = join_delayed(X, 2)
     if is_dask(X) and not isinstance(X, da.Array) and not _is_dask_frame(X):
         raise _unsupported(X, "X")
     if is_dataframe_like(X):
@@ -226,6 +236,68 @@ def join_column_chunks(X: da.Array) -> da.Array:
     return joined
 
 
+def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Take the target and the weights out of a dataframe, where they are given by name.
+
+    Parameters
+    ----------
+    X : pandas.DataFrame, dask DataFrame, or any other rows
+    y, sample_weight : str or any other values
+
+    Returns
+    -------
+    X, y, sample_weight
+        `X` without the named columns, and these columns.
+
+    Raises
+    ------
+    InvalidDataError
+        There is no such column.
+    """
+    given = {"y": y, "sample_weight": sample_weight}
+    named = {name: column for name, column in given.items() if isinstance(column, str)}
+    for name, column in named.items():
+        if not is_dataframe_like(X) or column not in X.columns:
+            has = f"its columns are {list(X.columns)}" if is_dataframe_like(X) else "X is no frame"
+            raise InvalidDataError(
+                f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
+                "or pass the values themselves."
+            )
+        given[name] = X[column]
+    if named:
+        X = X[[column for column in X.columns if column not in named.values()]]
+    return X, given["y"], given["sample_weight"]
+
+
+def join_delayed(values: Any, ndim: int) -> Any:
+    """A list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes.
+
+    Parameters
+    ----------
+    values : list of Delayed, Delayed, or anything else
+        The blocks may be of any kind that `make_block` takes.
+    ndim : {1, 2}
+
+    Returns
+    -------
+    dask Array, or `values` itself where it is nothing of the kind
+    """
+    blocks = [values] if isinstance(values, Delayed) else values
+    if not (isinstance(blocks, list | tuple) and any(isinstance(b, Delayed) for b in blocks)):
+        return values
+    if not all(isinstance(block, Delayed) for block in blocks):
+        raise InvalidDataError(
+            "A list of blocks holds delayed and other objects. Wrap each in dask.delayed(...)."
+        )
+    name = f"blocks-{uuid.uuid4().hex}"
+    inner = (0,) * (ndim - 1)
+    graph: dict[Any, Any] = {(name, i, *inner): block.key for i, block in enumerate(blocks)}
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=blocks)
+    chunks = ((np.nan,) * len(blocks), (np.nan,))[:ndim]
+    # The dtype is unknown, and nobody asks for it before a block is made.
+    return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
+
+
 def _join_columns(chunks: list[Any]) -> Any:
     if any(sparse.issparse(chunk) for chunk in chunks):
         return sparse.hstack(chunks, format="csr")
@@ -272,6 +344,7 @@ def _check_column(values: Any, name: str) -> Any:
     """What y or sample_weight holds, one-dimensional; None and a scalar weight stay."""
     if values is None:
         return None
+    values = join_delayed(values, 1)
     if is_dask(values):
         return _check_dask_column(values, name)
     if name == "sample_weight" and (isinstance(values, Real) or getattr(values, "ndim", 1) == 0):

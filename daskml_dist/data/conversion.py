@@ -20,6 +20,8 @@ __all__ = [
     "check_columns",
     "check_dtype",
     "check_real",
+    "device_of",
+    "to_host",
     "where",
 ]
 
@@ -50,6 +52,7 @@ def as_rows(X: Any, *, dtype: str | None = None, index: int | None = None) -> Ro
     InvalidDataError
         `X` is not two-dimensional, or not made of real numbers.
     """
+    X = to_host(X)
     if is_dataframe_like(X):
         return _frame_to_numpy(X, dtype, index)
     rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
@@ -81,6 +84,7 @@ def as_column(values: Any, *, name: str, index: int | None = None) -> NDArray[An
     InvalidDataError
         There is more than one column.
     """
+    values = to_host(values)
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
     array = _series_to_numpy(values) if is_series_like(values) else _as_array(values, name, index)
@@ -92,6 +96,17 @@ def as_column(values: Any, *, name: str, index: int | None = None) -> NDArray[An
             f"instead. Pass one column, for example {name}[:, 0]."
         )
     return array
+
+
+def device_of(values: Any) -> str:
+    """Where the memory of an array is: "gpu" for arrays and sparse matrices of CuPy, else "cpu"."""
+    data = getattr(values, "data", None) if hasattr(values, "tocsr") else values
+    return "gpu" if hasattr(data, "__cuda_array_interface__") else "cpu"
+
+
+def to_host(values: Any) -> Any:
+    """Copy an array or sparse matrix of CuPy to NumPy or SciPy; all else stays as it is."""
+    return values.get() if device_of(values) == "gpu" else values
 
 
 def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:

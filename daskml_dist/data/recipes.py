@@ -11,7 +11,7 @@ from dask.base import is_dask_collection, optimize
 from dask.local import get_sync
 
 from daskml_dist.data.blocks import Block
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 __all__ = ["Recipes", "make_recipes"]
 
@@ -69,7 +69,15 @@ class Recipes:
             The block cannot be read, or has other rows than it had.
         """
         key, n_rows = self.targets[number], self.rows[number]
-        block: Block = fetch(key) if key in self.held else self._run(key, fetch)
+        try:
+            block: Block = fetch(key) if key in self.held else self._run(key, fetch)
+        except DaskMLDistError:
+            raise
+        except Exception as error:
+            raise InvalidDataError(
+                f"Block {number} could not be read again: {error!r}. Mend the file or the task "
+                "that makes it, or call .persist() on the collection first."
+            ) from error
         if block.n_rows != n_rows:
             raise InvalidDataError(
                 f"Block {number} had {n_rows} rows when the fit began, and has {block.n_rows} "

@@ -327,7 +327,7 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         -------
         float
         """
-        self._check_fitted(X)
+        self._check_fitted()
         statistic = partial(_hits, self.classes_)
         total, hits, *_ = self._score_sums(statistic, X, y, sample_weight)
         return float(hits / total)

@@ -96,7 +96,7 @@ class ClusterRows:
         except DaskMLDistError:
             raise
         except Exception as error:
-            if type(error).__module__.startswith("distributed"):
+            if _is_loss(error):
                 raise WorkerLostError(
                     f"A worker was lost while its rows were read ({error}). Fit again; keep the "
                     "recipe of the collection (persist, not scatter) so that Dask can read it "
@@ -139,7 +139,7 @@ class ClusterRows:
             self.release()
             look = delayed(inspect_block, pure=False)
             seen_only = self._compute({i: look(lazy[i], classification) for i in rest})
-            self.infos += self._gather(list(seen_only.values()))
+            self.infos += self._gather(list(seen_only.values()), rest)
         self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
 
     def _compute(self, lazy: dict[int, Any]) -> dict[int, Any]:
@@ -153,23 +153,37 @@ class ClusterRows:
             futures.update(zip(here, made, strict=True))
         return futures
 
-    def _inspect(self, numbers: Iterable[int], classification: bool) -> list[BlockInfo]:
-        return self._gather(
-            [
-                self._client.submit(
-                    inspect_block,
-                    self._futures[i],
-                    classification,
-                    pure=False,
-                    workers=self.homes[i : i + 1],
-                )
-                for i in numbers
-            ]
-        )
+    def _inspect(self, numbers: range, classification: bool) -> list[BlockInfo]:
+        look = [
+            self._client.submit(
+                inspect_block,
+                self._futures[i],
+                classification,
+                pure=False,
+                workers=self.homes[i : i + 1],
+            )
+            for i in numbers
+        ]
+        return self._gather(look, numbers)
 
-    def _gather(self, futures: list[Any]) -> list[BlockInfo]:
+    def _gather(self, futures: list[Any], numbers: Iterable[int]) -> list[BlockInfo]:
         self._await_at_home(futures)
-        found: list[BlockInfo] = self._client.gather(futures)
+        try:
+            found: list[BlockInfo] = self._client.gather(futures)
+        except DaskMLDistError:
+            raise
+        except Exception as error:
+            for future, number in zip(futures, numbers, strict=True):
+                if future.status == "error" and not _is_loss(error):
+                    raise InvalidDataError(
+                        f"Block {number} could not be read: {error!r}. Mend or leave out the "
+                        "file or the task that makes it."
+                    ) from error
+            raise
+        finally:
+            # An error's traceback would hold them, and with them the user's rows.
+            for future in futures:
+                future.release()
         return found
 
     def _await_at_home(self, futures: list[Any]) -> None:
@@ -266,6 +280,11 @@ class ClusterRows:
         for block in self._futures.values():
             block.release()
         self._futures = {}
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether an error is Dask's own: it tells of a lost worker or task."""
+    return type(error).__module__.startswith("distributed")
 
 
 def _block_of(index: int, rows: list[Any], classification: bool) -> Any:

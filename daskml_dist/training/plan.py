@@ -92,6 +92,22 @@ class Survey:
             )
         return widths.pop()
 
+    def check_devices(self) -> None:
+        """Check that all rows lie on GPUs, or none.
+
+        Raises
+        ------
+        InvalidDataError
+            Names a block of either kind.
+        """
+        first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
+        if len(first) > 1:
+            raise InvalidDataError(
+                f"Block {first['gpu']} of X is of CuPy and block {first['cpu']} is not. Make all "
+                "chunks one kind: X.map_blocks(cupy.asarray) or "
+                "X.map_blocks(cupy.asnumpy)."
+            )
+
     @property
     def dtype(self) -> str:
         """float32 where every block is, else float64."""

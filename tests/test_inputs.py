@@ -1,0 +1,305 @@
+"""A table: every kind of input, for every method, gives what the NumPy fit gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from scipy import sparse
+
+from daskml_dist.data.blocks import make_block
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+
+N, D = 90, 4
+COLUMNS = [f"x{i}" for i in range(D)]
+ROWS = ((20, 0, 45, 25),)
+
+
+def _base() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, D)) * (rng.random((N, D)) < 0.7)
+    return X, (X.sum(axis=1) + rng.normal(size=N) > 0).astype(int)
+
+
+X0, Y0 = _base()
+FRAME = pd.DataFrame(X0, columns=COLUMNS)
+
+
+def _frame_parts(frame: pd.DataFrame | pd.Series) -> Any:
+    """A dask dataframe of uneven partitions, one of them empty."""
+    cuts = np.cumsum([0, *ROWS[0]])
+    parts = [dask.delayed(frame[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return dd.from_delayed(parts, meta=frame[:0])
+
+
+def _unknown(array: Any) -> da.Array:
+    return array[da.ones(N, chunks=ROWS, dtype=bool)]
+
+
+def _sparse_chunks(X: np.ndarray, kind: Callable[[Any], Any]) -> da.Array:
+    cuts = np.cumsum([0, *ROWS[0]])
+    blocks = [
+        da.from_delayed(dask.delayed(kind)(X[a:b]), (b - a, D), meta=kind(np.empty((0, D))))
+        for a, b in zip(cuts, cuts[1:], strict=False)
+    ]
+    return da.concatenate(blocks)
+
+
+def _delayed(values: np.ndarray) -> list[Any]:
+    cuts = np.cumsum([0, *ROWS[0]])
+    return [dask.delayed(values[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+KINDS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]] = {
+    "NumPy": lambda X, y: (X, y),
+    "NumPy, Fortran order": lambda X, y: (np.asfortranarray(X), y),
+    "NumPy, column y": lambda X, y: (X, da.from_array(y[:, None], chunks=30)),
+    "lists": lambda X, y: (X.tolist(), y.tolist()),
+    "pandas": lambda X, y: (FRAME, pd.Series(y)),
+    "pandas, Arrow columns": lambda X, y: (
+        FRAME.convert_dtypes(dtype_backend="pyarrow"),
+        pd.Series(y).convert_dtypes(dtype_backend="pyarrow"),
+    ),
+    "pandas, nullable columns": lambda X, y: (FRAME.astype("Float64"), pd.Series(y, dtype="Int64")),
+    "pandas, y by name": lambda X, y: (FRAME.assign(income=y), "income"),
+    "CSR matrix": lambda X, y: (sparse.csr_matrix(X), y),
+    "CSC matrix": lambda X, y: (sparse.csc_matrix(X), y),
+    "COO matrix": lambda X, y: (sparse.coo_matrix(X), y),
+    "CSR array": lambda X, y: (sparse.csr_array(X), y),
+    "COO array": lambda X, y: (sparse.coo_array(X), y),
+    "dask Array": lambda X, y: (
+        da.from_array(X, chunks=(*ROWS, D)),
+        da.from_array(y, chunks=ROWS),
+    ),
+    "dask Array, y cut otherwise": lambda X, y: (
+        da.from_array(X, chunks=(*ROWS, D)),
+        da.from_array(y, chunks=7),
+    ),
+    "dask Array, y in memory": lambda X, y: (da.from_array(X, chunks=(*ROWS, D)), y),
+    "dask y, X in memory": lambda X, y: (X, da.from_array(y, chunks=ROWS)),
+    "dask Array, column chunks": lambda X, y: (
+        da.from_array(X, chunks=(*ROWS, (1, 3))),
+        da.from_array(y, chunks=ROWS),
+    ),
+    "dask Array, unknown chunks": lambda X, y: (
+        _unknown(da.from_array(X, chunks=(*ROWS, D))),
+        _unknown(da.from_array(y, chunks=ROWS)),
+    ),
+    "dask Array of CSR": lambda X, y: (
+        _sparse_chunks(X, sparse.csr_matrix),
+        da.from_array(y, chunks=ROWS),
+    ),
+    "dask Array of COO arrays": lambda X, y: (
+        _sparse_chunks(X, sparse.coo_array),
+        da.from_array(y, chunks=ROWS),
+    ),
+    "dask DataFrame": lambda X, y: (_frame_parts(FRAME), _frame_parts(pd.Series(y))),
+    "dask DataFrame, Arrow columns": lambda X, y: (
+        _frame_parts(FRAME.convert_dtypes(dtype_backend="pyarrow")),
+        _frame_parts(pd.Series(y)),
+    ),
+    "dask DataFrame, y by name": lambda X, y: (_frame_parts(FRAME.assign(income=y)), "income"),
+    "dask DataFrame, y an Array": lambda X, y: (
+        _frame_parts(FRAME),
+        da.from_array(y, chunks=ROWS),
+    ),
+    "delayed blocks": lambda X, y: (_delayed(X), _delayed(y)),
+    "delayed frames": lambda X, y: (
+        [dask.delayed(pd.DataFrame)(block) for block in _delayed(X)],
+        _delayed(y),
+    ),
+}
+EVERY = pytest.mark.parametrize("kind", list(KINDS))
+FULL_BATCH: dict[str, Any] = {
+    "batch_size": None, "optimizer": "sgd", "learning_rate": 0.5, "max_iter": 6, "tol": None,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _in_threads() -> Iterator[None]:
+    # Lazy results are computed by threads here; one test below has worker processes.
+    with dask.config.set(scheduler="threads"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def client_in_process() -> Iterator[Client]:
+    with Client(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
+    ) as client:
+        yield client
+
+
+TRUTH = SGDClassifier(**FULL_BATCH).fit(X0, Y0)
+WEIGHT = np.random.default_rng(1).uniform(0.5, 2, size=N)
+WEIGHTED = SGDClassifier(**FULL_BATCH).fit(X0, Y0, sample_weight=WEIGHT)
+
+
+def _equal(found: Any, expected: Any) -> None:
+    computed = dask.compute(found)[0]
+    np.testing.assert_allclose(np.asarray(computed), expected, rtol=1e-6)
+
+
+@EVERY
+def test_every_kind_fits_and_predicts(kind: str, client_in_process: Client) -> None:
+    X, y = KINDS[kind](X0, Y0)
+    model = SGDClassifier(**FULL_BATCH).fit(X, y)
+    _equal(model.coef_, TRUTH.coef_)
+    _equal(model.intercept_, TRUTH.intercept_)
+    assert model.score(X, y) == pytest.approx(TRUTH.score(X0, Y0), rel=1e-6)
+    rows = X[COLUMNS] if isinstance(y, str) else X
+    _equal(model.predict(rows), TRUTH.predict(X0))
+    _equal(model.predict_proba(rows), TRUTH.predict_proba(X0))
+    _equal(model.decision_function(rows), TRUTH.decision_function(X0))
+
+
+@EVERY
+def test_every_kind_goes_on_by_partial_fit(kind: str, client_in_process: Client) -> None:
+    X, y = KINDS[kind](X0, Y0)
+    model, truth = SGDClassifier(**FULL_BATCH), SGDClassifier(**FULL_BATCH)
+    for _ in range(2):
+        model.partial_fit(X, y, classes=[0, 1])
+        truth.partial_fit(X0, Y0, classes=[0, 1])
+    _equal(model.coef_, truth.coef_)
+
+
+@EVERY
+def test_every_kind_is_regressed(kind: str, client_in_process: Client) -> None:
+    X, y = KINDS[kind](X0, Y0)
+    model = SGDRegressor(**FULL_BATCH | {"learning_rate": 0.1}).fit(X, y)
+    truth = SGDRegressor(**FULL_BATCH | {"learning_rate": 0.1}).fit(X0, Y0)
+    _equal(model.coef_, truth.coef_)
+    assert model.score(X, y) == pytest.approx(truth.score(X0, Y0), rel=1e-6)
+
+
+WEIGHTS: dict[str, Callable[[np.ndarray], Any]] = {
+    "NumPy": lambda w: w,
+    "list": lambda w: w.tolist(),
+    "pandas": pd.Series,
+    "dask Array": lambda w: da.from_array(w, chunks=ROWS),
+    "dask Array, cut otherwise": lambda w: da.from_array(w, chunks=11),
+    "dask Array, unknown chunks": lambda w: _unknown(da.from_array(w, chunks=ROWS)),
+    "dask Series": lambda w: _frame_parts(pd.Series(w)),
+    "dask column": lambda w: da.from_array(w[:, None], chunks=(*ROWS, 1)),
+    "delayed blocks": _delayed,
+}
+
+
+UNKNOWN = ["dask Array, unknown chunks", "dask Series", "delayed blocks"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("dask Array", weights) for weights in WEIGHTS]
+    + [("dask DataFrame", weights) for weights in UNKNOWN],
+)
+def test_every_kind_of_weight(kind: str, weights: str, client_in_process: Client) -> None:
+    X, y = KINDS[kind](X0, Y0)
+    model = SGDClassifier(**FULL_BATCH).fit(X, y, sample_weight=WEIGHTS[weights](WEIGHT))
+    _equal(model.coef_, WEIGHTED.coef_)
+    expected = WEIGHTED.score(X0, Y0, sample_weight=WEIGHT)
+    assert model.score(X, y, sample_weight=WEIGHTS[weights](WEIGHT)) == pytest.approx(expected)
+
+
+def test_target_and_weight_by_name_on_worker_processes(client: Client) -> None:
+    frame = _frame_parts(FRAME.assign(income=Y0, w=WEIGHT))
+    model = SGDClassifier(**FULL_BATCH).fit(frame, "income", sample_weight="w")
+    _equal(model.coef_, WEIGHTED.coef_)
+    assert model.feature_names_in_.tolist() == COLUMNS
+
+
+def test_a_name_that_is_no_column_is_told() -> None:
+    with pytest.raises(InvalidDataError, match=r"y='nothing' names no column of X: its columns"):
+        SGDClassifier().fit(FRAME, "nothing")
+    with pytest.raises(InvalidDataError, match="X is no frame"):
+        SGDClassifier().fit(X0, "income")
+
+
+def test_delayed_blocks_mixed_with_others_are_told() -> None:
+    with pytest.raises(InvalidDataError, match=r"Wrap each in dask\.delayed"):
+        SGDClassifier().fit([dask.delayed(X0), X0], [dask.delayed(Y0), Y0])
+
+
+@pytest.mark.parametrize("n_blocks", [1, 2, 30])
+def test_more_workers_than_blocks_and_more_blocks_than_workers(
+    n_blocks: int, client: Client
+) -> None:
+    X = da.from_array(X0, chunks=(-(-N // n_blocks), D))
+    y = da.from_array(Y0, chunks=-(-N // n_blocks))
+    _equal(SGDClassifier(**FULL_BATCH).fit(X, y).coef_, TRUTH.coef_)
+
+
+def test_weights_and_balanced_classes_are_repeated_rows(client: Client) -> None:
+    times = np.where(Y0 == 1, 3, 1)
+    X, y = KINDS["dask Array"](X0, Y0)
+    repeated = SGDClassifier(**FULL_BATCH).fit(np.repeat(X0, times, axis=0), np.repeat(Y0, times))
+    by_weight = SGDClassifier(**FULL_BATCH).fit(X, y, sample_weight=da.from_array(times, chunks=9))
+    by_class = SGDClassifier(class_weight={0: 1, 1: 3}, **FULL_BATCH).fit(X, y)
+    _equal(by_weight.coef_, repeated.coef_)
+    _equal(by_class.coef_, repeated.coef_)
+    counts = np.bincount(Y0)
+    balanced = SGDClassifier(class_weight="balanced", **FULL_BATCH).fit(X, y)
+    same = SGDClassifier(**FULL_BATCH).fit(X0, Y0, sample_weight=(N / 2 / counts)[Y0])
+    _equal(balanced.coef_, same.coef_)
+
+
+# --- what cannot be read ---------------------------------------------------------------------
+
+
+def test_a_parquet_file_that_is_cut_short_is_told(tmp_path: Any, client: Client) -> None:
+    for i in range(3):
+        FRAME.assign(y=Y0).to_parquet(tmp_path / f"{i}.parquet")
+    frame = dd.from_map(pd.read_parquet, sorted(tmp_path.glob("*.parquet")))
+    whole = (tmp_path / "1.parquet").read_bytes()
+    (tmp_path / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidDataError, match=r"Block 1 could not be read: .* Mend or leave out"):
+        SGDClassifier().fit(frame, "y")
+
+
+def test_objects_that_are_no_numbers_are_told(client: Client) -> None:
+    X = np.array([[1.0, "a"], [2.0, "b"]], dtype=object)
+    with pytest.raises(InvalidDataError, match=r"Block 0: X is not numeric"):
+        SGDClassifier().fit(da.from_array(X, chunks=2), da.from_array(np.array([0, 1]), chunks=2))
+
+
+# --- CuPy: what the CPU path does with it, told by a stand-in --------------------------------
+
+
+class _OnDevice:
+    """Looks like a CuPy array: NumPy may not read it, `get` copies it."""
+
+    __cuda_array_interface__: Any = {}
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def get(self) -> np.ndarray:
+        return self._values
+
+
+def test_rows_on_a_device_are_copied_once() -> None:
+    block = make_block(0, _OnDevice(X0), _OnDevice(Y0), _OnDevice(WEIGHT), classification=True)
+    assert block.device == "gpu"
+    np.testing.assert_array_equal(block.X, X0)
+    np.testing.assert_array_equal(block.y, Y0)
+
+
+def test_rows_on_devices_and_not_are_told_apart(client_in_process: Client) -> None:
+    blocks = [dask.delayed(_OnDevice)(X0), dask.delayed(X0)]
+    ys = [dask.delayed(Y0), dask.delayed(Y0)]
+    with pytest.raises(InvalidDataError, match="Block 0 of X is of CuPy and block 1 is not"):
+        SGDClassifier().fit(blocks, ys)
+    same = SGDClassifier(**FULL_BATCH).fit([blocks[0], blocks[0]], ys)
+    _equal(same.coef_, TRUTH.coef_)
