@@ -225,7 +225,8 @@ class _Take:
         if len(self._members) == 1:
             return [self._rows(0, at)]
         member = np.searchsorted(self._offsets, at, side="right") - 1
-        return [self._rows(int(m), at[member == m] - self._offsets[m]) for m in np.unique(member)]
+        present = np.flatnonzero(np.bincount(member))
+        return [self._rows(int(m), at[member == m] - self._offsets[m]) for m in present]
 
     def _positions(self, low: int, high: int) -> NDArray[np.intp]:
         if self._order is None:

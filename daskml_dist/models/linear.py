@@ -69,10 +69,12 @@ class LinearModel:
         """
         if classes is None:
             return y.astype(dtype, copy=False)
-        codes = np.searchsorted(classes, y)
         if self.width > 1:
-            return codes.astype(np.int32)
-        return np.where(codes == 1, 1.0, -1.0).astype(dtype)
+            return np.searchsorted(classes, y).astype(np.int32)
+        signs = np.asarray(y == classes[1]).astype(dtype)
+        signs *= 2
+        signs -= 1
+        return signs
 
     def raw_prediction(self, w: Any, X: Any, backend: Backend) -> Any:
         """``X @ coef + intercept``: (n,) for width 1, else (n, width)."""
