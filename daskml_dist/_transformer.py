@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.conversion import plain_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
@@ -29,6 +30,8 @@ class BlockTransformer(BaseEstimator):
 
     #: Whether the columns must be numbers.
     _numeric: ClassVar[bool] = True
+    #: What to do about a block that cannot be transformed.
+    _remedy: ClassVar[str] = ""
 
     # -- what a transformer says of itself -------------------------------------------------------
 
@@ -161,7 +164,10 @@ class BlockTransformer(BaseEstimator):
 
 
 def _call(estimator: Any, method: str, X: Any) -> Any:
-    return getattr(estimator, method)(X)
+    try:
+        return getattr(estimator, method)(plain_frame(X))
+    except ValueError as error:
+        raise ValueError(f"{error} {estimator._remedy}".rstrip()) from error
 
 
 def _summary_of(
@@ -174,7 +180,7 @@ def _summary_of(
         sample_weight = np.full(X.shape[0], sample_weight)
     try:
         # A clone: threads of one process share `plain`.
-        return int(X.shape[1]), clone(plain)._summarise(X, y, sample_weight)
+        return int(X.shape[1]), clone(plain)._summarise(plain_frame(X), y, sample_weight)
     except DaskMLDistError:
         raise
     except ValueError as error:

@@ -21,6 +21,7 @@ __all__ = [
     "check_dtype",
     "check_real",
     "device_of",
+    "plain_frame",
     "to_host",
     "where",
 ]
@@ -180,6 +181,34 @@ def check_real(dtype: Any, name: str, index: int | None = None) -> None:
             f"{where(index)}Complex data not supported: {name} is complex. Pass {name}.real and "
             f"{name}.imag instead."
         )
+
+
+def plain_frame(X: Any) -> Any:
+    """A pandas frame whose missing values are NaN, as scikit-learn wants them.
+
+    Dask makes Arrow-backed columns of strings, whose missing values are pandas.NA.
+
+    Parameters
+    ----------
+    X : pandas.DataFrame, or anything else, which stays as it is
+    """
+    if not is_dataframe_like(X):
+        return X
+    changed = {}
+    for name, dtype in zip(X.columns, X.dtypes, strict=True):
+        if isinstance(dtype, np.dtype) or not _has_na(dtype):
+            continue
+        column = X[name]
+        if dtype.kind in "biuf":
+            changed[name] = column.to_numpy(dtype="float64", na_value=np.nan)
+        else:
+            changed[name] = column.astype(object).where(column.notna(), np.nan)
+    return X.assign(**changed) if changed else X
+
+
+def _has_na(dtype: Any) -> bool:
+    missing = getattr(dtype, "na_value", None)
+    return type(missing).__name__ == "NAType"
 
 
 # --- conversions -----------------------------------------------------------------------------

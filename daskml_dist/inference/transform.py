@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,7 +84,7 @@ def _frame_to_array(apply: Callable[..., Any], X: Any, empty: Any) -> da.Array:
     name = f"transform-{uuid.uuid4().hex}"
     inner = (0,) * (empty.ndim - 1)
     graph: dict[Any, Any] = {
-        (name, i, *inner): (apply, key) for i, key in enumerate(frame.__dask_keys__())
+        (name, i, *inner): (apply, key, [i]) for i, key in enumerate(frame.__dask_keys__())
     }
     layers = HighLevelGraph.from_collections(name, graph, dependencies=[frame])
     chunks = ((np.nan,) * frame.npartitions, *((n,) for n in empty.shape[1:]))
@@ -107,10 +107,9 @@ def _apply(
     function: Callable[[Any], Any],
     empty: Any,
     rows: Any,
-    block_id: tuple[int, ...] | None = None,
-    partition_info: dict[str, Any] | None = None,
+    block_id: Sequence[int] | None = None,
 ) -> Any:
-    """Result of one block; Dask fills in the block's number."""
+    """Result of one block; `map_blocks` fills in the block's number."""
     if (rows.shape[0] if hasattr(rows, "shape") else len(rows)) == 0:
         return empty
     try:
@@ -118,8 +117,7 @@ def _apply(
     except DaskMLDistError:
         raise
     except ValueError as error:
-        number = block_id[0] if block_id else (partition_info or {}).get("number")
-        place = "A block" if number is None else f"Block {number}"
+        place = f"Block {block_id[0]}" if block_id else "A block"
         raise InvalidDataError(f"{place} of X: {error}") from error
 
 

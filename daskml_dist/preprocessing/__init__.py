@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from daskml_dist.preprocessing.max_abs_scaler import MaxAbsScaler
+from daskml_dist.preprocessing.min_max_scaler import MinMaxScaler
+from daskml_dist.preprocessing.one_hot_encoder import OneHotEncoder
+from daskml_dist.preprocessing.ordinal_encoder import OrdinalEncoder
+from daskml_dist.preprocessing.robust_scaler import RobustScaler
 from daskml_dist.preprocessing.standard_scaler import StandardScaler
 
-__all__ = ["StandardScaler"]
+__all__ = [
+    "MaxAbsScaler",
+    "MinMaxScaler",
+    "OneHotEncoder",
+    "OrdinalEncoder",
+    "RobustScaler",
+    "StandardScaler",
+]

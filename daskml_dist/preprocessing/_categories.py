@@ -1,0 +1,111 @@
+"""What encoders know of the categories of blocks, and how it is merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.preprocessing import OrdinalEncoder
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.inference.transform import sample_rows
+
+__all__ = ["CategoryTransformer"]
+
+
+class CategoryTransformer(BlockTransformer):
+    """An encoder whose fitted state follows from the categories of each column and their rows."""
+
+    _numeric = False
+    _remedy = (
+        'Fit on rows that hold every category, or set handle_unknown ("ignore", '
+        '"infrequent_if_exist" or "use_encoded_value", as the encoder has it).'
+    )
+    #: Rows of each category of each column, while scikit-learn's `fit` looks at categories alone.
+    _counts: tuple[int, list[NDArray[np.int64]]] | None = None
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Categories of each column, their rows, and the number of rows."""
+        # Given categories are checked against the rows; found ones are collected.
+        given = self.categories
+        if not isinstance(given, str):
+            clone(self).set_params(min_frequency=None, max_categories=None).fit(X)
+        plain = OrdinalEncoder(
+            categories=given,
+            handle_unknown="use_encoded_value",
+            unknown_value=-1,
+            encoded_missing_value=-2,
+        )
+        codes = plain.fit_transform(X)
+        counts = []
+        for j, categories in enumerate(plain.categories_):
+            column = codes[:, j].astype(np.int64)
+            rows = np.bincount(column[column >= 0], minlength=len(categories))
+            if len(categories):
+                rows[-1] += (column == -2).sum()  # missing values come last
+            counts.append(rows)
+        return plain.categories_, counts, len(codes), isinstance(X, pd.DataFrame)
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        categories, counts, rows, frames = zip(*summaries, strict=True)
+        merged = [
+            _join(list(found), list(sums))
+            for found, sums in zip(
+                zip(*categories, strict=True), zip(*counts, strict=True), strict=True
+            )
+        ]
+        return [c for c, _ in merged], [n for _, n in merged], sum(rows), frames[0]
+
+    def _finish(self, summary: Any) -> None:
+        """Fit scikit-learn on a few rows that hold all categories."""
+        categories, counts, n_rows, is_frame = summary
+        small = self._rows_of(categories, is_frame)
+        self._counts = n_rows, counts
+        try:
+            super().fit(small)
+        finally:
+            del self._counts
+
+    def _rows_of(self, categories: list[NDArray[Any]], is_frame: bool) -> Any:
+        longest = max(map(len, categories))
+        columns = [np.resize(found, longest) for found in categories]
+        if not is_frame:
+            return np.column_stack(columns)
+        names = getattr(self, "feature_names_in_", range(len(columns)))
+        return pd.DataFrame(dict(zip(names, columns, strict=True)))
+
+    def _fit_infrequent_category_mapping(
+        self, n_samples: int, category_counts: Any, missing_indices: Any
+    ) -> None:
+        # scikit-learn's hook: the few rows that it sees are not the rows that count.
+        if self._counts is not None:
+            n_samples, category_counts = self._counts
+        super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
+
+    def _sample(self, X: Any) -> Any:
+        if not hasattr(self, "categories_") or not all(map(len, self.categories_)):
+            return sample_rows(X)
+        first = [found[:1] for found in self.categories_]
+        if not hasattr(X, "columns"):
+            return np.column_stack(first)
+        return pd.DataFrame(dict(zip(X.columns, first, strict=True)))
+
+
+def _join(
+    categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Union of the categories of a column, in scikit-learn's order, and the sums of their rows."""
+    if len({found.dtype for found in categories}) > 1:
+        # A block without a value of the column may have another dtype.
+        categories = [found.astype(object) for found in categories]
+    every = np.concatenate(categories)[:, None]
+    encoder = OrdinalEncoder(encoded_missing_value=-2).fit(every)
+    (union,) = encoder.categories_
+    at = encoder.transform(every)[:, 0].astype(np.int64)
+    at[at == -2] = len(union) - 1
+    sums = np.zeros(len(union), dtype=np.int64)
+    np.add.at(sums, at, np.concatenate(counts))
+    return union, sums

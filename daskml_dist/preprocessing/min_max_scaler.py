@@ -1,0 +1,45 @@
+"""`MinMaxScaler`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn import preprocessing
+
+from daskml_dist._transformer import BlockTransformer
+
+__all__ = ["MinMaxScaler"]
+
+
+class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
+    """:class:`sklearn.preprocessing.MinMaxScaler` for Dask collections; exact.
+
+    Parameters
+    ----------
+    feature_range : tuple (min, max), default=(0, 1)
+    copy : bool, default=True
+    clip : bool, default=False
+
+    Attributes
+    ----------
+    min_, scale_, data_min_, data_max_, data_range_ : ndarray of shape (n_features,)
+    n_samples_seen_, n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    """
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        preprocessing.MinMaxScaler.fit(self, X)
+        return self.data_min_, self.data_max_, self.n_samples_seen_
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        low, high, n = zip(*summaries, strict=True)
+        return np.fmin.reduce(low), np.fmax.reduce(high), sum(n)
+
+    def _finish(self, summary: Any) -> None:
+        low, high, n = summary
+        names = self.__dict__.pop("feature_names_in_", None)
+        preprocessing.MinMaxScaler.fit(self, np.stack([low, high]))
+        self.n_samples_seen_ = n
+        if names is not None:
+            self.feature_names_in_ = names
