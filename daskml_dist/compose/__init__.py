@@ -1,0 +1,8 @@
+"""Transformers made of others, for Dask collections."""
+
+from __future__ import annotations
+
+from daskml_dist.compose.blockwise import Blockwise
+from daskml_dist.compose.column_transformer import ColumnTransformer, make_column_transformer
+
+__all__ = ["Blockwise", "ColumnTransformer", "make_column_transformer"]

@@ -1,0 +1,138 @@
+"""`Blockwise`: lifts a stateless transformer of scikit-learn to Dask collections."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+from sklearn.exceptions import NotFittedError as SklearnNotFittedError
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils import get_tags
+from sklearn.utils.validation import check_is_fitted
+
+from daskml_dist.data.conversion import plain_frame
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
+
+__all__ = ["Blockwise"]
+
+
+class Blockwise(BaseEstimator):
+    """Apply a transformer of scikit-learn to each block, lazily.
+
+    Parameters
+    ----------
+    transformer : estimator
+        One that learns nothing from rows (``HashingVectorizer``, ``Normalizer``, ``Binarizer``,
+        ``FunctionTransformer``, ``PolynomialFeatures``...), or one that is fitted already.
+    sample : object, default=None
+        A few rows that look like the blocks, for types that Dask cannot tell (the items of a
+        Bag); None makes them of what Dask knows.
+
+    Attributes
+    ----------
+    transformer_ : estimator
+        The fitted transformer.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from sklearn.preprocessing import Normalizer
+    >>> from daskml_dist.compose import Blockwise
+    >>> Blockwise(Normalizer()).fit_transform(da.ones((4, 4), chunks=2)).compute()[0]
+    array([0.5, 0.5, 0.5, 0.5])
+    """
+
+    def __init__(self, transformer: Any, *, sample: Any = None) -> None:
+        self.transformer = transformer
+        self.sample = sample
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Check the transformer; nothing is read of a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, dask Array, DataFrame, Series or Bag
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            The transformer learns from rows and is not fitted.
+        """
+        if _is_fitted(self.transformer):
+            self.transformer_ = self.transformer
+            return self
+        self.transformer_ = clone(self.transformer)
+        learns = get_tags(self.transformer_).requires_fit
+        if learns and not isinstance(self.transformer_, PolynomialFeatures):
+            raise InvalidParameterError(
+                f"{type(self.transformer).__name__} learns from rows, so it cannot be applied to "
+                "blocks before it is fitted. Fit it first on a sample of the rows, or use the "
+                "transformer of that name in daskml_dist."
+            )
+        if learns or not is_lazy(X):
+            self.transformer_.fit(self._sample(X) if is_lazy(X) else X)
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """Transform rows; lazily where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, dask Array, DataFrame, Series or Bag
+
+        Returns
+        -------
+        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+        """
+        check_is_fitted(self)
+        if not is_lazy(X):
+            return self.transformer_.transform(X)
+        function = partial(_transform, copy.deepcopy(self.transformer_))
+        return map_blocks(function, X, meta=function(self._sample(X)))
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        """Fit and transform; see :meth:`fit` and :meth:`transform`."""
+        return self.fit(X, y).transform(X)
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """Choose the container of the result, as in scikit-learn."""
+        self.transformer.set_output(transform=transform)
+        if hasattr(self, "transformer_"):
+            self.transformer_.set_output(transform=transform)
+        return self
+
+    def get_feature_names_out(self, input_features: Any = None) -> Any:
+        """Names of the columns of the result."""
+        return self.transformer_.get_feature_names_out(input_features)
+
+    def _sample(self, X: Any) -> Any:
+        if self.sample is not None:
+            return self.sample
+        if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):
+            return ["text"]  # the items of a Bag are unknown
+        if getattr(X, "ndim", 2) == 1 and getattr(X.dtype, "kind", "O") in "OUT":
+            return np.array(["text"], dtype=object)
+        return sample_rows(X)
+
+
+def _transform(transformer: Any, X: Any) -> Any:
+    return transformer.transform(plain_frame(X))
+
+
+def _is_fitted(transformer: Any) -> bool:
+    if not get_tags(transformer).requires_fit:
+        return False
+    try:
+        check_is_fitted(transformer)
+    except SklearnNotFittedError:
+        return False
+    return True

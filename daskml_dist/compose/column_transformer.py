@@ -1,0 +1,210 @@
+"""`ColumnTransformer`: other transformers for other columns of a Dask collection."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from sklearn import compose
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.compose.blockwise import Blockwise
+from daskml_dist.data.collection import join_column_chunks, keep_partitions
+from daskml_dist.data.conversion import plain_frame
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.transform import is_lazy
+
+__all__ = ["ColumnTransformer", "make_column_transformer"]
+
+#: Rows from which the type of the result (dense or sparse) is told.
+_HEAD = 1000
+
+
+class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
+    """:class:`sklearn.compose.ColumnTransformer` for Dask collections.
+
+    Each transformer is fitted in one pass over its columns; all of them transform a block in one
+    task, where scikit-learn joins their results.
+
+    Parameters
+    ----------
+    transformers : list of (name, transformer, columns)
+        Transformers of daskml_dist, "drop", "passthrough", stateless ones of scikit-learn, or
+        pipelines of these.
+    remainder : {"drop", "passthrough"} or estimator, default="drop"
+    sparse_threshold : float, default=0.3
+        The result is sparse where less than this share of the first 1000 rows is not zero.
+    n_jobs : int, default=None
+        For rows in memory.
+    transformer_weights : dict, default=None
+    verbose : bool, default=False
+    verbose_feature_names_out : bool, str or callable, default=True
+
+    Attributes
+    ----------
+    transformers_ : list of (name, fitted transformer, columns)
+    sparse_output_ : bool
+    output_indices_ : dict of str to slice
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit all transformers.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame, array-like, dask DataFrame or dask Array
+            Of shape (n_rows, n_features).
+        y : array-like, dask Array or dask Series of shape (n_rows,), or None
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            A transformer knows nothing of Dask collections.
+        """
+        if not is_lazy(X):
+            compose.ColumnTransformer.fit(self, X, y)
+            return self
+        self._validate_params()
+        rows = _head(X)
+        chosen = [(name, t, _resolve(rows, columns)) for name, t, columns in self.transformers]
+        frozen = [(name, self._fit_one(t, X, rows, c, y), c) for name, t, c in chosen]
+        used = {at for _, _, columns in chosen for at in _positions(rows, columns)}
+        rest = [at for at in range(rows.shape[1]) if at not in used]
+        fitted = clone(self).set_params(
+            transformers=frozen, remainder=self._fit_one(self.remainder, X, rows, rest, y)
+        )
+        if hasattr(self, "_sklearn_output_config"):
+            fitted.set_output(transform=self._sklearn_output_config.get("transform"))
+        # scikit-learn works all else out on the first rows.
+        compose.ColumnTransformer.fit(fitted, rows)
+        params = self.get_params(deep=False)
+        self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
+        self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
+        self._first_row = rows[:1]
+        return self
+
+    def _fit_one(self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any) -> Any:
+        if isinstance(transformer, str) or not len(_positions(rows, columns)):
+            return transformer
+        fitted = clone(transformer)
+        if _takes_dask(fitted):
+            fitted.fit(_select(X, columns), y)
+        elif not get_tags(fitted).requires_fit:
+            fitted.fit(_select(rows, columns))
+        else:
+            name = type(transformer).__name__
+            raise InvalidParameterError(
+                f"{name} of {type(transformer).__module__} cannot be fitted to a Dask collection. "
+                f"Use the {name} of daskml_dist where there is one, or fit it on a sample and "
+                "pass Blockwise(fitted)."
+            )
+        return FrozenEstimator(fitted)
+
+    def _sample(self, X: Any) -> Any:
+        return self._first_row
+
+
+def make_column_transformer(
+    *transformers: Any,
+    remainder: Any = "drop",
+    sparse_threshold: float = 0.3,
+    verbose_feature_names_out: Any = True,
+) -> ColumnTransformer:
+    """Make a :class:`ColumnTransformer` that names its transformers itself.
+
+    Parameters
+    ----------
+    *transformers : (transformer, columns)
+    remainder, sparse_threshold, verbose_feature_names_out
+        As in :class:`ColumnTransformer`.
+
+    Returns
+    -------
+    ColumnTransformer
+    """
+    named = compose.make_column_transformer(*transformers).transformers
+    return ColumnTransformer(
+        named,
+        remainder=remainder,
+        sparse_threshold=sparse_threshold,
+        verbose_feature_names_out=verbose_feature_names_out,
+    )
+
+
+def _takes_dask(transformer: Any) -> bool:
+    if isinstance(transformer, Pipeline):
+        return all(step == "passthrough" or _takes_dask(step) for _, step in transformer.steps)
+    return isinstance(transformer, BlockTransformer | Blockwise)
+
+
+def _thaw(transformer: Any) -> Any:
+    return transformer.estimator if isinstance(transformer, FrozenEstimator) else transformer
+
+
+def _head(X: Any) -> Any:
+    """The first rows of the first block that has any."""
+    if hasattr(X, "columns"):
+        frame = keep_partitions(X)
+        parts = (frame.partitions[i] for i in range(frame.npartitions))
+        heads = (part.head(_HEAD, npartitions=1, compute=False) for part in parts)
+    else:
+        array = join_column_chunks(X)
+        heads = (array.blocks[i] for i in range(array.numblocks[0]))
+    for lazy in heads:
+        head = plain_frame(lazy.compute())
+        if head.shape[0]:
+            return head[:_HEAD]
+    raise InvalidDataError(
+        "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check the "
+        "filter or the path that made the collection."
+    )
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+def _resolve(rows: Any, columns: Any) -> Any:
+    return columns(rows) if callable(columns) else columns
+
+
+def _positions(rows: Any, columns: Any) -> list[int]:
+    """Positions of chosen columns: names, numbers, slices or masks."""
+    every = np.arange(rows.shape[1])
+    if not isinstance(rows, pd.DataFrame):
+        return list(np.atleast_1d(every[columns]))
+    by_position = pd.Series(every, index=rows.columns)
+    values = [columns] if isinstance(columns, str | int | np.integer) else columns
+    if isinstance(values, slice):
+        ends = [values.start, values.stop]
+        by_name = any(isinstance(end, str) for end in ends)
+        return list(by_position.loc[values] if by_name else by_position.iloc[values])
+    if len(values) and all(isinstance(value, str) for value in values):
+        missing = [name for name in values if name not in by_position.index]
+        if missing:
+            raise InvalidDataError(
+                f"Columns {missing} are not in X, which has {list(rows.columns)}. Name columns "
+                "that are there."
+            )
+        return list(by_position.loc[list(values)])
+    return list(by_position.iloc[list(values)]) if len(values) else []
+
+
+def _select(X: Any, columns: Any) -> Any:
+    """Chosen columns; a Series for a single name, as scikit-learn passes it."""
+    if isinstance(columns, str):
+        return X[columns]
+    if hasattr(X, "columns"):
+        at = _positions(X if isinstance(X, pd.DataFrame) else X._meta, columns)
+        return X[[X.columns[i] for i in at]]
+    return X[:, columns if isinstance(columns, slice) else list(np.atleast_1d(columns))]

@@ -1,0 +1,48 @@
+"""`FeatureHasher`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from sklearn import feature_extraction
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.inference.transform import is_lazy
+
+__all__ = ["FeatureHasher"]
+
+
+class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
+    """:class:`sklearn.feature_extraction.FeatureHasher` for Dask Bags, Series and Arrays.
+
+    Nothing is read at `fit`. `transform` gives a Dask Array of CSR chunks.
+
+    Parameters
+    ----------
+    n_features : int, default=2**20
+    input_type : {"dict", "pair", "string"}, default="dict"
+        Items of the Bag: dicts, lists of (name, value), or lists of strings.
+    dtype : dtype, default=float64
+    alternate_sign : bool, default=True
+
+    References
+    ----------
+    Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
+    """
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:
+        """Check the parameters.
+
+        Parameters
+        ----------
+        X, y : ignored
+
+        Returns
+        -------
+        self
+        """
+        feature_extraction.FeatureHasher.fit(self, None if is_lazy(X) else X)
+        return self
+
+    def _sample(self, X: Any) -> Any:
+        return [{"dict": {"a": 1}, "pair": [("a", 1)], "string": ["a"]}[self.input_type]]

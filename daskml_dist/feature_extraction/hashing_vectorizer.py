@@ -1,0 +1,41 @@
+"""`HashingVectorizer`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from sklearn.feature_extraction import text
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.inference.transform import is_lazy
+
+__all__ = ["HashingVectorizer"]
+
+
+class HashingVectorizer(BlockTransformer, text.HashingVectorizer):
+    """:class:`sklearn.feature_extraction.text.HashingVectorizer` for Dask Bags, Series and Arrays.
+
+    Nothing is read at `fit`. `transform` gives a Dask Array of CSR chunks. Parameters are those of
+    scikit-learn.
+
+    References
+    ----------
+    Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Check the parameters.
+
+        Parameters
+        ----------
+        X, y : ignored
+
+        Returns
+        -------
+        self
+        """
+        text.HashingVectorizer.fit(self, ["text"] if is_lazy(X) else X)
+        return self
+
+    def _sample(self, X: Any) -> Any:
+        return ["text"]

@@ -1,0 +1,171 @@
+"""`NamespaceHasher`: Vowpal Wabbit's namespaces and their interactions, hashed on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import repeat
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import murmurhash3_32
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+__all__ = ["NamespaceHasher"]
+
+#: Multiplier that combines two hashes; odd, so no bit is lost.
+_COMBINE = np.uint32(0x5BD1E995)
+
+Features = tuple[NDArray[np.uint32], NDArray[np.float64]]
+
+
+class _NamespaceHasher(TransformerMixin, BaseEstimator):
+    """Rows in memory; see :class:`NamespaceHasher`."""
+
+    def __init__(
+        self,
+        n_features: int = 2**18,
+        *,
+        interactions: Iterable[tuple[str, str]] = (),
+        alternate_sign: bool = True,
+        dtype: Any = np.float64,
+    ) -> None:
+        self.n_features = n_features
+        self.interactions = interactions
+        self.alternate_sign = alternate_sign
+        self.dtype = dtype
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.no_validation = True
+        return tags
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:
+        if not (isinstance(self.n_features, int) and 1 <= self.n_features < 2**31):
+            raise InvalidParameterError(
+                f"n_features={self.n_features!r}: use an integer from 1 to 2**31 - 1."
+            )
+        if any(len(pair) != 2 for pair in self.interactions):
+            raise InvalidParameterError(
+                f"interactions={self.interactions!r}: name two namespaces in each."
+            )
+        return self
+
+    def transform(self, X: Any) -> Any:
+        columns, values, lengths = [], [], []
+        for row in X:
+            hashes, numbers = self._row(row)
+            columns.append(hashes)
+            values.append(numbers)
+            lengths.append(len(hashes))
+        every = np.concatenate([np.empty(0, np.uint32), *columns])
+        numbers = np.concatenate([np.empty(0), *values])
+        if self.alternate_sign:
+            # The highest bit has no part in the column.
+            numbers = np.where(every >> np.uint32(31), -numbers, numbers)
+        indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        at = ((every & np.uint32(2**31 - 1)) % np.uint32(self.n_features)).astype(np.int32)
+        rows = sparse.csr_array(
+            (numbers.astype(self.dtype), at, indptr), shape=(len(lengths), self.n_features)
+        )
+        rows.sum_duplicates()
+        return rows
+
+    def _row(self, row: Any) -> Features:
+        if not isinstance(row, Mapping):
+            raise InvalidDataError(
+                f"A row is a {type(row).__name__}. Pass dicts from namespace to text, tokens or "
+                "{name: value}."
+            )
+        spaces = {space: _hash(space, features) for space, features in row.items()}
+        found = list(spaces.values())
+        for a, b in self.interactions:
+            if a in spaces and b in spaces:
+                found.append(_products(spaces[a], spaces[b], same=a == b))
+        if not found:
+            return np.empty(0, np.uint32), np.empty(0)
+        return np.concatenate([h for h, _ in found]), np.concatenate([v for _, v in found])
+
+
+class NamespaceHasher(BlockTransformer, _NamespaceHasher):
+    """Hash features of namespaces, and the products of namespaces, to columns.
+
+    Parameters
+    ----------
+    n_features : int, default=2**18
+        Columns of the result.
+    interactions : iterable of (str, str), default=()
+        Pairs of namespaces whose features are multiplied, each with each; a namespace with itself
+        gives each unordered pair once. Nothing of it is stored: it is hashed on the fly.
+    alternate_sign : bool, default=True
+        Give half of the features a negative sign, so that collisions cancel on average.
+    dtype : dtype, default=float64
+
+    Notes
+    -----
+    A row is a dict from namespace to its features: a text (split at spaces), tokens, or a dict of
+    values. A feature's hash is MurmurHash3 of its name with that of the namespace as seed; a
+    product's hash is ``hash_a * 0x5bd1e995 + hash_b`` (mod 2**32).
+
+    References
+    ----------
+    Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning"; Agarwal et al.
+    (2014), "A Reliable Effective Terascale Linear Learning System" (Vowpal Wabbit).
+
+    Examples
+    --------
+    >>> from daskml_dist.feature_extraction import NamespaceHasher
+    >>> hasher = NamespaceHasher(2**10, interactions=[("user", "page")])
+    >>> hasher.fit_transform([{"user": "anna", "page": {"length": 2.5, "age": 3}}]).nnz
+    5
+    """
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:
+        """Check the parameters.
+
+        Parameters
+        ----------
+        X, y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            `n_features` or `interactions` have no meaning.
+        """
+        _NamespaceHasher.fit(self)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
+        """Check the parameters and transform; see :meth:`transform`."""
+        return self.fit(X).transform(X)
+
+    def _sample(self, X: Any) -> Any:
+        return [{"a": "b"}]
+
+
+def _hash(space: str, features: Any) -> Features:
+    """Hashes and values of a namespace's features."""
+    if isinstance(features, str):
+        features = features.split()
+    pairs = features.items() if isinstance(features, Mapping) else zip(features, repeat(1.0))
+    seed = murmurhash3_32(space, positive=True)
+    items = list(pairs)
+    hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name, _ in items]
+    return np.array(hashes, dtype=np.uint32), np.array([value for _, value in items], dtype=float)
+
+
+def _products(a: Features, b: Features, same: bool) -> Features:
+    """Hashes and values of the products of two namespaces' features."""
+    first, second = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
+    if same:
+        first, second = np.triu_indices(len(a[0]))
+    return a[0][first] * _COMBINE + b[0][second], a[1][first] * b[1][second]

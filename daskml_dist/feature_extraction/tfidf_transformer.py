@@ -1,0 +1,49 @@
+"""`TfidfTransformer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.feature_extraction import text
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.conversion import as_rows
+
+__all__ = ["TfidfTransformer"]
+
+
+class TfidfTransformer(BlockTransformer, text.TfidfTransformer):
+    """:class:`sklearn.feature_extraction.text.TfidfTransformer` for Dask Arrays; exact.
+
+    Parameters
+    ----------
+    norm : {"l1", "l2"} or None, default="l2"
+    use_idf : bool, default=True
+    smooth_idf : bool, default=True
+    sublinear_tf : bool, default=False
+
+    Attributes
+    ----------
+    idf_ : ndarray of shape (n_features,)
+        With `use_idf`.
+    n_features_in_ : int
+    """
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        rows = as_rows(X)
+        if not hasattr(rows, "indices"):
+            return (rows != 0).sum(axis=0), len(rows), rows.dtype
+        return np.bincount(rows.indices, minlength=rows.shape[1]), rows.shape[0], rows.dtype
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        documents, n, dtypes = zip(*summaries, strict=True)
+        return np.sum(documents, axis=0), sum(n), np.result_type(*dtypes)
+
+    def _finish(self, summary: Any) -> None:
+        documents, n, dtype = summary
+        if self.use_idf:
+            more = int(self.smooth_idf)
+            with np.errstate(divide="ignore"):
+                idf = np.log((n + more) / (documents.astype(dtype) + more)) + 1.0
+            self.idf_ = idf.astype(dtype)
