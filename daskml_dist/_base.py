@@ -91,6 +91,8 @@ class BaseSGD(BaseEstimator):
             class_weight=_check_class_weight(params.get("class_weight")),
             seed=_seed(params["random_state"]),
             memory_budget=_check_budget(params["memory_budget"]),
+            auto_rate=isinstance(params["learning_rate"], str)
+            and params["learning_rate"] == "auto",
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -155,7 +157,12 @@ class BaseSGD(BaseEstimator):
             initial = self._initial(survey, classes) if go_on else None
             lanes = engine.lanes(settings.n_lanes, shared=settings.policy.loop == "shared")
             weighted = sample_weight is not None
-            fit = make_fit(settings, survey, lanes, classes, weighted, initial, engine.streaming)
+            scales = None
+            if settings.optimizer.uses_scales:
+                scales = engine.scales(self._classification)
+            fit = make_fit(
+                settings, survey, lanes, classes, weighted, initial, engine.streaming, scales
+            )
             checkpoint = self.get_params(deep=False)["checkpoint"]
             if checkpoint is None:
                 result = engine.train(fit, callbacks)

@@ -52,12 +52,15 @@ class Loss(ABC):
         -1/+1 problem for each class.
     proba : bool
         Whether :meth:`predict_proba` is defined.
+    in_target_units : bool
+        Whether raw predictions are in the units of the targets.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
     multiclass: ClassVar[Multiclass | None] = None
     proba: ClassVar[bool] = False
+    in_target_units: ClassVar[bool] = False
 
     @abstractmethod
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
@@ -249,6 +252,7 @@ class _ResidualLoss(Loss):
     """A function of the residual ``raw - y``."""
 
     kind = "regression"
+    in_target_units = True
 
     @abstractmethod
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:

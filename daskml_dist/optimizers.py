@@ -19,6 +19,7 @@ from daskml_dist.penalties import soft_threshold
 
 __all__ = [
     "FTRL",
+    "NAG",
     "OPTIMIZERS",
     "SGD",
     "Adagrad",
@@ -44,11 +45,17 @@ class Optimizer(ABC):
     default_learning_rate : float
     slot_names : tuple of str
         The state that it keeps for each parameter.
+    uses_scales : bool
+        Whether a pass over the rows tells it the scale of each feature before the first step.
+    adaptive : bool
+        Whether its steps have the size of the learning rate, whatever the gradient's scale.
     """
 
     name: ClassVar[str]
     default_learning_rate: ClassVar[float]
     slot_names: ClassVar[tuple[str, ...]] = ()
+    uses_scales: ClassVar[bool] = False
+    adaptive: ClassVar[bool] = False
 
     def init(self, w: Array) -> Slots:
         """State before the first step: arrays of the shape and dtype of `w`."""
@@ -165,6 +172,7 @@ class Adagrad(Optimizer):
     """
 
     name = "adagrad"
+    adaptive = True
     default_learning_rate = 0.05
     slot_names = ("accumulator",)
     epsilon: float = 1e-10
@@ -194,6 +202,70 @@ class Adagrad(Optimizer):
 
 
 @dataclass(frozen=True)
+class NAG(Optimizer):
+    """Normalised adaptive gradient (Ross, Mineiro and Langford 2013): unscaled features just work.
+
+    Adagrad in the units of each feature: a parameter's rate is divided by its feature's largest
+    absolute value, and by the root of what the rows add up to in these units. Predictions do not
+    change when a feature is given in other units. The paper learns the scales as rows come by;
+    here they are known from one pass before the first step, so that every policy, lane and
+    resumed fit has the same ones.
+
+    Without scales (plain arrays of ones) it is Adagrad.
+    """
+
+    name = "nag"
+    adaptive = True
+    default_learning_rate = 0.5
+    slot_names = ("accumulator", "scale")
+    uses_scales = True
+
+    def init(self, w: Array) -> Slots:
+        """State before the first step."""
+        return {"accumulator": np.zeros_like(w), "scale": np.ones_like(w)}
+
+    def init_scaled(self, w: Array, scales: NDArray[np.float64], norm: float) -> Slots:
+        """State before the first step, for features of known scales.
+
+        Parameters
+        ----------
+        w : ndarray of shape (n_rows, width)
+        scales : ndarray of shape (n_rows,)
+            Largest absolute value of each feature.
+        norm : float
+            Mean over the rows of the summed squares of their features, each in units of its
+            scale.
+        """
+        units = scales * np.sqrt(max(norm, 1e-12))
+        scale = np.repeat(np.where(scales > 0, units, 1.0)[:, None], w.shape[1], axis=1)
+        return {"accumulator": np.zeros_like(w), "scale": scale.astype(w.dtype)}
+
+    def rescale(self, w: Array, slots: Slots, scales: NDArray[np.float64], norm: float) -> None:
+        """Go on with rows of larger values: parameters shrink as in the paper's step 2a."""
+        scale = np.maximum(slots["scale"], self.init_scaled(w, scales, norm)["scale"])
+        shrink = slots["scale"] / scale
+        w *= shrink
+        slots["accumulator"] *= shrink**2
+        slots["scale"] = scale
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        accumulator, scale = slots["accumulator"], slots["scale"]
+        # In units of the scale, so that squares neither overflow nor vanish in float32.
+        grad /= scale
+        rate = grad * grad
+        accumulator += rate
+        np.sqrt(accumulator, rate)
+        rate += 1e-10
+        np.divide(lr, rate, rate)
+        grad *= rate
+        grad /= scale
+        w -= grad
+        rate /= scale
+        rate /= scale
+        return rate
+
+
+@dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), with the paper's correction of the bias towards zero.
 
@@ -208,6 +280,7 @@ class Adam(Optimizer):
     """
 
     name = "adam"
+    adaptive = True
     default_learning_rate = 1e-3
     slot_names = ("m", "v")
     beta1: float = 0.9
@@ -288,6 +361,7 @@ class FTRL(Optimizer):
     """
 
     name = "ftrl"
+    adaptive = True
     default_learning_rate = 0.1
     slot_names = ("n", "dual", "bound")
     beta: float = 1.0
@@ -343,7 +417,8 @@ def _check_positive(name: str, value: float) -> None:
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
-    optimizer.name: optimizer for optimizer in (SGD, Momentum, Nesterov, Adagrad, Adam, AdamW, FTRL)
+    optimizer.name: optimizer
+    for optimizer in (SGD, Momentum, Nesterov, Adagrad, NAG, Adam, AdamW, FTRL)
 }
 
 

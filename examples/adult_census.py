@@ -1,4 +1,4 @@
-"""Census income: mixed columns through a scikit-learn ColumnTransformer, then any policy.
+"""Census income from CSV: dask.dataframe, encoding, scaling and SGD in one scikit-learn pipeline.
 
     python examples/adult_census.py FOLDER --policy sync async
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client, LocalCluster
-from sklearn.compose import ColumnTransformer
-from sklearn.impute import SimpleImputer
-from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.pipeline import Pipeline, make_pipeline
 
+from daskml_dist.compose import make_column_transformer
+from daskml_dist.impute import SimpleImputer
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.metrics import accuracy_score, roc_auc_score
 from daskml_dist.policies import POLICIES
+from daskml_dist.preprocessing import OneHotEncoder, StandardScaler
 
 NUMBERS = ["age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
 COLUMNS = [
@@ -37,24 +37,28 @@ def data_folder() -> Path:
     return Path(os.environ.get("DASKML_DIST_DATA") or sibling) / "adult"
 
 
-def read(path: Path, skip: int) -> tuple[Any, Any]:
-    """Rows and labels; "?" is a missing value, and the test file's labels end in a full stop."""
+def read(path: Path) -> tuple[Any, Any]:
+    """Lazy rows and labels; "?" is a missing value, and the test file's labels end in a stop."""
     try:
-        import pandas as pd
+        import dask.dataframe as dd
     except ImportError as error:
         raise SystemExit('Reading tables needs: pip install "daskml-dist[dataframe]"') from error
-    frame = pd.read_csv(path, names=COLUMNS, skiprows=skip, skipinitialspace=True, na_values="?")
-    return frame, frame.pop("income").str.rstrip(".").to_numpy(dtype=object)
+    options: dict[str, Any] = {"names": COLUMNS, "skipinitialspace": True, "na_values": "?"}
+    frame = dd.read_csv(path, comment="|", blocksize="1MB", **options)
+    return frame[COLUMNS[:-1]], frame["income"].str.rstrip(".")
 
 
-def preprocessing() -> ColumnTransformer:
-    """Numbers scaled, categories one-hot."""
+def pipeline(policy: str) -> Pipeline:
+    """Numbers scaled, categories one-hot, and a linear model."""
     categories = [name for name in COLUMNS[:-1] if name not in NUMBERS]
     encode = make_pipeline(
         SimpleImputer(strategy="constant", fill_value="missing"),
         OneHotEncoder(handle_unknown="ignore"),
     )
-    return ColumnTransformer([("n", StandardScaler(), NUMBERS), ("c", encode, categories)])
+    return make_pipeline(
+        make_column_transformer((StandardScaler(), NUMBERS), (encode, categories)),
+        SGDClassifier(policy=policy, random_state=0),
+    )
 
 
 def main() -> None:
@@ -68,11 +72,8 @@ def main() -> None:
     if not arguments.folder.is_dir():
         parser.error(f"no folder {arguments.folder}: name one that holds adult.data")
 
-    X, y = read(arguments.folder / "adult.data", skip=0)
-    X_test, y_test = read(arguments.folder / "adult.test", skip=1)
-    prepare = preprocessing().fit(X)
-    rows, rows_test = prepare.transform(X), prepare.transform(X_test)
-    print(f"{rows.shape[0]} rows, {rows.shape[1]} columns after encoding")
+    X, y = read(arguments.folder / "adult.data")
+    X_test, y_test = read(arguments.folder / "adult.test")
     with (
         LocalCluster(
             n_workers=arguments.workers,
@@ -83,10 +84,12 @@ def main() -> None:
         Client(cluster),
     ):
         for policy in arguments.policy:
-            clf = SGDClassifier(policy=policy, random_state=0).fit(rows, y)
-            auc = roc_auc_score(y_test == clf.classes_[1], clf.decision_function(rows_test))
-            accuracy = clf.score(rows_test, y_test)
-            print(f"{policy:10s} accuracy {accuracy:.4f}  AUC {auc:.4f}  passes {clf.n_iter_}")
+            model = pipeline(policy).fit(X, y)
+            accuracy = accuracy_score(y_test, model.predict(X_test))
+            auc = roc_auc_score(y_test, model.decision_function(X_test))
+            print(
+                f"{policy:10s} accuracy {accuracy:.4f}  AUC {auc:.4f}  passes {model[-1].n_iter_}"
+            )
 
 
 if __name__ == "__main__":

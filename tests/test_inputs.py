@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import dask
 import dask.array as da
@@ -36,7 +37,7 @@ FRAME = pd.DataFrame(X0, columns=COLUMNS)
 def _frame_parts(frame: pd.DataFrame | pd.Series) -> Any:
     """A dask dataframe of uneven partitions, one of them empty."""
     cuts = np.cumsum([0, *ROWS[0]])
-    parts = [dask.delayed(frame[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [dask.delayed(frame[a:b]) for a, b in itertools.pairwise(cuts)]
     return dd.from_delayed(parts, meta=frame[:0])
 
 
@@ -48,14 +49,14 @@ def _sparse_chunks(X: np.ndarray, kind: Callable[[Any], Any]) -> da.Array:
     cuts = np.cumsum([0, *ROWS[0]])
     blocks = [
         da.from_delayed(dask.delayed(kind)(X[a:b]), (b - a, D), meta=kind(np.empty((0, D))))
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in itertools.pairwise(cuts)
     ]
     return da.concatenate(blocks)
 
 
 def _delayed(values: np.ndarray) -> list[Any]:
     cuts = np.cumsum([0, *ROWS[0]])
-    return [dask.delayed(values[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [dask.delayed(values[a:b]) for a, b in itertools.pairwise(cuts)]
 
 
 KINDS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]] = {
@@ -276,7 +277,7 @@ def test_objects_that_are_no_numbers_are_told(client: Client) -> None:
 class _OnDevice:
     """Looks like a CuPy array: NumPy may not read it, `get` copies it."""
 
-    __cuda_array_interface__: Any = {}
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values

@@ -17,6 +17,7 @@ from sklearn.linear_model import Lasso, LogisticRegression
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.optimizers import (
     FTRL,
+    NAG,
     OPTIMIZERS,
     SGD,
     Adagrad,
@@ -169,6 +170,7 @@ REFERENCES: list[tuple[Optimizer, Callable[..., float]]] = [
     (Momentum(), _momentum),
     (Nesterov(), _nesterov),
     (Adagrad(), _adagrad),
+    (NAG(), _adagrad),  # of features of scale 1
     (Adam(), _adam),
     (AdamW(weight_decay=0.1), lambda w, g, lr: _adam(w, g, lr, 0.1)),
     (FTRL(), _ftrl),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,7 @@ def parquet(rows: tuple[np.ndarray, np.ndarray], tmp_path_factory: Any) -> str:
     frame = pd.DataFrame(X, columns=[f"x{i}" for i in range(D)]).assign(y=y)
     folder = tmp_path_factory.mktemp("parquet")
     cuts = [0, 100, 900, 900, 1700, 2500, 3200, N]  # uneven, one empty
-    for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(cuts)):
         frame[a:b].to_parquet(folder / f"part-{i}.parquet")
     return str(folder)
 

@@ -93,8 +93,9 @@ class BlockInfo:
         Rows of each label.
     label_weights : ndarray of float64, or None
         Sum of the sample weights of each label.
-    y_min, y_max, y_sum : float or None
-        Of the targets (regression only); the first two are None in an empty block.
+    y_min, y_max, y_sum, y_squares : float or None
+        Of the targets (regression only), the sums weighted; the first two are None in an empty
+        block.
     device : str
         Where the arrays lie.
     nbytes : int
@@ -114,6 +115,7 @@ class BlockInfo:
     y_min: float | None = None
     y_max: float | None = None
     y_sum: float | None = None
+    y_squares: float | None = None
     device: str = "cpu"
     nbytes: int = 0
 
@@ -189,7 +191,7 @@ def inspect_block(block: Block, classification: bool) -> BlockInfo:
     is_sparse = sparse.issparse(X)
     facts: dict[str, Any] = {}
     if block.y is not None:
-        facts = _label_facts(block.y, block) if classification else _target_facts(block.y)
+        facts = _label_facts(block.y, block) if classification else _target_facts(block.y, weights)
     return BlockInfo(
         index=block.index,
         n_rows=block.n_rows,
@@ -324,9 +326,12 @@ def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
     }
 
 
-def _target_facts(y: NDArray[Any]) -> dict[str, float | None]:
+def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, float | None]:
+    wide = y.astype(np.float64)
+    weighted = wide if weights is None else wide * weights
     return {
+        "y_squares": float(weighted @ wide),
         "y_min": float(y.min()) if len(y) else None,
         "y_max": float(y.max()) if len(y) else None,
-        "y_sum": float(y.sum(dtype=np.float64)),
+        "y_sum": float(weighted.sum()),
     }

@@ -62,7 +62,8 @@ class SGDRegressor(RegressorMixin, BaseSGD):
     optimizer : str or Optimizer, default="adagrad"
         See :mod:`daskml_dist.optimizers`.
     learning_rate : float, str or Schedule, default="auto"
-        ``"auto"`` is the optimizer's own rate, constant. See :mod:`daskml_dist.schedules`.
+        ``"auto"`` is the optimizer's own rate, constant; in units of the targets' standard
+        deviation where the optimizer is adaptive. See :mod:`daskml_dist.schedules`.
     policy : str or Policy, default="sync"
         How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
     n_servers : int, default=1

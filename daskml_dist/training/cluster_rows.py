@@ -17,6 +17,7 @@ from distributed.client import futures_of
 from daskml_dist.data.blocks import BlockInfo, inspect_block, make_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
+from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, TrainingError, WorkerLostError
 
 __all__ = ["ClusterRows"]
@@ -26,6 +27,8 @@ __all__ = ["ClusterRows"]
 _AUTO_BUDGET = 0.4
 #: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
 _REPEATED_WORK = 1.5
+#: Summaries that one task merges.
+_FAN_IN = 16
 
 
 class ClusterRows:
@@ -232,6 +235,23 @@ class ClusterRows:
             (rows,) = self._client.scatter([part], hash=False)
             blocks[index] = self._client.submit(_block_of, index, rows, classification, pure=False)
         return blocks
+
+    def scales(self, classification: bool) -> Scales:
+        """Scales of all features, merged on the workers."""
+        numbers = range(len(self.infos))
+        if self._futures:
+            level = [
+                self._client.submit(block_scales, self._futures[i], pure=False) for i in numbers
+            ]
+        else:
+            lazy = self._collection.delayed_blocks(None, classification)
+            measure = delayed(block_scales, pure=False)
+            level = list(self._compute({i: measure(lazy[i]) for i in numbers}).values())
+        while len(level) > 1:
+            groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
+            level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
+        found: Scales = level[0].result()
+        return found
 
     # -- where they lie --------------------------------------------------------------------------
 

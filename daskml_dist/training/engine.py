@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.callbacks import CallbackList
@@ -88,6 +89,10 @@ class Engine(ABC):
     @abstractmethod
     def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
         """Choose the lanes; `shared` asks for a lane a thread even in one process."""
+
+    @abstractmethod
+    def scales(self, classification: bool) -> Scales:
+        """Scales of all features, in one pass."""
 
     @property
     def streaming(self) -> Streaming | None:

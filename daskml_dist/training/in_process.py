@@ -13,6 +13,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, make_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.placement import split_rows
+from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
@@ -53,6 +54,10 @@ class InProcessEngine(Engine):
         segments = split_rows(sorted(rows), rows, n_lanes)
         self._lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
         return self._lanes
+
+    def scales(self, classification: bool) -> Scales:
+        """Scales of all features."""
+        return merge_scales([block_scales(block) for block in self._blocks.values()])
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit in the calling thread (and its compute threads, for shared memory)."""

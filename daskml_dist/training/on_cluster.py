@@ -10,6 +10,7 @@ from daskml_dist.data.batches import GROUP, LaneSpec
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.placement import Placement, place
+from daskml_dist.data.scales import Scales
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.cluster_run import TrainingRun
@@ -66,6 +67,10 @@ class ClusterEngine(Engine):
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
         self._placement = place(rows, self._rows.holders(), threads, n_lanes)
         return self._placement.lanes
+
+    def scales(self, classification: bool) -> Scales:
+        """Scales of all features, in one pass."""
+        return self._rows.scales(classification)
 
     @property
     def streaming(self) -> Streaming | None:

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
 from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.scales import Scales
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.optimizers import NAG, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
-from daskml_dist.schedules import Schedule
+from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["Settings", "Survey", "make_fit"]
@@ -57,6 +58,7 @@ class Settings:
     class_weight: Any
     seed: int
     memory_budget: int | None = None
+    auto_rate: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,15 @@ class Survey:
         return sums
 
     @property
+    def target_spread(self) -> float:
+        """Standard deviation of the targets; 1 where they are all the same."""
+        weight = sum(info.weight_sum for info in self.infos) or 1.0
+        mean = sum(info.y_sum or 0.0 for info in self.infos) / weight
+        square = sum(info.y_squares or 0.0 for info in self.infos) / weight
+        variance = square - mean**2
+        return float(np.sqrt(variance)) if variance > 1e-12 * square else 1.0
+
+    @property
     def nonzeros_per_row(self) -> float | None:
         """Mean stored entries of a row; None where a block is dense."""
         if not all(info.sparse for info in self.infos):
@@ -152,6 +163,7 @@ def make_fit(
     weighted: bool,
     initial: ShardState | None,
     streaming: Streaming | None = None,
+    scales: Scales | None = None,
 ) -> FitSpec:
     """Put the maths of a fit together.
 
@@ -168,6 +180,8 @@ def make_fit(
         Where to go on from.
     streaming : Streaming or None
         How to read blocks that are not kept.
+    scales : Scales or None
+        Of the features, where the optimizer uses them.
     """
     n_classes = 0 if classes is None else len(classes)
     model = LinearModel(settings.loss, survey.n_features, n_classes, settings.fit_intercept)
@@ -182,7 +196,7 @@ def make_fit(
         policy=policy,
         rule=UpdateRule(
             settings.optimizer,
-            settings.schedule,
+            _schedule(settings, survey),
             settings.penalty,
             model.n_penalised,
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
@@ -207,10 +221,37 @@ def make_fit(
         classes=classes,
         class_weight=class_weight,
         weight_scale=_weight_scale(survey, classes, class_weight, weighted),
-        initial=initial,
+        initial=_scaled(initial, settings.optimizer, model, survey.dtype, scales),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
     )
+
+
+def _schedule(settings: Settings, survey: Survey) -> Schedule:
+    """The learning rates; an automatic one is in the units in which parameters must move."""
+    if settings.auto_rate and settings.loss.in_target_units and settings.optimizer.adaptive:
+        return Constant(settings.optimizer.default_learning_rate * survey.target_spread)
+    return settings.schedule
+
+
+def _scaled(
+    initial: ShardState | None,
+    optimizer: Optimizer,
+    model: LinearModel,
+    dtype: str,
+    scales: Scales | None,
+) -> ShardState | None:
+    """The state to start from, with the scales of the features where the optimizer uses them."""
+    if scales is None or not isinstance(optimizer, NAG):
+        return initial
+    if model.fit_intercept:
+        scales = scales.with_intercept()
+    if initial is None or not initial.slots:
+        w = np.zeros(model.shape, dtype=dtype) if initial is None else initial.w
+        return ShardState(w, optimizer.init_scaled(w, scales.largest, scales.norm))
+    initial = initial.part(slice(None))  # the user's model is left alone
+    optimizer.rescale(initial.w, initial.slots, scales.largest, scales.norm)
+    return initial
 
 
 def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:

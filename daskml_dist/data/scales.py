@@ -1,0 +1,67 @@
+"""Scales of features: the largest absolute value of each, and the sum of its squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.data.blocks import Block
+
+__all__ = ["Scales", "block_scales", "merge_scales"]
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """What one pass tells of the features.
+
+    Parameters
+    ----------
+    n_rows : int
+    largest, squares : ndarray of float64 of shape (n_features,)
+        Largest absolute value, and sum of squares.
+    """
+
+    n_rows: int
+    largest: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    def with_intercept(self) -> Scales:
+        """With one more feature, which is 1 in every row."""
+        return Scales(
+            self.n_rows, np.append(self.largest, 1.0), np.append(self.squares, self.n_rows)
+        )
+
+    @property
+    def norm(self) -> float:
+        """Mean over the rows of the summed squares of their features, in units of the largest."""
+        largest = np.where(self.largest > 0, self.largest, 1.0)
+        return float((self.squares / largest**2).sum() / max(self.n_rows, 1))
+
+
+def block_scales(block: Block) -> Scales:
+    """Scales of the rows of a block."""
+    X = block.X
+    if block.n_rows == 0:
+        nothing = np.zeros(X.shape[1])
+        return Scales(0, nothing, nothing)
+    if sparse.issparse(X):
+        squares = np.bincount(X.indices, X.data.astype(np.float64) ** 2, X.shape[1]).astype(float)
+        largest = np.asarray(abs(X).max(axis=0).todense()).ravel()
+    else:
+        squares = np.einsum("ij,ij->j", X, X, dtype=np.float64)
+        largest = np.maximum(X.max(axis=0), -X.min(axis=0))
+    return Scales(block.n_rows, largest.astype(np.float64), squares)
+
+
+def merge_scales(scales: list[Scales]) -> Scales:
+    """Scales of all rows."""
+    return reduce(
+        lambda a, b: Scales(
+            a.n_rows + b.n_rows, np.maximum(a.largest, b.largest), a.squares + b.squares
+        ),
+        scales,
+    )
