@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.data.blocks import check_finite_rows
-from daskml_dist.data.collection import check_rows, feature_count, is_dask, join_column_chunks
+from daskml_dist.data.collection import check_rows, feature_count, is_dask
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.transform import map_pieces
 
 __all__ = ["map_rows"]
 
@@ -55,30 +55,22 @@ def map_rows(
     """
     X = check_rows(X)
     _check_n_features(X, n_features)
-    apply = partial(_apply, function, dtype=np.dtype(dtype), n_outputs=n_outputs)
+    apply = partial(_apply, dtype=np.dtype(dtype), n_outputs=n_outputs)
     if not is_dask(X):
-        return apply(X)
-    # Given, so that Dask does not find out by calling the function on the client.
-    meta = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)
-    if not isinstance(X, da.Array):
-        return X.map_partitions(apply, meta=meta, enforce_metadata=False)
-    X = join_column_chunks(X)
-    if n_outputs is None:
-        return X.map_blocks(apply, dtype=meta.dtype, meta=meta, drop_axis=1)
-    chunks = (X.chunks[0], (n_outputs,))
-    return X.map_blocks(apply, dtype=meta.dtype, meta=meta, chunks=chunks)
+        return apply(X, function)
+    empty = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)
+    return map_pieces(apply, function, X, empty)
 
 
 def _apply(
-    function: Callable[[Any], NDArray[Any]],
     X: Any,
+    function: Callable[[Any], NDArray[Any]],
+    index: int | None = None,
     *,
     dtype: np.dtype[Any],
     n_outputs: int | None,
-    block_id: tuple[int, ...] | None = None,
 ) -> NDArray[Any]:
-    """Result of one block; `map_blocks` fills in the block's number."""
-    index = None if block_id is None else block_id[0]
+    """Result of one block."""
     rows = as_rows(X, index=index)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
     if rows.shape[0] == 0:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
-from dask.delayed import delayed
+from dask.core import flatten
+from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
 from daskml_dist.data.collection import join_column_chunks, keep_partitions
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
+from daskml_dist.inference.share import shared
 
-__all__ = ["is_lazy", "map_blocks", "sample_rows"]
+__all__ = ["is_lazy", "map_blocks", "map_pieces", "sample_rows"]
 
 
 def is_lazy(X: Any) -> bool:
@@ -49,67 +51,60 @@ def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
     InvalidDataError
         When computed: the function raised ValueError for a block, which is named.
     """
-    empty = meta[:0]
-    apply: Any = partial(_apply, function, empty)
-    if is_dataframe_like(meta):
-        return _as_frame(apply, X, empty)
+    return map_pieces(partial(_apply, empty=meta[:0]), function, X, meta[:0])
+
+
+def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> Any:
+    """Call ``apply(block, function, number)`` for every block of rows, lazily.
+
+    Parameters
+    ----------
+    apply : callable
+        Picklable and small.
+    function : callable
+        Sent to each worker once, where it is large.
+    X : dask Array, DataFrame, Series or Bag
+    empty : ndarray, CSR matrix or pandas.DataFrame
+        A result of no rows.
+
+    Returns
+    -------
+    dask Array or DataFrame
+        A chunk or partition for each block of `X`: Dask's own ways may join some, and what else
+        the user has of these rows would not match.
+    """
     if isinstance(X, da.Array):
         rows = join_column_chunks(X) if X.ndim == 2 else X
-        chunks = (rows.chunks[0], *((n,) for n in meta.shape[1:]))
-        options: dict[str, Any] = {"dtype": meta.dtype, "meta": empty, "chunks": chunks}
-        if rows.ndim == 1 and meta.ndim == 2:
-            options["new_axis"] = 1
-        elif rows.ndim == 2 and meta.ndim == 1:
-            options["drop_axis"] = 1
-        return rows.map_blocks(apply, **options)
-    if is_dataframe_like(X) or is_series_like(X):
-        return _frame_to_array(apply, X, empty)
-    return _bag_to_array(X.map_partitions(_apply_to_list, apply), empty)
+        sizes = rows.chunks[0]
+    else:
+        rows = keep_partitions(X) if is_dataframe_like(X) or is_series_like(X) else X
+        sizes = (np.nan,) * rows.npartitions
+    name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
+    once, graph = shared(function), dict[Any, Any]()
+    dependencies: list[Any] = [rows]
+    if isinstance(once, Delayed):
+        dependencies.append(once)
+        once = once.key
+    elif once is not function:
+        graph[f"{name}-function"] = once
+        once = f"{name}-function"
+    keys = list(flatten(rows.__dask_keys__()))
+    is_frame = is_dataframe_like(empty)
+    inner = () if is_frame else (0,) * (empty.ndim - 1)
+    graph.update({(name, i, *inner): (apply, key, once, i) for i, key in enumerate(keys)})
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=dependencies)
+    if is_frame:
+        import dask.dataframe as dd
+
+        pieces = [Delayed((name, i), layers, layer=name) for i in range(len(keys))]
+        return dd.from_delayed(pieces, meta=empty, verify_meta=False)
+    return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
 
 
-def _as_frame(apply: Callable[..., Any], X: Any, empty: Any) -> Any:
-    if is_dataframe_like(X) or is_series_like(X):
-        return X.map_partitions(apply, meta=empty, enforce_metadata=False)
-    import dask.dataframe as dd
-
-    rows = join_column_chunks(X) if getattr(X, "ndim", 1) == 2 else X
-    task = delayed(apply, pure=False)
-    pieces = np.ravel(rows.to_delayed(optimize_graph=False))
-    return dd.from_delayed([task(piece) for piece in pieces], meta=empty, verify_meta=False)
-
-
-def _frame_to_array(apply: Callable[..., Any], X: Any, empty: Any) -> da.Array:
-    """A chunk for each partition; `map_partitions` may join some, and y would not match."""
-    frame = keep_partitions(X)
-    name = f"transform-{uuid.uuid4().hex}"
-    inner = (0,) * (empty.ndim - 1)
-    graph: dict[Any, Any] = {
-        (name, i, *inner): (apply, key, [i]) for i, key in enumerate(frame.__dask_keys__())
-    }
-    layers = HighLevelGraph.from_collections(name, graph, dependencies=[frame])
-    chunks = ((np.nan,) * frame.npartitions, *((n,) for n in empty.shape[1:]))
-    return da.Array(layers, name, chunks, meta=empty)
-
-
-def _bag_to_array(bag: Any, empty: Any) -> da.Array:
-    shape = (np.nan, *empty.shape[1:])
-    pieces = bag.to_delayed(optimize_graph=False)
-    blocks = [da.from_delayed(p, shape, meta=empty) for p in pieces]
-    joined: da.Array = da.concatenate(blocks, allow_unknown_chunksizes=True)
-    return joined
-
-
-def _apply_to_list(rows: Any, apply: Callable[[Any], Any]) -> Any:
-    return apply(list(rows))
-
-
-def _apply(
-    function: Callable[[Any], Any],
-    empty: Any,
-    rows: Any,
-    block_id: Sequence[int] | None = None,
-) -> Any:
-    """Result of one block; `map_blocks` fills in the block's number."""
+def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
+    """Result of one block."""
+    if not hasattr(rows, "shape"):
+        rows = list(rows)  # of a Bag
     if (rows.shape[0] if hasattr(rows, "shape") else len(rows)) == 0:
         return empty
     try:
@@ -117,8 +112,7 @@ def _apply(
     except DaskMLDistError:
         raise
     except ValueError as error:
-        place = f"Block {block_id[0]}" if block_id else "A block"
-        raise InvalidDataError(f"{place} of X: {error}") from error
+        raise InvalidDataError(f"Block {number} of X: {error}") from error
 
 
 def sample_rows(X: Any) -> Any:

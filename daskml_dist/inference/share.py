@@ -1,0 +1,51 @@
+"""Fitted functions in graphs: once, not once a task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+from dask.delayed import delayed
+
+__all__ = ["shared"]
+
+#: Bytes from which a function is sent to the workers apart from the graph.
+_LARGE = 2**20
+
+
+def shared(function: Callable[..., Any]) -> Any:
+    """Wrap a function for use as an argument of many tasks.
+
+    Parameters
+    ----------
+    function : callable
+        Picklable; may hold large arrays.
+
+    Returns
+    -------
+    callable, Delayed or Future
+        The function itself where it is small; else what stands for one copy of it.
+    """
+    if len(cloudpickle.dumps(function)) < _LARGE:
+        return function
+    client = _current_client()
+    if client is None:
+        return delayed(function, pure=False)
+    # The graph keeps the future, and the future the copy.
+    (future,) = client.scatter([function], hash=False)
+    return future
+
+
+def _current_client() -> Any | None:
+    # Without distributed loaded there is no client, and no need to load it.
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import Client
+
+    try:
+        client = Client.current(allow_global=True)
+    except ValueError:
+        return None
+    return None if client.asynchronous else client
