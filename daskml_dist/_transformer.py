@@ -7,16 +7,17 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import plain_frame
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import DaskMLDistError, InvalidDataError
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
 
-__all__ = ["BlockTransformer"]
+__all__ = ["BlockTransformer", "check_no_infinity"]
 
 
 class BlockTransformer(BaseEstimator):
@@ -163,6 +164,21 @@ class BlockTransformer(BaseEstimator):
         return map_blocks(function, X, meta=function(sample))
 
 
+def check_no_infinity(X: Any) -> None:
+    """Check that rows are finite or NaN.
+
+    Raises
+    ------
+    InvalidDataError
+        They are not.
+    """
+    values = X.data if sparse.issparse(X) else X
+    if np.isinf(values).any():
+        raise InvalidDataError(
+            "Input X contains infinity. Replace it, for example X.replace([inf, -inf], nan)."
+        )
+
+
 def _call(estimator: Any, method: str, X: Any) -> Any:
     try:
         return getattr(estimator, method)(plain_frame(X))
@@ -179,10 +195,10 @@ def _summary_of(
     if isinstance(sample_weight, float):
         sample_weight = np.full(X.shape[0], sample_weight)
     try:
-        # A clone: threads of one process share `plain`.
-        return int(X.shape[1]), clone(plain)._summarise(plain_frame(X), y, sample_weight)
-    except DaskMLDistError:
-        raise
+        # A clone: threads of one process share `plain`. A feature that is missing in a whole block
+        # has no mean there, which the merge knows.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return int(X.shape[1]), clone(plain)._summarise(plain_frame(X), y, sample_weight)
     except ValueError as error:
         raise InvalidDataError(f"Block {index} of X: {error}") from error
 

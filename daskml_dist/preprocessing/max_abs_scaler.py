@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn import preprocessing
+from sklearn.utils.sparsefuncs import min_max_axis
 
-from daskml_dist._transformer import BlockTransformer
+from daskml_dist._transformer import BlockTransformer, check_no_infinity
+from daskml_dist.data.conversion import as_rows
 
 __all__ = ["MaxAbsScaler"]
 
@@ -28,8 +31,13 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
     """
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        preprocessing.MaxAbsScaler.fit(self, X)
-        return self.max_abs_, self.n_samples_seen_
+        rows = as_rows(X)
+        check_no_infinity(rows)
+        # scikit-learn warns of a feature that is missing in all rows; here it may be in one block.
+        if sparse.issparse(rows):
+            low, high = min_max_axis(rows, axis=0, ignore_nan=True)
+            return np.fmax(np.abs(low), np.abs(high)), rows.shape[0]
+        return np.fmax.reduce(np.abs(rows)), len(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
         largest, n = zip(*summaries, strict=True)

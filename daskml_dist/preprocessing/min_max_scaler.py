@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn import preprocessing
 
-from daskml_dist._transformer import BlockTransformer
+from daskml_dist._transformer import BlockTransformer, check_no_infinity
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.errors import InvalidDataError
 
 __all__ = ["MinMaxScaler"]
 
@@ -29,8 +32,14 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
     """
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        preprocessing.MinMaxScaler.fit(self, X)
-        return self.data_min_, self.data_max_, self.n_samples_seen_
+        rows = as_rows(X)
+        if sparse.issparse(rows):
+            raise InvalidDataError(
+                "MinMaxScaler does not support sparse input. Use MaxAbsScaler instead."
+            )
+        check_no_infinity(rows)
+        # scikit-learn warns of a feature that is missing in all rows; here it may be in one block.
+        return np.fmin.reduce(rows), np.fmax.reduce(rows), len(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
         low, high, n = zip(*summaries, strict=True)

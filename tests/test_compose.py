@@ -1,0 +1,211 @@
+"""Transformers made of others: columns apart, pipelines, stateless ones by the block."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.compose
+import sklearn.impute
+import sklearn.preprocessing
+from distributed import Client
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.compose import make_column_selector
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer, PolynomialFeatures
+
+from daskml_dist.compose import Blockwise, ColumnTransformer, make_column_transformer
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.impute import SimpleImputer
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+
+N = 200
+CUTS = [0, 0, 60, 61, 150, N]  # the first block is empty
+
+
+def _rows() -> tuple[pd.DataFrame, pd.Series]:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(40, 10, N),
+            "job": rng.choice(["cook", "clerk", "pilot"], N),
+            "hours": rng.choice([20.0, 40.0, np.nan], N),
+            "city": rng.choice(["a", "b"], N),
+        }
+    )
+    return frame, (frame.age + 10 * (frame.job == "pilot") > 42).astype(int)
+
+
+FRAME, Y = _rows()
+
+
+def _lazy(values: Any) -> Any:
+    parts = [dask.delayed(values[a:b]) for a, b in itertools.pairwise(CUTS)]
+    return dd.from_delayed(parts, meta=values[:0])
+
+
+def _both(transformers: Any, **options: Any) -> tuple[Any, Any]:
+    """Ours, and scikit-learn's with its own transformers in place of ours."""
+    theirs = [(name, _theirs(t), columns) for name, t, columns in transformers]
+    return (
+        ColumnTransformer(transformers, **options),
+        sklearn.compose.ColumnTransformer(theirs, **options),
+    )
+
+
+def _theirs(transformer: Any) -> Any:
+    if isinstance(transformer, str):
+        return transformer
+    if hasattr(transformer, "steps"):
+        return make_pipeline(*(_theirs(step) for _, step in transformer.steps))
+    name = type(transformer).__name__
+    for module in (sklearn.preprocessing, sklearn.impute):
+        if hasattr(module, name):
+            return getattr(module, name)(**transformer.get_params())
+    return transformer
+
+
+def _dense(X: Any) -> Any:
+    X = dask.compute(X)[0]
+    return np.asarray(X.toarray() if sparse.issparse(X) else X)
+
+
+ENCODE = make_pipeline(SimpleImputer(), StandardScaler())
+CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "names": ([("n", ENCODE, ["age", "hours"]), ("c", OneHotEncoder(), ["job", "city"])], {}),
+    "positions": ([("n", StandardScaler(), [0]), ("c", OneHotEncoder(), [1, 3])], {}),
+    "slices": ([("c", OneHotEncoder(), slice("city", None)), ("n", MinMaxScaler(), slice(0, 1))],
+               {}),
+    "masks": ([("c", OneHotEncoder(), [False, True, False, True])], {"remainder": ENCODE}),
+    "selector": ([("n", ENCODE, make_column_selector(dtype_include="number"))], {}),
+    "passthrough": ([("p", "passthrough", ["age"]), ("d", "drop", ["job"])],
+                    {"remainder": "drop"}),
+    "remainder": ([("c", OneHotEncoder(), ["job", "city"])], {"remainder": "passthrough"}),
+    "sparse": ([("c", OneHotEncoder(), ["job", "city"])], {"sparse_threshold": 1.0}),
+    "weights": ([("n", ENCODE, ["age"]), ("c", OneHotEncoder(), ["job"])],
+                {"transformer_weights": {"n": 3.0}}),
+    "stateless": ([("f", FunctionTransformer(np.abs, feature_names_out="one-to-one"), ["age"])],
+                  {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_columns_apart_equal_scikit_learn(case: str) -> None:
+    ours, theirs = _both(*CASES[case][:1], **CASES[case][1])
+    lazy = _lazy(FRAME)
+    found, expected = ours.fit_transform(lazy), theirs.fit_transform(FRAME)
+    np.testing.assert_allclose(_dense(found), _dense(expected), rtol=1e-10, atol=1e-12)
+    assert list(ours.get_feature_names_out()) == list(theirs.get_feature_names_out())
+    assert ours.sparse_output_ == theirs.sparse_output_
+    assert ours.output_indices_ == theirs.output_indices_
+    assert ours.feature_names_in_.tolist() == list(FRAME.columns)
+    again = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_allclose(_dense(again.transform(FRAME)), _dense(expected), atol=1e-12)
+    clone(ours)
+
+
+def test_columns_of_an_array() -> None:
+    X = np.random.default_rng(0).normal(size=(N, 3))
+    ours, theirs = _both([("a", StandardScaler(), [0, 2]), ("b", MinMaxScaler(), [1])])
+    lazy = da.from_array(X, chunks=(70, 2))
+    np.testing.assert_allclose(ours.fit_transform(lazy).compute(), theirs.fit_transform(X))
+
+
+def test_pandas_output() -> None:
+    ours = make_column_transformer(
+        (ENCODE, ["age", "hours"]), (OneHotEncoder(sparse_output=False), ["job"])
+    ).set_output(transform="pandas")
+    found = ours.fit_transform(_lazy(FRAME))
+    assert isinstance(found, dd.DataFrame)
+    computed = found.compute()
+    assert list(computed.columns) == list(ours.get_feature_names_out())
+    assert len(computed) == N
+
+
+def test_a_transformer_that_knows_no_dask_is_told() -> None:
+    ours = make_column_transformer((PCA(1), ["age"]))
+    with pytest.raises(InvalidParameterError, match=r"PCA .* cannot be fitted .* Blockwise"):
+        ours.fit(_lazy(FRAME))
+
+
+def test_a_column_that_is_not_there_is_told() -> None:
+    with pytest.raises(InvalidDataError, match=r"Columns \['nothing'\] are not in X"):
+        make_column_transformer((StandardScaler(), ["nothing"])).fit(_lazy(FRAME))
+
+
+def test_a_pipeline_from_frame_to_classes(client: Client) -> None:
+    model = make_pipeline(
+        make_column_transformer(
+            (ENCODE, ["age", "hours"]), (OneHotEncoder(handle_unknown="ignore"), ["job", "city"])
+        ),
+        SGDClassifier(batch_size=None, optimizer="sgd", learning_rate=0.5, tol=None),
+    )
+    lazy, y = _lazy(FRAME), _lazy(Y)
+    model.fit(lazy, y)
+    in_memory = clone(model).fit(FRAME, Y)
+    np.testing.assert_allclose(model[-1].coef_, in_memory[-1].coef_, rtol=1e-8)
+    assert model.score(lazy, y) == pytest.approx(in_memory.score(FRAME, Y))
+    np.testing.assert_array_equal(model.predict(lazy).compute(), in_memory.predict(FRAME))
+
+
+def test_scikit_learns_own_column_transformer_takes_ours_on_arrays() -> None:
+    X = np.random.default_rng(0).normal(size=(N, 3))
+    theirs = sklearn.compose.ColumnTransformer(
+        [("a", StandardScaler(), [0, 2]), ("b", MinMaxScaler(), [1])]
+    )
+    found = theirs.fit_transform(da.from_array(X, chunks=(70, 3)))
+    assert isinstance(found, da.Array)
+    ours = ColumnTransformer(theirs.transformers).fit_transform(X)
+    np.testing.assert_allclose(found.compute(), ours)
+
+
+# --- stateless transformers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "transformer",
+    [Normalizer(), Binarizer(threshold=0.5), PolynomialFeatures(2), FunctionTransformer(np.abs)],
+    ids=lambda t: type(t).__name__,
+)
+def test_stateless_transformers_by_the_block(transformer: Any) -> None:
+    X = np.random.default_rng(0).normal(size=(N, 3))
+    lifted = Blockwise(transformer)
+    expected = clone(transformer).fit_transform(X)
+    np.testing.assert_allclose(
+        lifted.fit_transform(da.from_array(X, chunks=(70, 2))).compute(), expected
+    )
+    np.testing.assert_allclose(lifted.fit_transform(X), expected)
+    clone(lifted)
+
+
+def test_a_fitted_transformer_by_the_block() -> None:
+    X = np.random.default_rng(0).normal(size=(N, 3))
+    fitted = PCA(2).fit(X)
+    found = Blockwise(fitted).fit_transform(da.from_array(X, chunks=(70, 3)))
+    np.testing.assert_allclose(found.compute(), fitted.transform(X))
+
+
+def test_a_transformer_that_learns_is_told() -> None:
+    with pytest.raises(InvalidParameterError, match="StandardScaler learns from rows"):
+        Blockwise(sklearn.preprocessing.StandardScaler()).fit(da.ones((4, 2)))
+
+
+def test_polynomial_features_in_a_pipeline() -> None:
+    X = np.random.default_rng(0).normal(size=(N, 2))
+    y = (X[:, 0] * X[:, 1] > 0).astype(int)
+    model = make_pipeline(
+        Blockwise(PolynomialFeatures(2, include_bias=False)),
+        SGDClassifier(max_iter=100, random_state=0),
+    )
+    model.fit(da.from_array(X, chunks=50), da.from_array(y, chunks=50))
+    assert model.score(X, y) > 0.9
