@@ -41,8 +41,12 @@ def run(tiny: bool = False) -> str:
 
 def _measure(folder: Path, files: int, rows: int, budget: int | str, limit: str) -> str:
     with _workers(limit) as client:
-        frame = dd.from_map(partial(_read, folder), range(files), meta=_make(0, 1)[:0])
-        reading = min(_seconds_to_read(frame) for _ in range(2))
+        # Each collection has a token of its own, so that no result is there already.
+        first, again, frame = (
+            dd.from_map(partial(_read, folder, token), range(files), meta=_make(0, 1)[:0])
+            for token in ("first", "again", "fit")
+        )
+        reading = min(_seconds_to_read(first), _seconds_to_read(again))
         (folder / "log").unlink(missing_ok=True)
         model = SGDClassifier(
             max_iter=PASSES, tol=None, random_state=0, memory_budget=budget, learning_rate=0.1
@@ -107,7 +111,7 @@ def _write(folder: Path, rows: int, number: int) -> None:
         _make(number, rows).to_parquet(path, index=False)
 
 
-def _read(folder: Path, number: int) -> pd.DataFrame:
+def _read(folder: Path, token: str, number: int) -> pd.DataFrame:
     frame = pd.read_parquet(folder / f"{number:03d}.parquet")
     with open(folder / "log", "a") as log:  # one short line: appended whole
         log.write(f"{time.time()}\n")

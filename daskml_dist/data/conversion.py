@@ -131,11 +131,11 @@ def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     raise InvalidDataError(
         f"Columns {names} of X are not numeric ({', '.join(map(str, wrong.values()))}). "
         "Encode or drop them first, for example:\n"
-        "    import dask.dataframe as dd\n"
-        f"    X = X.categorize(columns={names})  # a pandas frame needs no such line\n"
-        f"    X = dd.get_dummies(X, columns={names})\n"
-        "or use sklearn.preprocessing.OneHotEncoder or OrdinalEncoder; where they hold numbers, "
-        "X = X.astype('float64')."
+        "    from daskml_dist.preprocessing import OneHotEncoder\n"
+        f"    encode = make_column_transformer((OneHotEncoder(), {names}), "
+        "remainder='passthrough')  # of daskml_dist.compose\n"
+        "    model = make_pipeline(encode, model).fit(X, y)  # of sklearn.pipeline\n"
+        "Where they hold numbers, X = X.astype('float64')."
     )
 
 

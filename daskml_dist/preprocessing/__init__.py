@@ -8,6 +8,7 @@ from daskml_dist.preprocessing.one_hot_encoder import OneHotEncoder
 from daskml_dist.preprocessing.ordinal_encoder import OrdinalEncoder
 from daskml_dist.preprocessing.robust_scaler import RobustScaler
 from daskml_dist.preprocessing.standard_scaler import StandardScaler
+from daskml_dist.preprocessing.target_encoder import TargetEncoder
 
 __all__ = [
     "MaxAbsScaler",
@@ -16,4 +17,5 @@ __all__ = [
     "OrdinalEncoder",
     "RobustScaler",
     "StandardScaler",
+    "TargetEncoder",
 ]
