@@ -155,7 +155,11 @@ class BaseSGD(BaseEstimator):
             if not self._classification:
                 self._check_targets(settings, survey)
             initial = self._initial(survey, classes) if go_on else None
-            lanes = engine.lanes(settings.n_lanes, shared=settings.policy.loop == "shared")
+            lanes = engine.lanes(
+                settings.n_lanes,
+                shared=settings.policy.loop == "shared",
+                passes=settings.max_iter,
+            )
             weighted = sample_weight is not None
             scales = None
             if settings.optimizer.uses_scales:

@@ -264,3 +264,21 @@ def test_predictions_are_lazy_and_need_no_cluster(client: Client) -> None:
         lazy = getattr(clf, method)(X)
         assert isinstance(lazy, da.Array)
         np.testing.assert_allclose(lazy.compute(), getattr(copy, method)(rows))
+
+
+# --- uneven rows -----------------------------------------------------------------------------
+
+
+def test_rows_that_lie_on_one_worker_are_shared_out(client: Client) -> None:
+    home = min(client.scheduler_info(n_workers=-1)["workers"])
+    lazy = da.random.default_rng(0).normal(size=(60_000, 8), chunks=(10_000, 8))
+    X = client.persist(lazy, workers=[home])
+    y = client.persist((X[:, 0] > 0).astype(int), workers=[home])
+    # So many passes that moving pays on any machine; the tolerance ends them early.
+    facts = SGDClassifier(max_iter=5000, tol=0.1, random_state=0).fit(X, y).history_.extra
+    assert facts["skew"] == pytest.approx(2.0)
+    assert facts["moved_bytes"] == 3 * 10_000 * 9 * 8
+    assert facts["n_lanes"] == 2
+    assert all(home in holders for holders in client.who_has(X).values())
+    even = SGDClassifier(max_iter=2, random_state=0).fit(lazy.persist(), y)
+    assert "skew" not in even.history_.extra

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from daskml_dist.data.batches import LaneSpec, Segment
-from daskml_dist.data.placement import Placement, place, split_rows
+from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.placement import Move, Placement, place, split_rows
 
 
 def _random_sizes(seed: int) -> dict[int, int]:
@@ -158,3 +159,21 @@ def test_lanes_of_each_worker() -> None:
     placement = Placement(lanes, ["b", "a", "b", "c"])
     assert placement.by_worker() == {"b": [lanes[0], lanes[2]], "a": [lanes[1]], "c": [lanes[3]]}
     assert list(placement.by_worker()) == ["b", "a", "c"]
+
+
+# --- uneven rows -----------------------------------------------------------------------------
+
+
+def _info(index: int, n_rows: int) -> BlockInfo:
+    return BlockInfo(index, n_rows, 1, None, "float64", False, n_rows, nbytes=8 * n_rows)
+
+
+def test_what_a_move_gains_and_costs() -> None:
+    rows = {0: 100, 1: 100, 2: 100, 3: 100}
+    holders = {i: ["a"] for i in rows}
+    threads = {"a": 1, "b": 1}
+    uneven, even = place(rows, holders, threads, None), place(rows, holders, threads, 2)
+    move = Move.between(uneven, even, holders, [_info(i, n) for i, n in rows.items()])
+    assert move == Move(skew=2.0, rows=200, nbytes=2 * 800)
+    assert move.pays(passes=10, seconds_a_row=1e-6, bandwidth=1e6)
+    assert not move.pays(passes=1, seconds_a_row=1e-9, bandwidth=1e6)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskml_dist.data.batches import LaneSpec, Segment
+from daskml_dist.data.blocks import BlockInfo
 
-__all__ = ["Placement", "place", "split_rows"]
+__all__ = ["Move", "Placement", "place", "split_rows"]
 
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
 _SNAP = 0.25
@@ -37,6 +38,57 @@ class Placement:
         for lane, worker in zip(self.lanes, self.workers, strict=True):
             lanes.setdefault(worker, []).append(lane)
         return lanes
+
+
+@dataclass(frozen=True)
+class Move:
+    """What an even placement would gain over another, and what it would move.
+
+    Parameters
+    ----------
+    skew : float
+        Rows of the fullest lane over those of the fullest lane of the even placement.
+    rows : int
+        By how many rows the fullest lane is fuller.
+    nbytes : int
+        Bytes of blocks that workers would get.
+    """
+
+    skew: float
+    rows: int
+    nbytes: int
+
+    @classmethod
+    def between(
+        cls,
+        uneven: Placement,
+        even: Placement,
+        holders: Mapping[int, Sequence[str]],
+        infos: Sequence[BlockInfo],
+    ) -> Move:
+        """Compare two placements of the same blocks."""
+        full, fair = (max(lane.n_rows for lane in p.lanes) for p in (uneven, even))
+        sizes = {info.index: info.nbytes for info in infos}
+        wanted = {
+            (segment.block, worker)
+            for lane, worker in zip(even.lanes, even.workers, strict=True)
+            for segment in lane.segments
+        }
+        moved = sum(sizes[block] for block, worker in wanted if worker not in holders[block])
+        return cls(full / max(fair, 1), full - fair, moved)
+
+    def pays(self, passes: int, seconds_a_row: float, bandwidth: float) -> bool:
+        """Whether the skew costs more than the move, over so many passes.
+
+        Parameters
+        ----------
+        passes : int
+        seconds_a_row : float
+            Of one pass.
+        bandwidth : float
+            Bytes a second between workers.
+        """
+        return passes * self.rows * seconds_a_row > self.nbytes / bandwidth
 
 
 def split_rows(

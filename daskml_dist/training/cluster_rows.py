@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from dask.delayed import delayed
 from distributed import Client, wait
 from distributed.client import futures_of
 
-from daskml_dist.data.blocks import BlockInfo, inspect_block, make_block
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, make_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.scales import Scales, block_scales, merge_scales
@@ -275,6 +276,18 @@ class ClusterRows:
             raise WorkerLostError("A worker that held rows of the fit was lost. Fit again.")
         return holders
 
+    def seconds_a_row(self) -> float:
+        """Time of a row in a pass, measured on the largest block."""
+        largest = max(self.infos, key=lambda info: info.n_rows)
+        timing = self._client.submit(_seconds_a_row, self._futures[largest.index], pure=False)
+        seconds: float = timing.result()
+        return seconds
+
+    def bandwidth(self) -> float:
+        """Bytes a second between workers, as these have measured it."""
+        measured = [w["metrics"]["bandwidth"]["total"] for w in self._workers().values()]
+        return float(np.median(measured))
+
     def blocks_per_lane(self, n_lanes: int) -> int:
         """Streamed blocks in memory for each of `n_lanes` lanes of a worker, at least two.
 
@@ -300,6 +313,19 @@ class ClusterRows:
         for block in self._futures.values():
             block.release()
         self._futures = {}
+
+
+def _seconds_a_row(block: Block) -> float:
+    """Time of two products, which a gradient takes, with up to 65,536 rows."""
+    X = block.X[: 2**16]
+    w, g = np.ones(X.shape[1], dtype=X.dtype), np.ones(X.shape[0], dtype=X.dtype)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        X @ w
+        g @ X
+        times.append(time.perf_counter() - start)
+    return float(min(times) / X.shape[0])
 
 
 def _is_loss(error: Exception) -> bool:

@@ -87,8 +87,11 @@ class Engine(ABC):
         """Make the blocks where the rows lie and return what the client must know of each."""
 
     @abstractmethod
-    def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
-        """Choose the lanes; `shared` asks for a lane a thread even in one process."""
+    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
+        """Choose the lanes for a fit of at most so many passes.
+
+        `shared` asks for a lane a thread even in one process.
+        """
 
     @abstractmethod
     def scales(self, classification: bool) -> Scales:

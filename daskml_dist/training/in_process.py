@@ -46,7 +46,7 @@ class InProcessEngine(Engine):
         }
         return [inspect_block(block, classification) for block in self._blocks.values()]
 
-    def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
+    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """One lane by default; with shared memory, one for each core."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
         if n_lanes is None:

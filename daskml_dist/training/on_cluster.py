@@ -9,7 +9,7 @@ from distributed import Client, LocalCluster
 from daskml_dist.data.batches import GROUP, LaneSpec
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.placement import Placement, place
+from daskml_dist.data.placement import Move, Placement, place
 from daskml_dist.data.scales import Scales
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
@@ -18,6 +18,9 @@ from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["ClusterEngine"]
+
+#: Rows of the fullest lane over those of an even one, from which moving blocks is thought about.
+_UNEVEN = 1.25
 
 
 class ClusterEngine(Engine):
@@ -38,6 +41,7 @@ class ClusterEngine(Engine):
         self._rows = ClusterRows(client, collection, memory_budget)
         self._own: list[Any] = []
         self._placement: Placement | None = None
+        self._moved: Move | None = None
 
     @classmethod
     def on_own_cluster(cls, collection: Collection, memory_budget: int | None = None) -> Self:
@@ -54,19 +58,36 @@ class ClusterEngine(Engine):
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         return self._rows.survey(classification)
 
-    def lanes(self, n_lanes: int | None, *, shared: bool) -> list[LaneSpec]:
+    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """Choose the lanes and their workers.
 
-        Rows that the user has persisted stay where they are, and make the lanes. Rows that are
-        read for this fit may land anywhere, so there the lanes are cut from the blocks alone:
-        the same fit twice gives the same lanes.
+        Rows that the user has persisted stay where they are, and make the lanes, unless they lie
+        so unevenly that moving some is faster. Rows that are read for this fit may land anywhere,
+        so there the lanes are cut from the blocks alone: the same fit twice gives the same lanes.
         """
         rows = {info.index: info.n_rows for info in self._rows.infos}
         threads = self._rows.threads()
         if n_lanes is None and not self._rows.homes:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
-        self._placement = place(rows, self._rows.holders(), threads, n_lanes)
+        holders = self._rows.holders()
+        self._placement = place(rows, holders, threads, n_lanes)
+        if n_lanes is None and not self._rows.streamed:
+            even = place(
+                rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
+            )
+            move = Move.between(self._placement, even, holders, self._rows.infos)
+            if move.skew > _UNEVEN:
+                seconds = self._rows.seconds_a_row()
+                if move.pays(passes, seconds, self._rows.bandwidth()):
+                    self._placement, self._moved = even, move
         return self._placement.lanes
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How unevenly rows lay, and the bytes moved because of it; nothing where none were."""
+        if self._moved is None:
+            return {}
+        return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
     def scales(self, classification: bool) -> Scales:
         """Scales of all features, in one pass."""
