@@ -45,7 +45,22 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
 @pytest.mark.data
 def test_adult_census(data_dir: Path) -> None:
     output = _run("adult_census.py", str(data_dir / "adult"), "--policy", "sync")
-    assert float(output.split("AUC")[1].split()[0]) > 0.89
+    assert float(output.split("AUC")[1].split()[0]) >= 0.903
+
+
+@pytest.mark.data
+def test_nycflights(data_dir: Path) -> None:
+    output = _run("nycflights.py", str(data_dir / "nycflights"))
+    assert float(output.split("RMSE")[1].split()[0]) <= 17.95
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_newsgroups(data_dir: Path) -> None:
+    output = _run("newsgroups.py", str(data_dir / "news20"))
+    accuracy = [float(part.split()[0]) for part in output.split("accuracy")[1:]]
+    assert len(accuracy) == 2
+    assert min(accuracy) >= 0.850
 
 
 @pytest.mark.data

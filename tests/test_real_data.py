@@ -8,16 +8,20 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from numpy.typing import NDArray
 from sklearn.datasets import load_svmlight_file
 from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import StandardScaler
 
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
 pytestmark = pytest.mark.data
+
+ADULT_NUMBERS = [0, 2, 4, 10, 11, 12]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -28,6 +32,22 @@ def test_a9a(client: Client, data_dir: Path, policy: str) -> None:
     assert clf.n_iter_ <= 20
     assert clf.score(X_test, y_test) >= (0.845 if policy == "average" else 0.848)
     assert roc_auc_score(y_test, clf.predict_proba(X_test)[:, 1]) >= 0.900
+
+
+def test_features_that_are_not_scaled(client: Client, data_dir: Path) -> None:
+    """Within half a point of the scaled rows' accuracy."""
+
+    def read(name: str, skip: int) -> tuple[Any, Any]:
+        options: dict[str, Any] = {"header": None, "skiprows": skip, "skipinitialspace": True}
+        frame = pd.read_csv(data_dir / "adult" / name, **options)
+        return frame[ADULT_NUMBERS].to_numpy(float), frame[14].str.startswith(">").to_numpy()
+
+    (X, y), (X_test, y_test) = read("adult.data", 0), read("adult.test", 1)
+    scaler = StandardScaler().fit(X)
+    scaled = SGDClassifier(random_state=0).fit(scaler.transform(X), y)
+    unscaled = SGDClassifier(optimizer="nag", random_state=0).fit(X, y)
+    best = scaled.score(scaler.transform(X_test), y_test)
+    assert unscaled.score(X_test, y_test) >= best - 0.005
 
 
 def _idx(path: Path, offset: int) -> NDArray[np.uint8]:
