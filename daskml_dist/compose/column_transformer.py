@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-import pandas as pd
+from dask.utils import is_dataframe_like
 from sklearn import compose
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -15,7 +15,7 @@ from sklearn.utils import get_tags
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.collection import join_column_chunks, keep_partitions
-from daskml_dist.data.conversion import plain_frame
+from daskml_dist.data.conversion import load_pandas, plain_frame
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import is_lazy
 
@@ -181,9 +181,9 @@ def _resolve(rows: Any, columns: Any) -> Any:
 def _positions(rows: Any, columns: Any) -> list[int]:
     """Positions of chosen columns: names, numbers, slices or masks."""
     every = np.arange(rows.shape[1])
-    if not isinstance(rows, pd.DataFrame):
+    if not is_dataframe_like(rows):
         return list(np.atleast_1d(every[columns]))
-    by_position = pd.Series(every, index=rows.columns)
+    by_position = load_pandas().Series(every, index=rows.columns)
     values = [columns] if isinstance(columns, str | int | np.integer) else columns
     if isinstance(values, slice):
         ends = [values.start, values.stop]
@@ -205,6 +205,6 @@ def _select(X: Any, columns: Any) -> Any:
     if isinstance(columns, str):
         return X[columns]
     if hasattr(X, "columns"):
-        at = _positions(X if isinstance(X, pd.DataFrame) else X._meta, columns)
+        at = _positions(getattr(X, "_meta", X), columns)
         return X[[X.columns[i] for i in at]]
     return X[:, columns if isinstance(columns, slice) else list(np.atleast_1d(columns))]

@@ -21,6 +21,7 @@ __all__ = [
     "check_dtype",
     "check_real",
     "device_of",
+    "load_pandas",
     "plain_frame",
     "to_host",
     "where",
@@ -204,6 +205,23 @@ def plain_frame(X: Any) -> Any:
         else:
             changed[name] = column.astype(object).where(column.notna(), np.nan)
     return X.assign(**changed) if changed else X
+
+
+def load_pandas() -> Any:
+    """pandas, which rows in memory do without.
+
+    Raises
+    ------
+    InvalidDataError
+        It is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise InvalidDataError(
+            'This needs pandas: pip install "daskml-dist[dataframe]".'
+        ) from error
+    return pandas
 
 
 def _has_na(dtype: Any) -> bool:

@@ -6,12 +6,14 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from dask.utils import is_dataframe_like
+from scipy import sparse
 from sklearn import impute
 
 from daskml_dist._transformer import BlockTransformer
-from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.conversion import as_rows, load_pandas
 from daskml_dist.data.quantiles import merge_sketches, sketch_column
+from daskml_dist.errors import InvalidDataError
 
 __all__ = ["SimpleImputer"]
 
@@ -45,7 +47,12 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     _numeric = False
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(np.asarray(X))
+        if sparse.issparse(X):
+            raise InvalidDataError(
+                "SimpleImputer takes no sparse chunks of a Dask collection: what is not stored "
+                "there is zero, not missing. Make them dense: X.map_blocks(lambda x: x.toarray())."
+            )
+        frame = X if is_dataframe_like(X) else load_pandas().DataFrame(np.asarray(X))
         columns = [frame.iloc[:, j] for j in range(frame.shape[1])]
         missing = [self._is_missing(column) for column in columns]
         values = [self._column(c[~m]) for c, m in zip(columns, missing, strict=True)]
@@ -54,12 +61,12 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
             values,
             np.array([bool(m.any()) for m in missing]),
             dtypes,
-            isinstance(X, pd.DataFrame),
+            is_dataframe_like(X),
         )
 
     def _is_missing(self, column: Any) -> Any:
         given = self.missing_values
-        if given is None or given is pd.NA or (isinstance(given, float) and np.isnan(given)):
+        if given is None or type(given).__name__ == "NAType" or given != given:
             return column.isna().to_numpy()
         return (column == given).fillna(False).to_numpy(dtype=bool)
 
@@ -110,8 +117,10 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
                 value = "" if dtype.kind not in "biuf" else 0
             gap = self.missing_values
             first = gap if value is None else value
-            small[j] = pd.Series([first, gap if lacks or value is None else first], dtype=object)
-        frame = pd.DataFrame(small).infer_objects()
+            small[j] = load_pandas().Series(
+                [first, gap if lacks or value is None else first], dtype=object
+            )
+        frame = load_pandas().DataFrame(small).infer_objects()
         if is_frame:
             frame.columns = (
                 self.feature_names_in_

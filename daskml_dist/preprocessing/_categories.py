@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.preprocessing import OrdinalEncoder
 
 from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.conversion import load_pandas
 from daskml_dist.inference.transform import sample_rows
 
 __all__ = ["CategoryTransformer"]
@@ -47,7 +48,7 @@ class CategoryTransformer(BlockTransformer):
             if len(categories):
                 rows[-1] += (column == -2).sum()  # missing values come last
             counts.append(rows)
-        return plain.categories_, counts, len(codes), isinstance(X, pd.DataFrame)
+        return plain.categories_, counts, len(codes), is_dataframe_like(X)
 
     def _merge(self, summaries: list[Any]) -> Any:
         categories, counts, rows, frames = zip(*summaries, strict=True)
@@ -75,7 +76,7 @@ class CategoryTransformer(BlockTransformer):
         if not is_frame:
             return np.column_stack(columns)
         names = getattr(self, "feature_names_in_", range(len(columns)))
-        return pd.DataFrame(dict(zip(names, columns, strict=True)))
+        return load_pandas().DataFrame(dict(zip(names, columns, strict=True)))
 
     def _fit_infrequent_category_mapping(
         self, n_samples: int, category_counts: Any, missing_indices: Any
@@ -91,7 +92,7 @@ class CategoryTransformer(BlockTransformer):
         first = [found[:1] for found in self.categories_]
         if not hasattr(X, "columns"):
             return np.column_stack(first)
-        return pd.DataFrame(dict(zip(X.columns, first, strict=True)))
+        return load_pandas().DataFrame(dict(zip(X.columns, first, strict=True)))
 
 
 def _join(
