@@ -142,7 +142,9 @@ def test_missing_values_of_extension_types_are_nan() -> None:
 )
 def test_columns_that_are_not_numbers(column: Any) -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0], "b": column})
-    with pytest.raises(InvalidDataError, match=r"(?s)\['b'\] of X are not numeric.*get_dummies"):
+    with pytest.raises(
+        InvalidDataError, match=r"(?s)\['b'\] of X are not numeric.*OneHotEncoder.*make_pipeline"
+    ):
         make_block(0, frame, classification=False)
 
 

@@ -10,6 +10,7 @@ never on which worker runs the lane.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -224,16 +225,21 @@ class _Take:
         at = self._positions(low, high)
         if len(self._members) == 1:
             return [self._rows(0, at)]
-        member = np.searchsorted(self._offsets, at, side="right") - 1
-        present = np.flatnonzero(np.bincount(member))
-        return [self._rows(int(m), at[member == m] - self._offsets[m]) for m in present]
+        # Rows of a batch are summed: sorted, each block's lie together and are read in order.
+        at.sort()
+        edges = np.searchsorted(at, self._offsets)
+        return [
+            self._rows(m, at[a:b] - self._offsets[m])
+            for m, (a, b) in enumerate(itertools.pairwise(edges))
+            if a < b
+        ]
 
     def _positions(self, low: int, high: int) -> NDArray[np.intp]:
         if self._order is None:
             return np.arange(low, high)
         run = self._run
         if run == 1:
-            return self._order[low:high]
+            return self._order[low:high].copy()
         first, last = low // run, math.ceil(high / run)
         at = self._order[first:last, None] * run + np.arange(run)
         whole = len(self._order) * run
