@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
-from dask.base import is_dask_collection, optimize
+from dask._task_spec import convert_legacy_graph  # a test of streaming fails when it moves
+from dask.base import is_dask_collection
 from dask.local import get_sync
 
 from daskml_dist.data.blocks import Block
@@ -111,14 +112,17 @@ def make_recipes(lazy: Sequence[Any]) -> Recipes:
     lazy : sequence of dask.delayed.Delayed
         Of one block each.
     """
-    together = optimize(*lazy)
+    # Layers are shared by the blocks; asking each block for its graph would take quadratic time.
+    layers: dict[str, Any] = {}
+    for block in lazy:
+        layers.update(block.dask.layers)
     graph: dict[Any, Any] = {}
-    for block in together:
-        graph.update(block.__dask_graph__())
+    for layer in layers.values():
+        graph.update(layer)
     held = frozenset(key for key, task in graph.items() if _is_future(task))
-    targets = {i: block.key for i, block in enumerate(together)}
-    tasks = {key: task for key, task in graph.items() if key not in held}
-    return Recipes(targets, tasks, held)
+    tasks = convert_legacy_graph({k: task for k, task in graph.items() if k not in held})
+    targets = {i: block.key for i, block in enumerate(lazy)}
+    return Recipes(targets, _cull(tasks, list(targets.values())), held)
 
 
 def _is_future(task: Any) -> bool:

@@ -28,7 +28,7 @@ __all__ = [
     "root_mean_squared_error",
 ]
 
-#: All metrics by name. Each takes (y_true, y_pred, *, sample_weight=None) and equals the function
+#: All metrics by name. Each takes y_true, y_pred and sample_weight=None, and equals the function
 #: of this name in `sklearn.metrics`.
 METRICS: dict[str, Callable[..., Any]] = {
     metric.__name__: metric
