@@ -22,6 +22,7 @@ from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.training.checkpoint import Checkpoint
 
 N, D = 4000, 5
 POLICIES = ["sync", "allreduce", "ssp", "async", "local", "average", "hogwild"]
@@ -133,6 +134,19 @@ def test_regression_streams_too(parquet: str, client: Client) -> None:
     model = SGDRegressor(memory_budget=SMALL, max_iter=3, random_state=0).fit(X, y)
     assert model.history_.extra["streamed"]
     assert model.score(X, y) > 0.3
+
+
+def test_a_checkpointed_stream_goes_on_where_it_was(
+    parquet: str, tmp_path: Path, client: Client
+) -> None:
+    options: dict[str, Any] = {"memory_budget": SMALL, "random_state": 0, "tol": None}
+    whole = SGDClassifier(max_iter=4, **options).fit(*_frame(parquet))
+    path = str(tmp_path / "fit.npz")
+    SGDClassifier(max_iter=2, checkpoint=Checkpoint(path), **options).fit(*_frame(parquet))
+    resumed = SGDClassifier(max_iter=4, checkpoint=Checkpoint(path), **options)
+    resumed.fit(*_frame(parquet))
+    assert resumed.history_.extra["streamed"]
+    np.testing.assert_allclose(resumed.coef_, whole.coef_, rtol=1e-10)
 
 
 def test_a_dask_collection_streams_without_a_client(parquet: str) -> None:

@@ -48,8 +48,10 @@ class History:
           gradient;
         - ``val_score``: score on the held-out rows, None without early stopping.
     extra : dict
-        Facts of the whole fit: policy, number of lanes and servers, and ``partial_rows``, the
-        rows applied after the last whole pass.
+        Facts of the whole fit: policy, number of lanes and servers, ``partial_rows``, the rows
+        applied after the last whole pass, and ``streamed``, whether rows were read in each pass.
+        Where blocks were moved because they lay unevenly: ``skew``, the rows of the fullest lane
+        over those of an even one, and ``moved_bytes``.
 
     Examples
     --------
