@@ -9,15 +9,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator, clone
+from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import plain_frame
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
 
-__all__ = ["BlockTransformer", "check_no_infinity"]
+__all__ = ["BlockTransformer", "check_fitted", "check_no_infinity"]
 
 
 class BlockTransformer(BaseEstimator):
@@ -79,10 +80,16 @@ class BlockTransformer(BaseEstimator):
         return self._fit_lazy(X, y)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        self._validate_params()
+        self._check_parameters()
         collection = as_collection(X, y, sample_weight, numeric=self._numeric)
         self._set_features(self._reduce(collection), collection)
         return self
+
+    def _check_parameters(self) -> None:
+        try:
+            self._validate_params()
+        except ValueError as error:
+            raise InvalidParameterError(str(error)) from error
 
     def _reduce(self, collection: Collection) -> tuple[int, Any]:
         plain = clone(self)
@@ -102,6 +109,21 @@ class BlockTransformer(BaseEstimator):
         if collection.feature_names is not None:
             self.feature_names_in_ = collection.feature_names
         self._finish(summary)
+
+    def _fit_more(self, X: Any, sample_weight: Any = None) -> Self:
+        """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
+        if not hasattr(self, "n_features_in_"):
+            return self._fit_lazy(X, None, sample_weight)
+        collection = as_collection(X, None, sample_weight, numeric=self._numeric)
+        before, found = (self.n_features_in_, self._summary()), self._reduce(collection)
+        together = _merged(clone(self), [before, found])
+        assert together is not None
+        self._set_features(together, collection)
+        return self
+
+    def _summary(self) -> Any:
+        """The summary that the fitted attributes were set from, where `partial_fit` needs it."""
+        raise NotImplementedError
 
     # -- transforming ----------------------------------------------------------------------------
 
@@ -155,13 +177,27 @@ class BlockTransformer(BaseEstimator):
         return self.fit(X, y, **params).transform(X)
 
     def _map(self, method: str, X: Any) -> Any:
-        check_is_fitted(self)
+        check_fitted(self)
         if hasattr(X, "columns") and method == "transform":
             _check_feature_names(self, X._meta, reset=False)
         # A later fit must not change what is lazy now.
         function = partial(_call, copy.copy(self), method)
         sample = self._sample(X) if method == "transform" else sample_rows(X)
         return map_blocks(function, X, meta=function(sample))
+
+
+def check_fitted(estimator: Any) -> None:
+    """Check that an estimator is fitted.
+
+    Raises
+    ------
+    NotFittedError
+        It is not.
+    """
+    try:
+        check_is_fitted(estimator)
+    except SklearnNotFittedError as error:
+        raise NotFittedError(str(error)) from error
 
 
 def check_no_infinity(X: Any) -> None:

@@ -24,7 +24,7 @@ from sklearn.pipeline import make_pipeline
 
 from daskml_dist import feature_extraction, impute, preprocessing
 from daskml_dist.data.quantiles import SKETCH_SIZE, merge_sketches, sketch_column
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 
 N = 120
 CUTS = [0, 30, 30, 100, N]  # uneven, one block empty
@@ -218,6 +218,17 @@ def test_weights_of_a_scaler() -> None:
         np.testing.assert_allclose(ours.var_, theirs.var_, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["StandardScaler", "MinMaxScaler", "MaxAbsScaler"])
+def test_going_on_with_more_rows(name: str) -> None:
+    X = _numbers(missing=True)
+    ours, theirs = (getattr(module, name)() for module in (preprocessing, sklearn.preprocessing))
+    for rows in (X, X * 3, X - 1):
+        ours.partial_fit(_array(rows))
+        theirs.partial_fit(rows)
+    for attribute, expected in _fitted_attributes(theirs).items():
+        _same(getattr(ours, attribute), expected)
+
+
 def test_a_large_offset_keeps_its_digits() -> None:
     X = np.random.default_rng(0).normal(size=(N, 3)) + 1e8
     ours = preprocessing.StandardScaler().fit(_array(X))
@@ -371,3 +382,14 @@ def test_namespaces_that_have_no_meaning() -> None:
         feature_extraction.NamespaceHasher(8, interactions=[("a", "b", "c")]).fit()
     with pytest.raises(InvalidDataError, match="A row is a str"):
         feature_extraction.NamespaceHasher(8).transform(["text"])
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+def test_errors_are_of_the_package() -> None:
+    X = _array(_numbers(missing=False))
+    with pytest.raises(NotFittedError, match="is not fitted yet"):
+        preprocessing.StandardScaler().transform(X)
+    with pytest.raises(InvalidParameterError, match="'feature_range' parameter"):
+        preprocessing.MinMaxScaler(feature_range=3).fit(X)

@@ -13,6 +13,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
+from daskml_dist._transformer import check_fitted
 from daskml_dist.data.conversion import plain_frame
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
@@ -93,7 +94,7 @@ class Blockwise(BaseEstimator):
         -------
         array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
         """
-        check_is_fitted(self)
+        check_fitted(self)
         if not is_lazy(X):
             return self.transformer_.transform(X)
         function = partial(_transform, copy.deepcopy(self.transformer_))

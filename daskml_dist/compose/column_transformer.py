@@ -75,7 +75,7 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
         if not is_lazy(X):
             compose.ColumnTransformer.fit(self, X, y)
             return self
-        self._validate_params()
+        self._check_parameters()
         rows = _head(X)
         chosen = [(name, t, _resolve(rows, columns)) for name, t, columns in self.transformers]
         frozen = [(name, self._fit_one(t, X, rows, c, y), c) for name, t, c in chosen]

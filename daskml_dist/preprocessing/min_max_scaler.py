@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
@@ -11,6 +11,7 @@ from sklearn import preprocessing
 from daskml_dist._transformer import BlockTransformer, check_no_infinity
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.transform import is_lazy
 
 __all__ = ["MinMaxScaler"]
 
@@ -30,6 +31,17 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
     n_samples_seen_, n_features_in_ : int
     feature_names_in_ : ndarray of str
     """
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
+        # `_finish` fits scikit-learn, which comes through here with rows in memory.
+        if is_lazy(X):
+            return self._fit_more(X)
+        preprocessing.MinMaxScaler.partial_fit(self, X, y)
+        return self
+
+    def _summary(self) -> Any:
+        return self.data_min_, self.data_max_, self.n_samples_seen_
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         rows = as_rows(X)

@@ -52,6 +52,16 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
             return self
         return self._fit_lazy(X, None, sample_weight)
 
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
+        if is_lazy(X) or is_lazy(sample_weight):
+            return self._fit_more(X, sample_weight)
+        preprocessing.StandardScaler.partial_fit(self, X, y, sample_weight)
+        return self
+
+    def _summary(self) -> Any:
+        return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
+
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
         return self.mean_, self.var_, np.asarray(self.n_samples_seen_)

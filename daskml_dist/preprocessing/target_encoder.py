@@ -91,6 +91,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         Returns
         -------
         ndarray or dask Array of shape (n_rows, n_features * n_outputs)
+            Of a Dask collection always an Array, whatever `set_output` says.
         """
         if not (is_lazy(X) or is_lazy(y)):
             return preprocessing.TargetEncoder.fit_transform(self, X, y, **params)
@@ -108,7 +109,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         return map_pieces(apply, encoders, X, np.empty((0, width)))
 
     def _fit_folds(self, X: Any, y: Any, n_folds: int) -> tuple[int, list[Any]]:
-        self._validate_params()
+        self._check_parameters()
         if y is None:
             raise InvalidDataError("TargetEncoder requires y: pass fit(X, y).")
         # Newer versions of scikit-learn have no seed here but a splitter; 0 is as good as any.

@@ -20,6 +20,7 @@ from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.socket import Credentials, Listener, serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
+from daskml_dist.errors import WorkerLostError
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
@@ -157,6 +158,11 @@ class _Fetch:
         future: Future[Any] = Future(key, self._client)
         try:
             return future.result(timeout=self._wait.timeout)
+        except Exception as error:
+            raise WorkerLostError(
+                f"Rows that a worker held could not be fetched ({error!r}): it was probably lost. "
+                "Fit again."
+            ) from error
         finally:
             future.release()
 
