@@ -23,7 +23,8 @@ from sklearn.utils.validation import (
 
 from daskml_dist.backends.base import DEVICES, get_backend
 from daskml_dist.data.blocks import check_finite_rows, make_block
-from daskml_dist.data.collection import Collection, as_collection, is_dask, take_columns
+from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError

@@ -16,7 +16,7 @@ import pytest
 from scipy import sparse
 
 from daskml_dist.data import Block, Collection, as_collection, is_dask
-from daskml_dist.data.collection import join_column_chunks
+from daskml_dist.data.lazy import join_column_chunks
 from daskml_dist.errors import InvalidDataError
 
 X = np.arange(24.0).reshape(8, 3)

@@ -14,8 +14,8 @@ from sklearn.utils import get_tags
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
-from daskml_dist.data.collection import join_column_chunks, keep_partitions
 from daskml_dist.data.conversion import load_pandas, plain_frame
+from daskml_dist.data.lazy import join_column_chunks, keep_partitions
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import is_lazy
 

@@ -9,8 +9,9 @@ from daskml_dist.data.blocks import (
     inspect_block,
     make_block,
 )
-from daskml_dist.data.collection import Collection, as_collection, is_dask
+from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.lazy import is_dask
 
 __all__ = [
     "Block",

@@ -6,8 +6,6 @@ on the workers that hold them.
 
 from __future__ import annotations
 
-import logging
-import uuid
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Real
@@ -15,15 +13,19 @@ from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
-from dask.base import is_dask_collection
-from dask.delayed import Delayed, delayed
-from dask.highlevelgraph import HighLevelGraph
+from dask.delayed import delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
-from scipy import sparse
 
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.conversion import as_column, check_2d, check_columns, check_dtype
+from daskml_dist.data.lazy import (
+    is_dask,
+    is_dask_frame,
+    join_column_chunks,
+    join_delayed,
+    keep_partitions,
+)
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
@@ -31,14 +33,8 @@ __all__ = [
     "as_collection",
     "check_rows",
     "feature_count",
-    "is_dask",
-    "join_column_chunks",
-    "join_delayed",
-    "keep_partitions",
     "take_columns",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,22 +88,6 @@ class Collection:
             make(index, *part, dtype=dtype, classification=classification)
             for index, part in enumerate(self.parts)
         ]
-
-
-def is_dask(value: Any) -> bool:
-    """Whether a value is a lazy Dask collection, or a list of delayed blocks.
-
-    Parameters
-    ----------
-    value : object
-
-    Returns
-    -------
-    bool
-    """
-    if isinstance(value, list | tuple):
-        return bool(value) and isinstance(value[0], Delayed)
-    return bool(is_dask_collection(value))
 
 
 def as_collection(
@@ -180,7 +160,7 @@ def check_rows(X: Any, *, numeric: bool = True) -> Any:
         `X` is no such object, is not two-dimensional, or has columns that are not numbers.
     """
     X = join_delayed(X, 2)
-    if is_dask(X) and not isinstance(X, da.Array) and not _is_dask_frame(X):
+    if is_dask(X) and not isinstance(X, da.Array) and not is_dask_frame(X):
         raise _unsupported(X, "X")
     if is_dataframe_like(X):
         if numeric:
@@ -200,40 +180,6 @@ def feature_count(X: Any) -> int | None:
     """Count the columns of what `check_rows` returned; None where Dask does not know."""
     n_features = len(X.columns) if is_dataframe_like(X) else X.shape[1]
     return None if np.isnan(n_features) else int(n_features)
-
-
-def join_column_chunks(X: da.Array) -> da.Array:
-    """Join the column chunks of a Dask Array, so that a chunk holds whole rows.
-
-    Parameters
-    ----------
-    X : dask Array of shape (n_rows, n_features)
-        With NumPy or scipy.sparse chunks, of known or unknown row sizes.
-
-    Returns
-    -------
-    dask Array
-        `X` itself where it has one column chunk.
-    """
-    if X.numblocks[1] == 1:
-        return X
-    logger.info(
-        "X has %d column chunks, which are joined; X.rechunk({1: -1}) and persist() beforehand "
-        "spare every fit this copy.",
-        X.numblocks[1],
-    )
-    # rechunk() cannot concatenate sparse chunks.
-    joined: da.Array = da.blockwise(
-        _join_columns,
-        "ik",
-        X,
-        "ij",
-        new_axes={"k": (X.shape[1],)},
-        concatenate=False,
-        dtype=X.dtype,
-        meta=X._meta,
-    )
-    return joined
 
 
 def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
@@ -267,46 +213,6 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if named:
         X = X[[column for column in X.columns if column not in named.values()]]
     return X, given["y"], given["sample_weight"]
-
-
-def join_delayed(values: Any, ndim: int) -> Any:
-    """A list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes.
-
-    Parameters
-    ----------
-    values : list of Delayed, Delayed, or anything else
-        The blocks may be of any kind that `make_block` takes.
-    ndim : {1, 2}
-
-    Returns
-    -------
-    dask Array, or `values` itself where it is nothing of the kind
-    """
-    blocks = [values] if isinstance(values, Delayed) else values
-    if not (isinstance(blocks, list | tuple) and any(isinstance(b, Delayed) for b in blocks)):
-        return values
-    if not all(isinstance(block, Delayed) for block in blocks):
-        raise InvalidDataError(
-            "A list of blocks holds delayed and other objects. Wrap each in dask.delayed(...)."
-        )
-    name = f"blocks-{uuid.uuid4().hex}"
-    inner = (0,) * (ndim - 1)
-    graph: dict[Any, Any] = {(name, i, *inner): block.key for i, block in enumerate(blocks)}
-    layers = HighLevelGraph.from_collections(name, graph, dependencies=blocks)
-    chunks = ((np.nan,) * len(blocks), (np.nan,))[:ndim]
-    # The dtype is unknown, and nobody asks for it before a block is made.
-    return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
-
-
-def _join_columns(chunks: list[Any]) -> Any:
-    if any(sparse.issparse(chunk) for chunk in chunks):
-        return sparse.hstack(chunks, format="csr")
-    return np.hstack(chunks)
-
-
-def _is_dask_frame(value: Any) -> bool:
-    """Whether a value is a Dask dataframe or series, told without importing dask.dataframe."""
-    return is_dask(value) and (is_dataframe_like(value) or is_series_like(value))
 
 
 def _unsupported(value: Any, name: str) -> InvalidDataError:
@@ -353,7 +259,7 @@ def _check_column(values: Any, name: str) -> Any:
 
 
 def _check_dask_column(values: Any, name: str) -> Any:
-    if _is_dask_frame(values):
+    if is_dask_frame(values):
         if is_series_like(values):
             return values
         shape: tuple[Any, ...] = ("n_rows", len(values.columns))
@@ -378,7 +284,7 @@ def _check_dask_column(values: Any, name: str) -> Any:
 
 def _length(value: Any) -> int | None:
     """Rows of an input, None where it has none or Dask does not know."""
-    if value is None or isinstance(value, float) or _is_dask_frame(value):
+    if value is None or isinstance(value, float) or is_dask_frame(value):
         return None
     return None if np.isnan(value.shape[0]) else int(value.shape[0])
 
@@ -416,7 +322,7 @@ def _known_chunks(value: Any) -> tuple[int, ...] | None:
 
 
 def _n_blocks(value: Any) -> int:
-    return int(value.npartitions if _is_dask_frame(value) else value.numblocks[0])
+    return int(value.npartitions if is_dask_frame(value) else value.numblocks[0])
 
 
 def _row_chunks(inputs: dict[str, Any]) -> tuple[int, list[int] | None]:
@@ -445,27 +351,8 @@ def _cut(value: Any, name: str, n_blocks: int, row_counts: list[int] | None) -> 
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
 
 
-def keep_partitions(frame: Any) -> Any:
-    """Lower a Dask dataframe or series so that its partitions are those that it shows.
-
-    Dask reads several small files as one partition where a frame needs few of their columns, so
-    X and y of one frame would be cut differently; and tasks fused in X and y apart from each
-    other would compute twice what both share.
-
-    Parameters
-    ----------
-    frame : dask DataFrame or Series
-
-    Returns
-    -------
-    dask DataFrame or Series
-        With column projections and filters pushed down, and nothing fused.
-    """
-    return type(frame)(frame.expr.simplify().lower_completely())
-
-
 def _lazy_pieces(value: Any) -> list[Any]:
-    if _is_dask_frame(value):
+    if is_dask_frame(value):
         return list(keep_partitions(value).to_delayed(optimize_graph=False))
     return list(value.to_delayed(optimize_graph=False).ravel())
 

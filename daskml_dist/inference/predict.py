@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.data.blocks import check_finite_rows
-from daskml_dist.data.collection import check_rows, feature_count, is_dask
+from daskml_dist.data.collection import check_rows, feature_count
 from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.transform import map_pieces
 

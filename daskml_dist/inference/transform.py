@@ -16,7 +16,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
-from daskml_dist.data.collection import join_column_chunks, keep_partitions
+from daskml_dist.data.lazy import join_column_chunks, keep_partitions
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 from daskml_dist.inference.share import shared
 

@@ -12,8 +12,9 @@ import numpy as np
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
-from daskml_dist.data.collection import Collection, as_collection, is_dask
+from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column, where
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._readers import read_weights

@@ -1,0 +1,139 @@
+"""Dask collections before they are cut: what they are, and how their blocks are kept apart."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import is_dask_collection
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import is_dataframe_like, is_series_like
+from scipy import sparse
+
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["is_dask", "is_dask_frame", "join_column_chunks", "join_delayed", "keep_partitions"]
+
+logger = logging.getLogger(__name__)
+
+
+def is_dask(value: Any) -> bool:
+    """Whether a value is a lazy Dask collection, or a list of delayed blocks.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    bool
+    """
+    if isinstance(value, list | tuple):
+        return bool(value) and isinstance(value[0], Delayed)
+    return bool(is_dask_collection(value))
+
+
+def is_dask_frame(value: Any) -> bool:
+    """Whether a value is a Dask dataframe or series, told without importing dask.dataframe.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    bool
+    """
+    return is_dask(value) and (is_dataframe_like(value) or is_series_like(value))
+
+
+def join_delayed(values: Any, ndim: int) -> Any:
+    """A list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes.
+
+    Parameters
+    ----------
+    values : list of Delayed, Delayed, or anything else
+        The blocks may be of any kind that `make_block` takes.
+    ndim : {1, 2}
+
+    Returns
+    -------
+    dask Array, or `values` itself where it is nothing of the kind
+    """
+    blocks = [values] if isinstance(values, Delayed) else values
+    if not (isinstance(blocks, list | tuple) and any(isinstance(b, Delayed) for b in blocks)):
+        return values
+    if not all(isinstance(block, Delayed) for block in blocks):
+        raise InvalidDataError(
+            "A list of blocks holds delayed and other objects. Wrap each in dask.delayed(...)."
+        )
+    name = f"blocks-{uuid.uuid4().hex}"
+    inner = (0,) * (ndim - 1)
+    graph: dict[Any, Any] = {(name, i, *inner): block.key for i, block in enumerate(blocks)}
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=blocks)
+    chunks = ((np.nan,) * len(blocks), (np.nan,))[:ndim]
+    # The dtype is unknown, and nobody asks for it before a block is made.
+    return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
+
+
+def join_column_chunks(X: da.Array) -> da.Array:
+    """Join the column chunks of a Dask Array, so that a chunk holds whole rows.
+
+    Parameters
+    ----------
+    X : dask Array of shape (n_rows, n_features)
+        With NumPy or scipy.sparse chunks, of known or unknown row sizes.
+
+    Returns
+    -------
+    dask Array
+        `X` itself where it has one column chunk.
+    """
+    if X.numblocks[1] == 1:
+        return X
+    logger.info(
+        "X has %d column chunks, which are joined; X.rechunk({1: -1}) and persist() beforehand "
+        "spare every fit this copy.",
+        X.numblocks[1],
+    )
+    # rechunk() cannot concatenate sparse chunks.
+    joined: da.Array = da.blockwise(
+        _join_columns,
+        "ik",
+        X,
+        "ij",
+        new_axes={"k": (X.shape[1],)},
+        concatenate=False,
+        dtype=X.dtype,
+        meta=X._meta,
+    )
+    return joined
+
+
+def keep_partitions(frame: Any) -> Any:
+    """Lower a Dask dataframe or series so that its partitions are those that it shows.
+
+    Dask reads several small files as one partition where a frame needs few of their columns, so
+    X and y of one frame would be cut differently; and tasks fused in X and y apart from each
+    other would compute twice what both share.
+
+    Parameters
+    ----------
+    frame : dask DataFrame or Series
+
+    Returns
+    -------
+    dask DataFrame or Series
+        With column projections and filters pushed down, and nothing fused.
+    """
+    return type(frame)(frame.expr.simplify().lower_completely())
+
+
+def _join_columns(chunks: list[Any]) -> Any:
+    if any(sparse.issparse(chunk) for chunk in chunks):
+        return sparse.hstack(chunks, format="csr")
+    return np.hstack(chunks)
