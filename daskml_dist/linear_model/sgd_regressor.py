@@ -190,8 +190,10 @@ class SGDRegressor(RegressorMixin, BaseSGD):
         Parameters
         ----------
         X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
-            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64).
-        y : dask Array or Series, or array-like, of shape (n_rows,)
+            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
+            a list of `dask.delayed.Delayed`, a block of rows each.
+        y : str, dask Array or Series, or array-like, of shape (n_rows,)
+            A string names a column of the dataframe X, which is then no feature.
             Targets.
         sample_weight : like `y`, or a float, or None
             Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
