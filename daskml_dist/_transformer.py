@@ -178,12 +178,19 @@ class BlockTransformer(BaseEstimator):
 
     def _map(self, method: str, X: Any) -> Any:
         check_fitted(self)
-        if hasattr(X, "columns") and method == "transform":
-            _check_feature_names(self, X._meta, reset=False)
         # A later fit must not change what is lazy now.
         function = partial(_call, copy.copy(self), method)
-        sample = self._sample(X) if method == "transform" else sample_rows(X)
-        return map_blocks(function, X, meta=function(sample))
+        try:
+            if hasattr(X, "columns") and method == "transform":
+                self._check_names(X._meta)
+            meta = function(self._sample(X) if method == "transform" else sample_rows(X))
+        except ValueError as error:
+            raise InvalidDataError(str(error)) from error
+        return map_blocks(function, X, meta=meta)
+
+    def _check_names(self, frame: Any) -> None:
+        """Check that a frame has the columns of the fit."""
+        _check_feature_names(self, frame, reset=False)
 
 
 def check_fitted(estimator: Any) -> None:
@@ -219,7 +226,8 @@ def _call(estimator: Any, method: str, X: Any) -> Any:
     try:
         return getattr(estimator, method)(plain_frame(X))
     except ValueError as error:
-        raise ValueError(f"{error} {estimator._remedy}".rstrip()) from error
+        said = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
+        raise ValueError(said + estimator._remedy) from error
 
 
 def _summary_of(

@@ -169,6 +169,52 @@ def test_scikit_learns_own_column_transformer_takes_ours_on_arrays() -> None:
     np.testing.assert_allclose(found.compute(), ours)
 
 
+def test_columns_of_a_selector_are_scikit_learns() -> None:
+    selected = [("n", ENCODE, make_column_selector("age|hours"))]
+    ours, theirs = _both(selected, remainder="drop")
+    ours.fit(_lazy(FRAME))
+    theirs.fit(FRAME)
+    assert [c for _, _, c in ours.transformers_] == [c for _, _, c in theirs.transformers_]
+
+
+def test_frames_of_more_columns_in_another_order() -> None:
+    ours, theirs = _both(CASES["names"][0])
+    ours.fit(_lazy(FRAME))
+    expected = theirs.fit(FRAME).transform(FRAME)
+    other = FRAME.assign(more=1.0)[["city", "more", "hours", "job", "age"]]
+    np.testing.assert_allclose(_dense(ours.transform(_lazy(other))), _dense(expected), atol=1e-12)
+    with pytest.raises(InvalidDataError, match=r"columns are missing: \{'age'\}"):
+        ours.transform(_lazy(FRAME.drop(columns="age")))
+
+
+def test_an_unseen_category_names_its_block() -> None:
+    ours = make_column_transformer((OneHotEncoder(), ["job"])).fit(_lazy(FRAME))
+    frame = FRAME.copy()
+    frame.loc[70, "job"] = "only here"
+    lazy = ours.transform(_lazy(frame))
+    with pytest.raises(InvalidDataError, match=r"Block 3 of X: Found unknown.*set its handle_un"):
+        lazy.compute()
+
+
+@pytest.mark.parametrize(
+    ("transformers", "message"),
+    [
+        ([("n", MinMaxScaler(), ["age"]), ("n", MinMaxScaler(), ["hours"])], "not unique"),
+        ([("n", 3, ["age"])], "instance of an estimator|should implement fit"),
+    ],
+)
+def test_transformers_that_have_no_meaning(transformers: Any, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        ColumnTransformer(transformers).fit(_lazy(FRAME))
+
+
+def test_what_is_lazy_does_not_change_with_a_later_fit() -> None:
+    ours, theirs = _both([("n", StandardScaler(), ["age"])])
+    lazy = ours.fit_transform(_lazy(FRAME))
+    ours.fit(_lazy(FRAME.assign(age=FRAME.age * 100)))
+    np.testing.assert_allclose(lazy.compute(), theirs.fit_transform(FRAME), rtol=1e-10)
+
+
 # --- stateless transformers ------------------------------------------------------------------
 
 
@@ -209,3 +255,55 @@ def test_polynomial_features_in_a_pipeline() -> None:
     )
     model.fit(da.from_array(X, chunks=50), da.from_array(y, chunks=50))
     assert model.score(X, y) > 0.9
+
+
+@pytest.mark.parametrize("kind", ["array", "frame"])
+@pytest.mark.parametrize(
+    "transformer",
+    [Normalizer(), PolynomialFeatures(2), FunctionTransformer(feature_names_out="one-to-one")],
+    ids=lambda t: type(t).__name__,
+)
+def test_names_of_the_columns(transformer: Any, kind: str) -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 3)), columns=["a", "b", "c"])
+    rows = frame if kind == "frame" else frame.to_numpy()
+    lazy = _lazy(frame) if kind == "frame" else da.from_array(rows, chunks=(70, 3))
+    expected = clone(transformer).fit(rows).get_feature_names_out()
+    assert list(Blockwise(transformer).fit(lazy).get_feature_names_out()) == list(expected)
+
+
+def test_pandas_output_of_a_stateless_transformer() -> None:
+    numbers = FRAME[["age"]]
+    model = make_pipeline(Blockwise(Normalizer())).set_output(transform="pandas")
+    expected = Normalizer().set_output(transform="pandas").fit_transform(numbers)
+    pd.testing.assert_frame_equal(model.fit_transform(_lazy(numbers)).compute(), expected)
+
+
+def test_a_fitted_transformer_stays_so_in_clones() -> None:
+    X = np.random.default_rng(0).normal(size=(N, 3))
+    fitted = PCA(1).fit(X[:, :2])
+    lazy = da.from_array(X, chunks=(70, 3))
+    columns = ColumnTransformer([("p", Blockwise(fitted), [0, 1])])
+    for model in (columns, clone(columns)):
+        np.testing.assert_allclose(model.fit_transform(lazy), fitted.transform(X[:, :2]))
+
+
+def test_a_parameter_of_the_lifted_transformer() -> None:
+    lifted = Blockwise(PolynomialFeatures(2)).set_params(transformer__degree=3)
+    assert lifted.get_params()["transformer__degree"] == 3
+    assert lifted.fit_transform(da.ones((4, 3))).shape == (4, 20)
+
+
+def test_a_sample_for_what_dask_cannot_tell() -> None:
+    encoder = sklearn.preprocessing.OneHotEncoder().fit(FRAME[["job"]])
+    with pytest.raises(InvalidParameterError, match=r"(?s)cannot take .*sample=rows"):
+        Blockwise(encoder).fit_transform(_lazy(FRAME[["job"]]))
+    found = Blockwise(encoder, sample=FRAME[["job"]][:2]).fit_transform(_lazy(FRAME[["job"]]))
+    np.testing.assert_array_equal(_dense(found), _dense(encoder.transform(FRAME[["job"]])))
+
+
+def test_a_block_that_cannot_be_read_is_named() -> None:
+    X = np.ones((N, 2))
+    X[100, 0] = np.nan
+    lazy = Blockwise(Normalizer()).fit_transform(da.from_array(X, chunks=(70, 2)))
+    with pytest.raises(InvalidDataError, match=r"Block 1 of X: Input X contains NaN"):
+        lazy.compute()

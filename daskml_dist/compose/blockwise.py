@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -28,10 +29,11 @@ class Blockwise(BaseEstimator):
     ----------
     transformer : estimator
         One that learns nothing from rows (``HashingVectorizer``, ``Normalizer``, ``Binarizer``,
-        ``FunctionTransformer``, ``PolynomialFeatures``...), or one that is fitted already.
+        ``FunctionTransformer``, ``PolynomialFeatures``...), or one that is fitted already and
+        stays so in clones.
     sample : object, default=None
-        A few rows that look like the blocks, for types that Dask cannot tell (the items of a
-        Bag); None makes them of what Dask knows.
+        A few rows that look like the blocks, for what Dask cannot tell (the items of a Bag, the
+        categories in a column); None makes them of what Dask knows.
 
     Attributes
     ----------
@@ -66,7 +68,7 @@ class Blockwise(BaseEstimator):
         Raises
         ------
         InvalidParameterError
-            The transformer learns from rows and is not fitted.
+            The transformer learns from rows and is not fitted, or cannot take the sample.
         """
         if _is_fitted(self.transformer):
             self.transformer_ = self.transformer
@@ -79,8 +81,11 @@ class Blockwise(BaseEstimator):
                 "blocks before it is fitted. Fit it first on a sample of the rows, or use the "
                 "transformer of that name in daskml_dist."
             )
-        if learns or not is_lazy(X):
-            self.transformer_.fit(self._sample(X) if is_lazy(X) else X)
+        if is_lazy(X):
+            # Names and numbers of columns, which other methods ask for.
+            self._try(X, self.transformer_.fit)
+        else:
+            self.transformer_.fit(X)
         return self
 
     def transform(self, X: Any) -> Any:
@@ -98,7 +103,7 @@ class Blockwise(BaseEstimator):
         if not is_lazy(X):
             return self.transformer_.transform(X)
         function = partial(_transform, copy.deepcopy(self.transformer_))
-        return map_blocks(function, X, meta=function(self._sample(X)))
+        return map_blocks(function, X, meta=self._try(X, function))
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
         """Fit and transform; see :meth:`fit` and :meth:`transform`."""
@@ -115,11 +120,27 @@ class Blockwise(BaseEstimator):
         """Names of the columns of the result."""
         return self.transformer_.get_feature_names_out(input_features)
 
+    def __sklearn_clone__(self) -> Self:
+        transformer = self.transformer
+        return type(self)(
+            transformer if _is_fitted(transformer) else clone(transformer), sample=self.sample
+        )
+
+    def _try(self, X: Any, function: Callable[[Any], Any]) -> Any:
+        """Call a function with a sample of X."""
+        try:
+            return function(self._sample(X))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidParameterError(
+                f"{type(self.transformer).__name__} cannot take a made-up sample of X: {error}\n"
+                "Pass a few rows that it can take: Blockwise(..., sample=rows)."
+            ) from error
+
     def _sample(self, X: Any) -> Any:
         if self.sample is not None:
             return self.sample
-        if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):
-            return ["text"]  # the items of a Bag are unknown
+        if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):  # the items of a Bag are unknown
+            return [{"a": 1}] if get_tags(self.transformer_).input_tags.dict else ["text"]
         if getattr(X, "ndim", 2) == 1 and getattr(X.dtype, "kind", "O") in "OUT":
             return np.array(["text"], dtype=object)
         return sample_rows(X)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from dask.utils import is_dataframe_like
@@ -54,6 +54,8 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
     feature_names_in_ : ndarray of str
     """
 
+    _remedy: ClassVar[str] = "Where an encoder met an unknown category, set its handle_unknown."
+
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit all transformers.
 
@@ -70,16 +72,19 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
         Raises
         ------
         InvalidParameterError
-            A transformer knows nothing of Dask collections.
+            A transformer knows nothing of Dask collections, or names or columns have no meaning.
         """
         if not is_lazy(X):
             compose.ColumnTransformer.fit(self, X, y)
             return self
         self._check_parameters()
         rows = _head(X)
-        chosen = [(name, t, _resolve(rows, columns)) for name, t, columns in self.transformers]
-        frozen = [(name, self._fit_one(t, X, rows, c, y), c) for name, t, c in chosen]
-        used = {at for _, _, columns in chosen for at in _positions(rows, columns)}
+        chosen = [_resolve(rows, columns) for _, _, columns in self.transformers]
+        frozen = [
+            (name, self._fit_one(t, X, rows, resolved, y), columns)
+            for (name, t, columns), resolved in zip(self.transformers, chosen, strict=True)
+        ]
+        used = {at for columns in chosen for at in _positions(rows, columns)}
         rest = [at for at in range(rows.shape[1]) if at not in used]
         fitted = clone(self).set_params(
             transformers=frozen, remainder=self._fit_one(self.remainder, X, rows, rest, y)
@@ -93,6 +98,13 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
         self._first_row = rows[:1]
         return self
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        try:
+            self._validate_transformers()
+        except (ValueError, TypeError) as error:
+            raise InvalidParameterError(str(error)) from error
 
     def _fit_one(self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any) -> Any:
         if isinstance(transformer, str) or not len(_positions(rows, columns)):
@@ -111,7 +123,12 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
             )
         return FrozenEstimator(fitted)
 
+    def _check_names(self, frame: Any) -> None:
+        """Leave it to scikit-learn, which takes frames with more columns and in another order."""
+
     def _sample(self, X: Any) -> Any:
+        if hasattr(X, "columns") and hasattr(self, "feature_names_in_"):
+            return self._first_row.reindex(columns=X.columns)
         return self._first_row
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import numpy as np
 from sklearn.feature_extraction import text
 
 from daskml_dist._transformer import BlockTransformer
@@ -23,6 +24,8 @@ class HashingVectorizer(BlockTransformer, text.HashingVectorizer):
     Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
     """
 
+    _remedy: ClassVar[str] = 'Texts must be strings; fill missing ones first: X.fillna("").'
+
     def fit(self, X: Any, y: Any = None) -> Self:
         """Check the parameters.
 
@@ -36,6 +39,11 @@ class HashingVectorizer(BlockTransformer, text.HashingVectorizer):
         """
         text.HashingVectorizer.fit(self, ["text"] if is_lazy(X) else X)
         return self
+
+    def decode(self, doc: Any) -> Any:
+        """Decode a text; see scikit-learn, which knows one kind of missing value of the three."""
+        missing = doc is None or type(doc).__name__ == "NAType"
+        return text.HashingVectorizer.decode(self, np.nan if missing else doc)
 
     def _sample(self, X: Any) -> Any:
         return ["text"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import repeat
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -46,7 +47,7 @@ class _NamespaceHasher(TransformerMixin, BaseEstimator):
         return tags
 
     def fit(self, X: Any = None, y: Any = None) -> Self:
-        if not (isinstance(self.n_features, int) and 1 <= self.n_features < 2**31):
+        if not (isinstance(self.n_features, Integral) and 1 <= self.n_features < 2**31):
             raise InvalidParameterError(
                 f"n_features={self.n_features!r}: use an integer from 1 to 2**31 - 1."
             )

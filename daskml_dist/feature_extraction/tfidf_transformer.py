@@ -42,6 +42,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer):
 
     def _finish(self, summary: Any) -> None:
         documents, n, dtype = summary
+        self.__dict__.pop("idf_", None)  # scikit-learn would apply that of an earlier fit
         if self.use_idf:
             more = int(self.smooth_idf)
             with np.errstate(divide="ignore"):

@@ -12,6 +12,7 @@ from sklearn.preprocessing import OrdinalEncoder
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.conversion import load_pandas
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.transform import sample_rows
 
 __all__ = ["CategoryTransformer"]
@@ -52,8 +53,9 @@ class CategoryTransformer(BlockTransformer):
 
     def _merge(self, summaries: list[Any]) -> Any:
         categories, counts, rows, frames = zip(*summaries, strict=True)
+        join = _join if isinstance(self.categories, str) else _add
         merged = [
-            _join(list(found), list(sums))
+            join(list(found), list(sums))
             for found, sums in zip(
                 zip(*categories, strict=True), zip(*counts, strict=True), strict=True
             )
@@ -67,6 +69,10 @@ class CategoryTransformer(BlockTransformer):
         self._counts = n_rows, counts
         try:
             super().fit(small)
+        except ValueError as error:  # such as a category to drop that is not there
+            raise InvalidParameterError(
+                f"{error}\nThe parameters do not fit the categories that X holds: change either."
+            ) from error
         finally:
             del self._counts
 
@@ -76,7 +82,7 @@ class CategoryTransformer(BlockTransformer):
         if not is_frame:
             return np.column_stack(columns)
         names = getattr(self, "feature_names_in_", range(len(columns)))
-        return load_pandas().DataFrame(dict(zip(names, columns, strict=True)))
+        return _frame(names, columns)
 
     def _fit_infrequent_category_mapping(
         self, n_samples: int, category_counts: Any, missing_indices: Any
@@ -92,7 +98,21 @@ class CategoryTransformer(BlockTransformer):
         first = [found[:1] for found in self.categories_]
         if not hasattr(X, "columns"):
             return np.column_stack(first)
-        return load_pandas().DataFrame(dict(zip(X.columns, first, strict=True)))
+        return _frame(X.columns, first)
+
+
+def _frame(names: Any, columns: list[NDArray[Any]]) -> Any:
+    # Left to itself, pandas makes strings of objects, and NaN of the None among them.
+    series = load_pandas().Series
+    made = [series(column, dtype=column.dtype) for column in columns]
+    return load_pandas().DataFrame(dict(zip(names, made, strict=True)))
+
+
+def _add(
+    categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Sums of the rows of given categories, which keep the user's order."""
+    return categories[0], np.sum(counts, axis=0)
 
 
 def _join(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
 from sklearn.base import clone
-from sklearn.utils import check_random_state
+from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
 from daskml_dist.data.collection import as_collection
@@ -73,7 +73,9 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         Raises
         ------
         InvalidDataError
-            `y` is missing, or of a kind that has no encoding.
+            `y` is missing, has missing values, or is of a kind that has no encoding.
+        InvalidParameterError
+            `target_type` is "binary" and `y` has more than two values.
         """
         if not (is_lazy(X) or is_lazy(y)):
             preprocessing.TargetEncoder.fit(self, X, y)
@@ -139,7 +141,9 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             small = self._rows_of(found.categories, hasattr(self, "feature_names_in_"))
             stand_in = np.zeros(len(small)) if classes is None else np.resize(classes, len(small))
             names = self.__dict__.get("feature_names_in_")
-            helper = preprocessing.TargetEncoder(target_type="continuous", smooth=1.0)
+            helper = preprocessing.TargetEncoder(
+                categories=self.categories, target_type="continuous", smooth=1.0
+            )
             helper.fit(small, np.arange(len(small), dtype=float) + len(stand_in))
             skip = {*self.get_params(deep=False), "target_type_", "classes_"}
             self.__dict__.update({k: v for k, v in vars(helper).items() if k not in skip})
@@ -173,14 +177,27 @@ def _summarise(
     if X.shape[0] == 0:
         return [None] * n_folds
     rows, target = plain_frame(X), as_column(y, name="y", index=number)
-    if n_folds == 1:
-        return [_sums(plain, rows, target)]
     fold = _folds_of(len(target), n_folds, seed, number)
-    pick = rows.iloc if hasattr(rows, "iloc") else rows
+    try:
+        assert_all_finite(target, input_name="y")
+        return _sums_of_folds(plain, n_folds, fold, rows, target)
+    except (ValueError, TypeError) as error:
+        raise InvalidDataError(
+            f"Block {number}: {error}\nEvery row needs a target, of the kind that target_type "
+            "says, and every column of X values of one type: drop or convert the others."
+        ) from error
+
+
+def _sums_of_folds(
+    plain: TargetEncoder, n_folds: int, fold: NDArray[np.intp], X: Any, y: NDArray[Any]
+) -> list[_Sums | None]:
+    if n_folds == 1:
+        return [_sums(plain, X, y)]
+    pick = X.iloc if hasattr(X, "iloc") else X
     found: list[_Sums | None] = []
     for k in range(n_folds):
         at = np.flatnonzero(fold == k)
-        found.append(_sums(plain, pick[at], target[at]) if len(at) else None)
+        found.append(_sums(plain, pick[at], y[at]) if len(at) else None)
     return found
 
 
@@ -306,6 +323,10 @@ def _kind_of(target_type: str, found: _Sums) -> tuple[str, NDArray[Any] | None]:
         raise InvalidDataError(
             f"Unknown label type: y is {kind!r}. Pass labels or numbers, or set target_type."
         )
+    if kind == "binary" and len(found.labels) > 2:
+        raise InvalidParameterError(
+            f'target_type="binary", but y has {len(found.labels)} values. Use "multiclass".'
+        )
     return kind, found.labels
 
 
@@ -322,12 +343,12 @@ def _encodings(
         ]
         return mean, [_encode(t[:, 0], t[:, 1], t[:, 2], mean, variance, smooth) for t in tables]
     columns = np.searchsorted(classes, found.labels)
-    means = np.zeros(len(classes))
+    means = np.zeros(max(2, len(classes)))  # y of a single value has no second class
     means[columns] = found.total[0] / found.total.sum()
     chosen = [1] if kind == "binary" else range(len(classes))
     encodings = []
     for own, union, table in zip(found.categories, categories, found.tables, strict=True):
-        counts = np.zeros((len(union), len(classes)))
+        counts = np.zeros((len(union), len(means)))
         counts[np.ix_(_places(union, own), columns)] = table
         n = counts.sum(axis=1)
         for k in chosen:
