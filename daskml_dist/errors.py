@@ -12,6 +12,8 @@
         ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
         ├── WaitTimeoutError    (also TimeoutError)    a bounded wait ran out
         ├── RunAbortedError                            another part of the fit failed first
+        │   └── GenerationError                        the membership of the fit changed
+        ├── DataLostError                              rows were lost with their worker
         ├── CheckpointError     (also ValueError)      a checkpoint cannot be written or used
         ├── DivergedError       (also ValueError)      parameters became NaN or infinite
         └── CallbackError                              a user's callback raised
@@ -26,8 +28,10 @@ __all__ = [
     "CheckpointError",
     "CommunicationError",
     "DaskMLDistError",
+    "DataLostError",
     "DeviceUnavailableError",
     "DivergedError",
+    "GenerationError",
     "InvalidDataError",
     "InvalidParameterError",
     "NotFittedError",
@@ -77,6 +81,14 @@ class WaitTimeoutError(TrainingError, TimeoutError):
 
 class RunAbortedError(TrainingError):
     """The fit was stopped because another part of it failed or the user asked."""
+
+
+class GenerationError(RunAbortedError):
+    """A message of an earlier membership of the fit; the trainer waits for its new one."""
+
+
+class DataLostError(TrainingError):
+    """Rows went with the only worker that held them, and nothing can make them again."""
 
 
 class CheckpointError(TrainingError, ValueError):

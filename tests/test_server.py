@@ -94,10 +94,10 @@ class _Fleet:
             server.call(op, {"generation": self.generation, **payload}, answers.append)
         return answers
 
-    def renew(self, lanes: list[int], clock: int) -> None:
+    def renew(self, lanes: list[int]) -> None:
         self.generation += 1
         for server in self.servers:
-            server.renew(self.generation, lanes, clock)
+            server.renew(self.generation, lanes)
 
 
 def _descend(fleet: _Fleet, w: NDArray[Any], lanes: Sequence[int]) -> NDArray[Any]:
@@ -139,9 +139,9 @@ def test_lane_that_leaves_and_comes_back(n_servers: int) -> None:
     expected = np.zeros(SHAPE)
     for clock in range(1, 31):
         if clock == 11:
-            assert fleet.call("leave", lanes=[1], rows=0) == [{"status": 0}] * n_servers
+            assert fleet.call("leave", lanes=[1]) == [{"status": 0}] * n_servers
         if clock == 21:
-            fleet.renew(fleet.lanes, clock - 1)
+            fleet.renew(fleet.lanes)
         lanes = [0, 2] if 11 <= clock < 21 else fleet.lanes
         _check_replies(fleet, fleet.round(lanes, clock, rng), clock)
         expected = _descend(fleet, expected, lanes)
@@ -166,7 +166,7 @@ def test_round_that_waited_for_the_leaver_closes() -> None:
     fleet = _Fleet(Synchronous())
     first, second = fleet.push(0, 1), fleet.push(1, 1)
     assert first == second == []
-    fleet.call("leave", lanes=[2], rows=0)
+    fleet.call("leave", lanes=[2])
     assert [r.status for r in first + second] == [Status.OK, Status.OK]
     _check_first_step(fleet, [0, 1])
 
@@ -274,14 +274,16 @@ def test_leaver_releases_who_waited_for_it() -> None:
     fleet = _Fleet(BoundedStaleness(0))
     first, second = fleet.push(0, 1), fleet.push(1, 1)
     assert first == second == []
-    fleet.call("leave", lanes=[2], rows=0)
+    fleet.call("leave", lanes=[2])
     assert [r.lane for r in first + second] == [0, 1]
 
 
 def test_hogwild_adds_what_a_process_changed() -> None:
     fleet = _Fleet(Hogwild())
-    fleet.send(fleet.requests(1, 1, np.ones(SHAPE)))
-    fleet.send(fleet.requests(0, 1, np.ones(SHAPE)))
+    for lane in (1, 0):
+        (request,) = fleet.requests(lane, 1, np.ones(SHAPE))
+        request.progress = np.array([[3.0, 12.0, 0.5]])
+        fleet.send([request])
     np.testing.assert_array_equal(fleet.w, 2)
 
 
@@ -292,11 +294,11 @@ def test_stale_generation_is_dropped_and_told() -> None:
     fleet = _Fleet(Synchronous())
     waiting = fleet.push(0, 1)
     old = fleet.requests(1, 1, fleet.gradient(1, fleet.w))
-    fleet.renew(fleet.lanes, 0)
+    fleet.renew(fleet.lanes)
     assert [r.status for r in waiting] == [Status.STALE_GENERATION]
     assert [r.status for r in fleet.send(old)] == [Status.STALE_GENERATION]
     answers: list[Call] = []
-    fleet.servers[0].call("leave", {"generation": 0, "lanes": [0], "rows": 0}, answers.append)
+    fleet.servers[0].call("leave", {"generation": 0, "lanes": [0]}, answers.append)
     assert answers == [{"status": int(Status.STALE_GENERATION)}]
     # The open round was dropped with the old generation: all push again, once.
     rounds = fleet.round(fleet.lanes, 1, random.Random(0))
@@ -308,7 +310,7 @@ def test_push_without_a_pull_is_not_answered() -> None:
     fleet, replies = _Fleet(Asynchronous()), []
     push = Request((0,), 0, 1, 0, 1.0, np.ones(SHAPE), pull=False)
     fleet.servers[0].exchange(push, replies.append)
-    fleet.renew(fleet.lanes, 0)
+    fleet.renew(fleet.lanes)
     fleet.servers[0].exchange(push, replies.append)
     assert replies == []
     assert fleet.servers[0].shard is not None
@@ -334,7 +336,7 @@ def test_end_answers_all_who_wait(end: str) -> None:
     assert replies == answers == []
     expected = Status.ABORTED if end == "abort" else Status.STALE_GENERATION
     for _ in range(2):  # nobody is answered twice
-        server.abort("worker lost") if end == "abort" else server.renew(1, [0, 1, 2], 0)
+        server.abort("worker lost") if end == "abort" else server.renew(1, [0, 1, 2])
         assert [(r.lane, r.status) for r in replies] == [(0, expected), (1, expected)]
         assert answers == [{"status": int(expected)}] * 2
     server.exchange(Request((2,), 0, 1), replies.append)

@@ -89,7 +89,9 @@ class PeerGroup(Communicator):
         self.size = len(endpoints)
         self._listener = listener
         self._others = [r for r in range(self.size) if r != rank]
-        self._out = {r: Outbox(connect_peer(endpoints[r], credentials, rank)) for r in self._others}
+        self._out = {
+            r: Outbox(connect_peer(endpoints[r], credentials, rank), wait) for r in self._others
+        }
         self._in = {r: listener.inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from daskml_dist.errors import RunAbortedError, WaitTimeoutError
+from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
 __all__ = ["Communicator", "Endpoint", "ServerConnection", "Wait", "check_status"]
 
+_RENEWED = "The membership of the fit changed; this trainer is told how it goes on."
 #: Seconds between two looks at whether a wait still makes sense.
 SLICE = 0.2
 
@@ -46,10 +47,13 @@ class Wait:
         Seconds without an answer after which :class:`WaitTimeoutError` is raised.
     is_aborted : callable
         Looked at every 0.2 s; True ends the wait with :class:`RunAbortedError`.
+    is_renewed : callable
+        Likewise, for :class:`GenerationError`: the trainer belongs to a newer generation.
     """
 
     timeout: float = 300.0
     is_aborted: Callable[[], bool] = field(default=lambda: False)
+    is_renewed: Callable[[], bool] = field(default=lambda: False)
 
     def check(self, since: float, what: str) -> None:
         """Raise when the wait for `what`, begun at `since` (monotonic), must end."""
@@ -57,6 +61,8 @@ class Wait:
             raise RunAbortedError(
                 "The fit was stopped by its client; see the error that the client raised."
             )
+        if self.is_renewed():
+            raise GenerationError(_RENEWED)
         if time.monotonic() - since > self.timeout:
             raise WaitTimeoutError(
                 f"Nothing came from {what} for {self.timeout:g} s. Is a worker stopped or "
@@ -70,7 +76,7 @@ def check_status(status: int) -> None:
     if status == Status.OK:
         return
     if status == Status.STALE_GENERATION:
-        raise RunAbortedError("The membership of the fit changed; this trainer is not part of it.")
+        raise GenerationError(_RENEWED)
     raise RunAbortedError("The fit was stopped; see the error that the client raised.")
 
 

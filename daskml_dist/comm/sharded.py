@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import ServerConnection
+from daskml_dist.ps.image import LaneImage
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.messages import Call, Reply, Request
 
@@ -60,6 +61,8 @@ class ShardedConnection:
         values: NDArray[Any] | None = None,
         index: NDArray[np.int64] | None = None,
         *,
+        loss: float = 0.0,
+        progress: NDArray[np.float64] | None = None,
         pull: bool = True,
         pull_index: NDArray[np.int64] | None = None,
     ) -> None:
@@ -82,6 +85,8 @@ class ShardedConnection:
                     None if pushes is None else pushes[s][0],
                     pull,
                     None if pulls is None else pulls[s][0],
+                    loss,
+                    progress,
                 )
             )
 
@@ -96,6 +101,10 @@ class ShardedConnection:
     def call(self, op: str, **payload: Any) -> Call:
         """Make a control call to the first server."""
         return self._connections[0].call(op, {"generation": self._generation, **payload})
+
+    def store(self, clock: int, images: dict[int, LaneImage]) -> None:
+        """Hand images of lanes at a clock to the first server."""
+        self.call("store", clock=clock, blob=images)
 
     def call_all(self, op: str, **payload: Any) -> None:
         """Make a control call to every server."""

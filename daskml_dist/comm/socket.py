@@ -29,7 +29,12 @@ from daskml_dist.comm.wire import (
     encode_reply,
     encode_request,
 )
-from daskml_dist.errors import CommunicationError
+from daskml_dist.errors import (
+    CommunicationError,
+    DaskMLDistError,
+    RunAbortedError,
+    WaitTimeoutError,
+)
 from daskml_dist.ps.messages import Call, Reply, Request
 from daskml_dist.ps.server import ParameterServer
 
@@ -47,6 +52,7 @@ __all__ = [
 _NONCE, _DIGEST, _NAME = 16, 32, 16
 _UP, _DOWN, _PEER = b"U", b"D", b"P"
 _BUFFER = 1 << 16
+_BYE = "bye"
 #: Seconds that one send may take before the other side counts as gone.
 _SEND_TIMEOUT = 60.0
 
@@ -61,11 +67,19 @@ class Credentials:
 
 
 class Outbox:
-    """The sending direction. Thread-safe."""
+    """The sending direction. Thread-safe.
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(_SEND_TIMEOUT)
+    Parameters
+    ----------
+    sock : socket
+    wait : Wait or None
+        Bound of each send; None: a minute.
+    """
+
+    def __init__(self, sock: socket.socket, wait: Wait | None = None) -> None:
+        sock.settimeout(SLICE if wait else _SEND_TIMEOUT)
         self._sock = sock
+        self._wait = wait
         self._lock = threading.Lock()
         self.sent = 0
 
@@ -75,15 +89,29 @@ class Outbox:
         try:
             with self._lock:
                 if size <= _BUFFER:
-                    self._sock.sendall(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+                    self._send_all(buffers[0] if len(buffers) == 1 else b"".join(buffers))
                 else:
                     for buffer in buffers:
-                        self._sock.sendall(buffer)
+                        self._send_all(buffer)
                 self.sent += size
-        except OSError as error:
+        except BaseException as error:
             # Half a frame may be out: what follows it could not be read.
             self.close()
-            raise CommunicationError(_gone("sending to", error)) from error
+            if isinstance(error, OSError) and not isinstance(error, DaskMLDistError):
+                raise CommunicationError(_gone("sending to", error)) from error
+            raise
+
+    def _send_all(self, buffer: Any) -> None:
+        if self._wait is None:
+            self._sock.sendall(buffer)
+            return
+        rest, since = memoryview(buffer), time.monotonic()
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except TimeoutError:
+                # The other side does not read: perhaps it is stopped, and replaced meanwhile.
+                self._wait.check(since, "the other side of a connection")
 
     def close(self) -> None:
         """Close the socket; the other side reads an end of file."""
@@ -309,7 +337,7 @@ class SocketConnection(ServerConnection):
     ) -> None:
         super().__init__()
         name = secrets.token_bytes(_NAME)
-        self._out = Outbox(connect(endpoint, credentials, _UP, name))
+        self._out = Outbox(connect(endpoint, credentials, _UP, name), wait)
         self._in = Inbox(connect(endpoint, credentials, _DOWN, name), wait)
         self._reader = Reader(self._in, dtype, width)
 
@@ -336,7 +364,9 @@ class SocketConnection(ServerConnection):
         return dict(answer)
 
     def close(self) -> None:
-        """Close both sockets."""
+        """Say good-bye, so that nobody takes it for a loss, and close both sockets."""
+        with contextlib.suppress(CommunicationError, RunAbortedError, WaitTimeoutError):
+            self._out.send(encode_call({"op": _BYE}))
         self._out.close()
         self._in.close()
 
@@ -347,8 +377,12 @@ def serve(
     down: socket.socket,
     dtype: DTypeLike,
     width: int,
+    on_loss: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read frames of one connection until it ends; answers may be sent by any thread."""
+    """Read frames of one connection until it ends; answers may be sent by any thread.
+
+    `on_loss` is called where it ends without a good-bye.
+    """
     out, reader = Outbox(down), Reader(Inbox(up, None), dtype, width)
 
     def send(message: Reply | Call) -> None:
@@ -370,8 +404,12 @@ def serve(
             if isinstance(message, Request):
                 server.exchange(message, answer)
             elif isinstance(message, dict):
+                if message["op"] == _BYE:
+                    break
                 server.call(message.pop("op"), message, answer)
     except ConnectionError:
+        on_loss()
+    finally:
         later.put(None)
         out.close()
         _close(up)

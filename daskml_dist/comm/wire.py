@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 from typing import Any, Protocol
 
@@ -16,13 +17,13 @@ __all__ = ["CALL", "REPLY", "REQUEST", "Reader", "encode_call", "encode_reply", 
 
 REQUEST, REPLY, CALL = 1, 2, 3
 
-# kind, pull, lanes, generation, clock, version, rows; then the lengths of values, index and
-# pull_index (-1: none)
-_REQUEST = struct.Struct("<B?Hqqqdqqq")
+# kind, pull, whether progress follows, lanes, generation, clock, version, rows, loss; then the
+# lengths of values, index and pull_index (-1: none)
+_REQUEST = struct.Struct("<B??Hqqqddqqq")
 # kind, status, stop, lane, version, clock, values (-1: none)
 _REPLY = struct.Struct("<BB?qqqq")
-# kind, length of the JSON text
-_CALL = struct.Struct("<BI")
+# kind, length of the JSON text, length of the pickled object (-1: none)
+_CALL = struct.Struct("<BIq")
 
 Buffers = list[Any]
 
@@ -46,10 +47,11 @@ def encode_request(request: Request) -> Buffers:
     """Buffers of a request, header first."""
     values, index, wanted = request.values, request.index, request.pull_index
     header = _REQUEST.pack(
-        REQUEST, request.pull, len(request.lanes), request.generation, request.clock,
-        request.version, request.rows, _length(values), _length(index), _length(wanted),
+        REQUEST, request.pull, request.progress is not None, len(request.lanes),
+        request.generation, request.clock, request.version, request.rows, request.loss,
+        _length(values), _length(index), _length(wanted),
     )  # fmt: skip
-    arrays: list[NDArray[Any] | None] = [values, index, wanted]
+    arrays: list[NDArray[Any] | None] = [request.progress, values, index, wanted]
     buffers: Buffers = [header + np.array(request.lanes, dtype="<i8").tobytes()]
     buffers += [_bytes_of(a) for a in arrays if a is not None and a.size]
     return buffers
@@ -67,9 +69,13 @@ def encode_reply(reply: Reply) -> Buffers:
 
 
 def encode_call(message: Call) -> Buffers:
-    """Buffers of a control call or its answer."""
-    text = json.dumps(message).encode()
-    return [_CALL.pack(CALL, len(text)) + text]
+    """Buffers of a control call or its answer; both sides have proved that they know the secret."""
+    blob = message.get("blob")
+    text = json.dumps({k: v for k, v in message.items() if k != "blob"}).encode()
+    if blob is None:
+        return [_CALL.pack(CALL, len(text), -1) + text]
+    data = pickle.dumps(blob, protocol=pickle.HIGHEST_PROTOCOL)
+    return [_CALL.pack(CALL, len(text), len(data)) + text, data]
 
 
 class Reader:
@@ -119,21 +125,30 @@ class Reader:
                 f"A frame of unknown kind {kind} came in. Is something else connecting to the "
                 "workers' ports? Fit again."
             )
-        (_, length) = self._header(CALL)
-        text = bytearray(length)
-        self._source.read_into(memoryview(text))
-        message: Call = json.loads(text)
+        (_, length, size) = self._header(CALL)
+        message: Call = json.loads(self._bytes(length))
+        if size >= 0:
+            message["blob"] = pickle.loads(self._bytes(size))
         return message
 
+    def _bytes(self, length: int) -> bytearray:
+        data = bytearray(length)
+        self._source.read_into(memoryview(data))
+        return data
+
     def _request(self) -> Request:
-        _, pull, n_lanes, generation, clock, version, rows, n, n_index, n_wanted = self._header(
-            REQUEST
-        )
+        (
+            _, pull, has_progress, n_lanes, generation, clock, version, rows, loss,
+            n, n_index, n_wanted,
+        ) = self._header(REQUEST)  # fmt: skip
         lanes = tuple(self._array((n_lanes,), "<i8").tolist())
+        progress = self._array((n_lanes, 3), np.float64) if has_progress else None
         values = self._array((n, self._width), self._dtype) if n >= 0 else None
         index = self._array((n_index,), np.int64) if n_index >= 0 else None
         wanted = self._array((n_wanted,), np.int64) if n_wanted >= 0 else None
-        return Request(lanes, generation, clock, version, rows, values, index, pull, wanted)
+        return Request(
+            lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress
+        )
 
     def _reply(self) -> Reply:
         _, status, stop, lane, version, clock, rows = self._header(REPLY)

@@ -11,7 +11,7 @@ import numpy as np
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.blocks import BlockInfo
 
-__all__ = ["Move", "Placement", "place", "split_rows"]
+__all__ = ["Move", "Placement", "place", "reassign", "split_rows"]
 
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
 _SNAP = 0.25
@@ -156,6 +156,62 @@ def place(
     segments = split_rows(sorted(rows), rows, n_lanes, snap=_SNAP)
     lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
     return Placement(lanes, _workers_for(lanes, holders, threads))
+
+
+def reassign(
+    lanes: Sequence[LaneSpec],
+    current: Mapping[int, str],
+    holders: Mapping[int, Sequence[str]],
+    capacity: Mapping[str, float],
+    *,
+    even: bool = False,
+) -> dict[int, str]:
+    """Give lanes that lost their worker to others; move as few as possible.
+
+    Parameters
+    ----------
+    lanes : sequence of LaneSpec
+    current : mapping of lane to worker
+        Those of workers without capacity are given away.
+    holders : mapping of block to the workers that hold it
+    capacity : mapping of worker to float
+        Threads, less where they are slow.
+    even : bool
+        Move others too, until no move makes the fullest worker less full.
+
+    Returns
+    -------
+    dict of lane to worker
+    """
+    given = {lane: worker for lane, worker in current.items() if worker in capacity}
+    load = dict.fromkeys(capacity, 0)
+    for worker in given.values():
+        load[worker] += 1
+
+    def fill(worker: str, more: int = 1) -> float:
+        return (load[worker] + more) / capacity[worker]
+
+    def local(lane: LaneSpec, worker: str) -> int:
+        return sum(len(s) for s in lane.segments if worker in holders.get(s.block, ()))
+
+    for lane in lanes:
+        if lane.lane not in given:
+            best = min(sorted(capacity), key=lambda w: (fill(w), -local(lane, w)))
+            given[lane.lane] = best
+            load[best] += 1
+    while even:
+        full = max(sorted(capacity), key=lambda w: fill(w, 0))
+        free = min(sorted(capacity), key=fill)
+        if fill(free) >= fill(full, 0):
+            break
+        moved = min(
+            (lane for lane in lanes if given[lane.lane] == full),
+            key=lambda lane: (-local(lane, free), -lane.lane),
+        )
+        given[moved.lane] = free
+        load[full] -= 1
+        load[free] += 1
+    return given
 
 
 def _place_where_rows_lie(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PassLedger", "PassReport", "StoppingRule"]
+__all__ = ["LedgerImage", "PassLedger", "PassReport", "StoppingRule"]
 
 Record = dict[str, Any]
 
@@ -50,7 +51,11 @@ class StoppingRule:
 
 @dataclass
 class PassReport:
-    """What some lanes did in one pass; sums over these lanes."""
+    """What some lanes did in one pass; sums over these lanes.
+
+    Rows, losses and steps that servers have seen pushed are not in it: these are counted as they
+    are applied, so that none is counted twice or lost with a trainer.
+    """
 
     lanes: list[int]
     loss: float = 0.0
@@ -65,6 +70,19 @@ class PassReport:
 class _OpenPass:
     missing: set[int]
     reports: list[PassReport] = field(default_factory=list)
+    counted: PassReport = field(default_factory=lambda: PassReport([]))
+
+
+@dataclass(frozen=True)
+class LedgerImage:
+    """A ledger at one moment, but for its records, of which it names the number."""
+
+    rule: StoppingRule
+    n_records: int
+    stopped: bool
+    open: dict[int, _OpenPass]
+    elapsed: float
+    staleness: list[float]
 
 
 class PassLedger:
@@ -103,7 +121,6 @@ class PassLedger:
         self._score = score
         self._on_record = on_record
         self._open: dict[int, _OpenPass] = {}
-        self._unreported_rows = 0.0
         self._since = time.perf_counter()
         self._staleness: list[float] = [0, 0.0, 0]  # count, sum, max
 
@@ -118,23 +135,57 @@ class PassLedger:
         seen[1] += staleness
         seen[2] = max(seen[2], staleness)
 
+    def _open_pass(self, number: int) -> _OpenPass:
+        return self._open.setdefault(number, _OpenPass(set(self.lanes)))
+
+    def count(self, number: int, rows: float, loss: float, steps: int) -> None:
+        """Count what was applied in pass `number`."""
+        counted = self._open_pass(number).counted
+        counted.rows += rows
+        counted.loss += loss
+        counted.steps += steps
+
     def report(self, number: int, report: PassReport) -> None:
-        """Take the report of some lanes on pass `number` (from 1)."""
-        entry = self._open.setdefault(number, _OpenPass(set(self.lanes)))
+        """Take the report of some lanes on pass `number` (from 1); a repeated one is ignored."""
+        if self.is_closed(number):
+            return
+        entry = self._open_pass(number)
+        if not entry.missing.intersection(report.lanes):
+            return
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
         while (at := self._passes + 1) in self._open and not self._open[at].missing:
-            self._close(at, self._open.pop(at).reports)
-
-    def leave(self, rows: float) -> None:
-        """Note that lanes left, with so many rows stepped on since their last report."""
-        self._unreported_rows += rows
+            entry = self._open.pop(at)
+            self._close(at, [*entry.reports, entry.counted])
 
     @property
     def partial_rows(self) -> float:
         """Rows after the last whole pass; fast lanes may have reported later passes."""
-        reports = [r for entry in self._open.values() for r in entry.reports]
-        return self._unreported_rows + sum(r.rows for r in reports)
+        parts = [[*entry.reports, entry.counted] for entry in self._open.values()]
+        return float(sum(r.rows for reports in parts for r in reports))
+
+    def renew(self) -> None:
+        """Forget the reports of open passes: in lock-step, all lanes make them again."""
+        if self._lockstep:
+            for entry in self._open.values():
+                entry.missing, entry.reports = set(self.lanes), []
+
+    def image(self) -> LedgerImage:
+        """Copy of everything but the records."""
+        elapsed = time.perf_counter() - self._since
+        return copy.deepcopy(
+            LedgerImage(
+                self.rule, len(self.records), self.stopped, self._open, elapsed, self._staleness
+            )
+        )
+
+    def restore(self, image: LedgerImage) -> None:
+        """Become what the ledger of the image was; the later records are dropped."""
+        image = copy.deepcopy(image)
+        del self.records[image.n_records :]
+        self.rule, self.stopped, self._open = image.rule, image.stopped, image.open
+        self._since = time.perf_counter() - image.elapsed
+        self._staleness = image.staleness
 
     def is_closed(self, number: int) -> bool:
         """Whether every lane has reported pass `number`."""

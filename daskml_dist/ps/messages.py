@@ -15,7 +15,7 @@ __all__ = ["Call", "CallReply", "Part", "Reply", "Request", "Status", "sum_in_la
 #: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
 Part = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 
-#: Payload of a control call and of its answer: plain JSON values.
+#: Payload of a control call and of its answer: JSON values, and any object under "blob".
 Call = dict[str, Any]
 CallReply = Callable[[Call], None]
 
@@ -44,6 +44,8 @@ class Request:
         Version of the shard that the gradient was computed at.
     rows : float
         Rows in the gradient sum.
+    loss : float
+        Sum of the losses of these rows.
     values : ndarray of shape (n, width), optional
         Gradient SUM over the lanes' rows; None for a pull alone.
     index : ndarray of int64 of shape (n,), optional
@@ -52,6 +54,9 @@ class Request:
         Whether an answer is wanted.
     pull_index : ndarray of int64, optional
         The rows wanted; None: all.
+    progress : ndarray of float64 of shape (len(lanes), 3), optional
+        Where lanes push together but step apart: clock, and rows and loss since the last push,
+        of each.
     """
 
     lanes: tuple[int, ...]
@@ -63,6 +68,8 @@ class Request:
     index: NDArray[np.int64] | None = None
     pull: bool = True
     pull_index: NDArray[np.int64] | None = None
+    loss: float = 0.0
+    progress: NDArray[np.float64] | None = None
 
 
 @dataclass(slots=True)

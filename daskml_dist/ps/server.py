@@ -2,18 +2,22 @@
 
 It never blocks. Each call hands over a function that takes the answer, called at once or later
 by whichever call made the answer possible. Transports and the Dask actor only carry messages.
+
+Every so many updates a server makes an image of itself for its *shadow*, a server on another
+worker that only keeps images. A new generation goes on from the present state, or from an image.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from daskml_dist.policies import Policy
+from daskml_dist.ps.image import Holding, Images, LaneImage, ServerImage, shadow_of
 from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import Call, CallReply, Reply, Request, Status, sum_in_lane_order
 from daskml_dist.ps.shard import Shard, ShardState
@@ -23,6 +27,8 @@ __all__ = ["ParameterServer"]
 _Waiting = tuple[Request, Callable[[Reply], None]]
 #: Answers that are ready; given once the lock is free again.
 _Ready = list[Callable[[], Any]]
+#: Images under way to the shadow from which on nobody is let go.
+_MOST_UNDER_WAY = 2
 
 
 class ParameterServer:
@@ -41,8 +47,11 @@ class ParameterServer:
     n_trainers : int
         Trainers that must have arrived before any may start.
     generation : int
+        That of `shadow_of` for a shadow.
     clock : int
         Clock at which the lanes start.
+    n_steps : int
+        Steps of a lane in a pass.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class ParameterServer:
         n_trainers: int,
         generation: int = 0,
         clock: int = 0,
+        n_steps: int = 1,
     ) -> None:
         self.generation = generation
         self.shard = shard
@@ -63,12 +73,22 @@ class ParameterServer:
         self._gate = policy.gate(lanes, clock)
         self._n_lanes = len(lanes)
         self._n_trainers = n_trainers
+        self._n_steps = n_steps
+        self._left: dict[int, int] = {}
         self._pending: dict[int, Request] = {}
         self._waiting: list[_Waiting] = []
         self._arrived: dict[int, Any] = {}
         self._at_rendezvous: list[CallReply] = []
         self._at_pass_end: list[tuple[int, CallReply]] = []
+        self._at_store: list[CallReply] = []
         self._aborted: str | None = None
+        self._paused = False
+        self._images = Images()
+        self._ship: Callable[[ServerImage], None] | None = None
+        self._ship_every = 0
+        self._under_way = 0
+        self._storing: dict[int, dict[int, LaneImage]] = {}
+        self._lanes_at: ServerImage | None = None
         self._lock = threading.Lock()
 
     @property
@@ -105,9 +125,14 @@ class ParameterServer:
     def _refusal(self, generation: int) -> Status | None:
         if self._aborted is not None:
             return Status.ABORTED
-        return None if generation == self.generation else Status.STALE_GENERATION
+        if generation != self.generation or self._paused:
+            return Status.STALE_GENERATION
+        return None
 
     def _accept(self, request: Request) -> None:
+        if request.progress is not None:
+            self._accept_change(request)
+            return
         accepted = [self._gate.push(lane, request.clock) for lane in request.lanes]
         if not all(accepted):
             self.dropped += 1
@@ -125,19 +150,44 @@ class ParameterServer:
         shard = self.shard
         assert shard is not None
         staleness = max(shard.version - push.version for push in pushes)
+        rows = sum(push.rows for push in pushes)
         if self.ledger is not None:
             self.ledger.observe_staleness(staleness)
-        rows = sum(push.rows for push in pushes)
+            loss = sum(push.loss for push in pushes)
+            self.ledger.count(self._pass_of(pushes[0].clock), rows, loss, 1)
         index, total = sum_in_lane_order(
             [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None]
         )
-        if self._policy.loop == "shared":
-            shard.add(total, rows)
-        else:
-            shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
+        shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
+        self._shadow_when_due(shard.version)
+
+    def _accept_change(self, request: Request) -> None:
+        """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
+        shard, progress = self.shard, request.progress
+        assert shard is not None
+        assert progress is not None
+        assert request.values is not None
+        staleness = shard.version - request.version
+        if self.ledger is not None:
+            self.ledger.observe_staleness(staleness)
+        for lane, (clock, rows, loss) in zip(request.lanes, progress.tolist(), strict=True):
+            steps = int(clock) - self._gate.clock(lane)
+            if steps <= 0:
+                continue
+            self._gate.join(lane, int(clock))
+            if self.ledger is not None:
+                self.ledger.count(self._pass_of(int(clock)), rows, loss, steps)
+        shard.add(request.values, request.rows)
+        self._shadow_when_due(shard.version)
+
+    def _pass_of(self, clock: int) -> int:
+        return (clock - 1) // self._n_steps + 1
 
     def _released(self) -> _Ready:
-        ready: _Ready = []
+        if self._under_way >= _MOST_UNDER_WAY:
+            return []
+        ready: _Ready = [partial(reply, _ok()) for reply in self._at_store]
+        self._at_store = []
         still = []
         for request, reply in self._waiting:
             if all(self._gate.may_go(lane) for lane in request.lanes):
@@ -162,9 +212,9 @@ class ParameterServer:
 
         Parameters
         ----------
-        op : {"rendezvous", "report", "leave"}
+        op : {"rendezvous", "report", "leave", "store", "restore", "keep"}
         payload : dict
-            JSON values, ``generation`` among them.
+            JSON values, ``generation`` among them, and any object under ``blob``.
         reply : callable
         """
         with self._lock:
@@ -181,7 +231,7 @@ class ParameterServer:
         self._at_rendezvous.append(reply)
         if len(self._arrived) < self._n_trainers:
             return []
-        if self.ledger is not None:
+        if self.ledger is not None and self.generation == 0:
             self.ledger.start_clock()
         peers = [self._arrived[rank] for rank in sorted(self._arrived)]
         waiting, self._at_rendezvous = self._at_rendezvous, []
@@ -201,30 +251,179 @@ class ParameterServer:
 
     def _on_leave(self, payload: Call, reply: CallReply) -> _Ready:
         for lane in payload["lanes"]:
+            self._left[lane] = self._gate.clock(lane)
             self._gate.leave(lane)
-        if self.ledger is not None:
-            self.ledger.leave(payload["rows"])
         ready: _Ready = [partial(reply, _ok())]
         if self.shard is not None:
             self._apply_due()
             ready += self._released()
         return ready
 
+    def _on_store(self, payload: Call, reply: CallReply) -> _Ready:
+        """Take the images of lanes that trainers step by themselves; whole once all are there."""
+        clock = payload["clock"]
+        lanes = self._storing.setdefault(clock, {})
+        lanes.update(payload["blob"])
+        if len(lanes) == self._n_lanes:
+            self._storing = {c: part for c, part in self._storing.items() if c > clock}
+            ledger = None if self.ledger is None else self.ledger.image()
+            image = ServerImage(clock, {number: clock for number in lanes}, None, ledger, lanes)
+            self._images.add(image)
+            self._send_to_shadow(image)
+        self._at_store.append(reply)
+        return self._released()
+
+    def _on_restore(self, payload: Call, reply: CallReply) -> _Ready:
+        """Give back the lanes' images that this generation goes on from; none at the start."""
+        lanes = {} if self._lanes_at is None else self._lanes_at.lanes
+        return [partial(reply, _ok(blob=lanes))]
+
+    # -- the shadow ----------------------------------------------------------------------------
+
+    def _on_keep(self, payload: Call, reply: CallReply) -> _Ready:
+        """Keep an image of the server whose shadow this is."""
+        image, records = payload["blob"]
+        self._images.add(image)
+        if self.ledger is not None:
+            self.ledger.records[payload["first"] :] = records
+        return [partial(reply, _ok())]
+
+    def shadow(self, ship: Callable[[ServerImage], None] | None, every: int = 1) -> None:
+        """Make an image every so many updates from now on and hand it to `ship`; None: no more.
+
+        `ship` must not block, and somebody must call :meth:`shipped` once the shadow has it.
+        """
+        with self._lock:
+            self._ship, self._ship_every, self._under_way = ship, every, 0
+            if ship is not None and self.shard is not None:
+                self._make_image()
+            elif ship is not None and self._images.last is not None:
+                self._send_to_shadow(self._images.last)
+            ready = self._released() if self._ready_to_answer else []
+        for answer in ready:
+            answer()
+
+    def unshadow(self, ship: Callable[[ServerImage], None]) -> None:
+        """Make no more images for `ship`, unless another one has taken its place."""
+        with self._lock:
+            current = self._ship is ship
+        if current:
+            self.shadow(None)
+
+    def shipped(self) -> None:
+        """Note that the shadow has an image."""
+        with self._lock:
+            self._under_way = max(self._under_way - 1, 0)
+            ready = self._released() if self._ready_to_answer else []
+        for answer in ready:
+            answer()
+
+    @property
+    def _ready_to_answer(self) -> bool:
+        return self._aborted is None and not self._paused
+
+    def _shadow_when_due(self, version: int) -> None:
+        if self._ship is not None and version % self._ship_every == 0:
+            self._make_image()
+
+    def _make_image(self) -> None:
+        shard = self.shard
+        assert shard is not None
+        ledger = None if self.ledger is None else self.ledger.image()
+        image = ServerImage(self._place(), self._clocks(), shard.image(), ledger)
+        if self._policy.lockstep:
+            self._images.add(image)
+        self._send_to_shadow(image)
+
+    def _send_to_shadow(self, image: ServerImage) -> None:
+        if self._ship is not None:
+            self._under_way += 1
+            self._ship(image)
+
+    def _place(self) -> int:
+        assert self.shard is not None
+        if self._policy.lockstep:
+            return max(self._clocks().values())
+        return self.shard.version
+
+    def _clocks(self) -> dict[int, int]:
+        clocks = {lane: self._gate.clock(lane) for lane in self._gate.clocks}
+        return {**self._left, **clocks}
+
     # -- the client ----------------------------------------------------------------------------
 
-    def renew(self, generation: int, lanes: list[int], clock: int) -> None:
-        """Begin a new generation: open rounds are dropped, `lanes` go on from `clock`.
+    def pause(self, generation: int) -> Holding:
+        """Refuse every message of an earlier generation, and tell what could be gone on from.
 
         Whoever waits is told that its generation is stale.
         """
         with self._lock:
-            self.generation = generation
-            self._gate = self._policy.gate(lanes, clock)
-            self._pending.clear()
-            self._arrived.clear()
+            now = None
+            clocks = self._images.clocks
+            if self.shard is not None and self.generation >= 0:
+                now = self._place()
+                clocks[now] = self._clocks()
+            self.generation, self._paused = generation, True
+            self._ship, self._under_way = None, 0
             ready = self._refuse_waiting(Status.STALE_GENERATION)
         for answer in ready:
             answer()
+        return Holding(now, clocks)
+
+    def renew(
+        self,
+        generation: int,
+        lanes: Iterable[int],
+        n_trainers: int | None = None,
+        at: int | None = None,
+    ) -> None:
+        """Begin a new generation: open rounds are dropped, lanes go on from their clocks.
+
+        Parameters
+        ----------
+        generation : int
+        lanes : iterable of int
+        n_trainers : int or None
+            None: as many as before.
+        at : int or None
+            Place of the image to go on from; None: from the present.
+        """
+        with self._lock:
+            self.generation, self._paused = generation, False
+            self._n_trainers = n_trainers or self._n_trainers
+            clocks = self._clocks() if at is None else self._go_back(at)
+            # In lock-step, a lane that comes back takes up the others' round.
+            first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
+            self._gate = self._policy.gate((), first)
+            for lane in lanes:
+                self._gate.join(lane, clocks.get(lane, first))
+            self._left.clear()
+            self._pending.clear()
+            self._storing.clear()
+            self._arrived.clear()
+            self._ship, self._under_way = None, 0
+            if self.ledger is not None:
+                self.ledger.renew()
+            ready = self._refuse_waiting(Status.STALE_GENERATION)
+        for answer in ready:
+            answer()
+
+    def stand_by(self, generation: int) -> None:
+        """Go on keeping images, of the server of a new generation."""
+        with self._lock:
+            self.generation, self._paused = shadow_of(generation), False
+
+    def _go_back(self, at: int) -> dict[int, int]:
+        image = self._images[at]
+        if image.shard is not None:
+            assert self.shard is not None
+            self.shard.restore(image.shard)
+        if image.ledger is not None:
+            assert self.ledger is not None
+            self.ledger.restore(image.ledger)
+        self._lanes_at = image if image.lanes else None
+        self._images.drop_from(at + 1)
+        return image.clocks
 
     def abort(self, reason: str) -> None:
         """Refuse everything from now on, and answer whoever waits."""
@@ -232,6 +431,7 @@ class ParameterServer:
             if self._aborted is not None:
                 return
             self._aborted = reason
+            self._ship = None
             ready = self._refuse_waiting(Status.ABORTED)
         for answer in ready:
             answer()
@@ -240,9 +440,10 @@ class ParameterServer:
         ready: _Ready = [
             partial(reply, Reply(request.lanes[0], status)) for request, reply in self._waiting
         ]
-        calls = [*self._at_rendezvous, *(reply for _, reply in self._at_pass_end)]
+        calls = [*self._at_rendezvous, *(reply for _, reply in self._at_pass_end), *self._at_store]
         ready += [partial(reply, {"status": int(status)}) for reply in calls]
         self._waiting, self._at_rendezvous, self._at_pass_end = [], [], []
+        self._at_store = []
         return ready
 
     def stop(self) -> None:

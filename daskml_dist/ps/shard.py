@@ -16,7 +16,7 @@ from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty, soft_threshold
 from daskml_dist.schedules import Schedule
 
-__all__ = ["Shard", "ShardState", "UpdateRule"]
+__all__ = ["Shard", "ShardImage", "ShardState", "UpdateRule"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,25 @@ class ShardState:
             else np.concatenate([p.average for p in parts if p.average is not None]),
             first.n_averaged,
         )
+
+
+@dataclass(frozen=True)
+class ShardImage:
+    """All of a shard at one version: restored, it goes on to the bit as it would have.
+
+    Unlike a `ShardState` it leaves penalties that untouched rows owe as they are, since paying
+    them at another time would change the digits.
+    """
+
+    w: NDArray[Any]
+    slots: dict[str, NDArray[Any]]
+    version: int
+    first_step: int
+    rows: float
+    charged: float
+    paid: NDArray[np.float64] | None
+    total: NDArray[np.float64] | None
+    n_summed: int
 
 
 class Shard:
@@ -229,6 +248,31 @@ class Shard:
     def replace(self, w: NDArray[Any]) -> None:
         """Take parameters from outside (an average over lanes); the optimizer state stays."""
         self.w[...] = w
+        self._snapshot = None
+
+    def image(self) -> ShardImage:
+        """Copy of everything."""
+        return ShardImage(
+            self.w.copy(),
+            {name: slot.copy() for name, slot in self.slots.items()},
+            self.version,
+            self._first_step,
+            self.rows,
+            self._charged,
+            None if self._paid is None else self._paid.copy(),
+            None if self._sum is None else self._sum.copy(),
+            self._n_summed,
+        )
+
+    def restore(self, image: ShardImage) -> None:
+        """Become what the shard of the image was; the image stays as it is."""
+        self.w = image.w.copy()
+        self.slots = {name: slot.copy() for name, slot in image.slots.items()}
+        self.version, self._first_step = image.version, image.first_step
+        self.rows, self._charged = image.rows, image.charged
+        self._paid = None if image.paid is None else image.paid.copy()
+        self._sum = None if image.total is None else image.total.copy()
+        self._n_summed = image.n_summed
         self._snapshot = None
 
     def snapshot(self) -> NDArray[Any]:

@@ -276,6 +276,18 @@ class ClusterRows:
             raise WorkerLostError("A worker that held rows of the fit was lost. Fit again.")
         return holders
 
+    def holders_now(self) -> dict[int, list[str]]:
+        """Workers that hold each block at this moment; none where it must be made again."""
+        held = self._client.who_has(list(self._futures.values())) if self._futures else {}
+        return {i: list(held.get(future.key, ())) for i, future in self._futures.items()}
+
+    def blocks_for(self, numbers: Iterable[int]) -> dict[int, Any] | bytes:
+        """Futures of some blocks, or their packed recipes, as a trainer takes them."""
+        numbers = sorted(numbers)
+        if self._recipes is not None:
+            return self._recipes.pack(numbers)
+        return {i: self._futures[i] for i in numbers}
+
     def seconds_a_row(self) -> float:
         """Time of a row in a pass, measured on the largest block."""
         largest = max(self.infos, key=lambda info: info.n_rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,12 +32,18 @@ class FitResult:
         As the last pass left it.
     partial_rows : float
         Rows stepped on after the last whole pass (lanes at their own pace).
+    dropped : int
+        Pushes that came too late or twice; none was applied.
+    events : list of dict
+        Changes of membership, in order.
     """
 
     state: ShardState
     records: list[dict[str, Any]]
     stopping: StoppingRule
     partial_rows: float
+    dropped: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
 
 
 class RunView:

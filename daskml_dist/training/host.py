@@ -9,39 +9,36 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from distributed import Future, get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
-from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.local import publish_server
-from daskml_dist.comm.socket import Credentials, Listener, serve
+from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.local import LocalConnection, find_server, publish_server
+from daskml_dist.comm.socket import Credentials, Listener, SocketConnection, serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import WorkerLostError
+from daskml_dist.ps.image import Holding
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
+from daskml_dist.training.dask_internals import is_wanted
+from daskml_dist.training.orders import Line, raise_alarm
 from daskml_dist.training.servers import make_server
+from daskml_dist.training.shadow import Shipper
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.trainer import Trainer
 
-__all__ = ["ServerHost", "abort_run", "forget_run", "run_trainer"]
+__all__ = ["Outcome", "ServerHost", "run_trainer"]
 
-#: Runs that this process must stop.
-_aborted: set[str] = set()
-
-
-def abort_run(run_id: str) -> None:
-    """Make the trainers of a run in this process stop at their next wait."""
-    _aborted.add(run_id)
-
-
-def forget_run(run_id: str) -> None:
-    """Forget that a run was aborted, once its trainers are gone."""
-    _aborted.discard(run_id)
+#: Seconds that a trainer waits for its orders after it lost the others.
+_PATIENCE = 60.0
+#: Seconds that a shadow may take to answer.
+_SHADOW_TIMEOUT = 10.0
 
 
 def _credentials(worker: Any, secret: bytes) -> Credentials:
@@ -56,6 +53,25 @@ def _host(worker: Any) -> str:
     return "127.0.0.1" if address.startswith("inproc") else str(get_address_host(address))
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What the first server knows at the end of a fit.
+
+    Parameters
+    ----------
+    stopping : StoppingRule
+        As the last pass left it.
+    partial_rows : float
+        Rows after the last whole pass.
+    dropped : int
+        Pushes that came too late or twice; none was applied.
+    """
+
+    stopping: StoppingRule
+    partial_rows: float
+    dropped: int
+
+
 class ServerHost:
     """Actor: one server, its listener, and what the client asks of it.
 
@@ -65,19 +81,40 @@ class ServerHost:
     number : int
         Which server of the fit.
     n_trainers : int
-    key : str
-        Name under which trainers of the same process find the server.
+    run_id, key : str
+        The run, and the name under which trainers of the same process find the server.
     secret : bytes
+    generation : int
+        That of `shadow_of` for a shadow.
     """
 
-    def __init__(self, fit: FitSpec, number: int, n_trainers: int, key: str, secret: bytes) -> None:
+    def __init__(
+        self,
+        fit: FitSpec,
+        number: int,
+        n_trainers: int,
+        run_id: str,
+        key: str,
+        secret: bytes,
+        generation: int,
+    ) -> None:
         worker = get_worker()
-        self._server = make_server(fit, number, n_trainers)
+        self._fit = fit
+        self._server = make_server(fit, number, n_trainers, generation=generation)
         publish_server(key, self._server)
-        answer = partial(serve, self._server, dtype=fit.dtype, width=fit.model.width)
+        self._credentials = _credentials(worker, secret)
+        self._alarm = partial(raise_alarm, worker, run_id)
+        answer = partial(
+            serve,
+            self._server,
+            dtype=fit.dtype,
+            width=fit.model.width,
+            on_loss=partial(self._alarm, f"server {number}: a connection broke"),
+        )
         host = _host(worker)
-        listener = Listener(host, _credentials(worker, secret), on_pair=answer)
+        listener = Listener(host, self._credentials, on_pair=answer)
         self._endpoint = Endpoint(key, host, listener.port)
+        self._shipper: Shipper | None = None
         # The scheduler drops the actor when its client goes: then nobody may wait for it.
         self._close = weakref.finalize(self, _close, self._server, listener)
 
@@ -90,11 +127,11 @@ class ServerHost:
         ledger = self._server.ledger
         return [] if ledger is None else ledger.records[start:]
 
-    async def end(self) -> tuple[StoppingRule, float]:
-        """The stopping rule as the last pass left it, and the rows after the last whole pass."""
+    async def end(self) -> Outcome:
+        """What the ledger holds besides the records."""
         ledger = self._server.ledger
         assert ledger is not None
-        return ledger.rule, ledger.partial_rows
+        return Outcome(ledger.rule, ledger.partial_rows, self._server.dropped)
 
     async def state(self) -> ShardState | None:
         """The shard's state."""
@@ -104,12 +141,50 @@ class ServerHost:
         """End the fit with the open pass."""
         self._server.stop()
 
+    # -- generations ---------------------------------------------------------------------------
+
+    async def pause(self, generation: int) -> Holding:
+        """Refuse earlier generations; tell what could be gone on from."""
+        self._end_shipping()
+        return self._server.pause(generation)
+
+    async def renew(self, generation: int, n_trainers: int, at: int | None) -> None:
+        """Begin a new generation."""
+        self._server.renew(generation, range(len(self._fit.lane_rows)), n_trainers, at)
+
+    async def stand_by(self, generation: int) -> None:
+        """Go on as a shadow, of the server of a new generation."""
+        self._server.stand_by(generation)
+
+    async def shadow_to(self, shadow: Endpoint, every: int) -> None:
+        """Send an image to the shadow at once, and every so many updates."""
+        self._end_shipping()
+        self._shipper = Shipper(self._server, partial(self._connect_to, shadow), self._alarm)
+        self._server.shadow(self._shipper, every)
+
+    def _connect_to(self, shadow: Endpoint) -> ServerConnection:
+        wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: not self._close.alive)
+        server = find_server(shadow.key)
+        if server is not None:
+            return LocalConnection(server, wait)
+        width = self._fit.model.width
+        return SocketConnection(shadow, self._credentials, wait, self._fit.dtype, width)
+
+    def _end_shipping(self) -> None:
+        if self._shipper is not None:
+            self._server.unshadow(self._shipper)
+            self._shipper.close()
+            self._shipper = None
+
+    # -- the end -------------------------------------------------------------------------------
+
     async def abort(self, reason: str) -> None:
         """Refuse everything from now on."""
         self._server.abort(reason)
 
     async def close(self) -> None:
         """Close the listener and all connections."""
+        self._end_shipping()
         self._close()
 
 
@@ -125,10 +200,24 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
     the slots that others wait for: two fits at once cannot deadlock.
     """
     worker = get_worker()
+    key = worker.get_current_task()
     secede()
-    wait = Wait(fit.timeout, is_aborted=lambda: spec.run_id in _aborted)
-    threading.current_thread().name = f"daskml-trainer-{spec.rank}"
-    trainer = Trainer(fit, spec, wait, _credentials(worker, spec.secret), _host(worker))
+    line = Line(
+        spec,
+        partial(raise_alarm, worker, spec.run_id),
+        partial(is_wanted, worker, key),
+        min(_PATIENCE, fit.timeout),
+    )
+    wait = Wait(fit.timeout, line.is_aborted, line.is_renewed)
+    threading.current_thread().name = f"daskml-trainer-{spec.name}"
+    trainer = Trainer(
+        fit,
+        spec,
+        wait,
+        _credentials(worker, spec.secret),
+        _host(worker),
+        next_spec=line.next_spec,
+    )
     if not isinstance(blocks, bytes):
         return trainer.run(blocks)
     recipes = Recipes.unpack(blocks)

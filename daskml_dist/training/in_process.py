@@ -71,7 +71,9 @@ class InProcessEngine(Engine):
         for endpoint, server in zip(endpoints, servers, strict=True):
             publish_server(endpoint.key, server)
         threads = _n_cores() if fit.policy.loop == "shared" else 1
-        spec = TrainerSpec(run_id, 0, 1, 0, tuple(self._lanes), threads, endpoints, b"")
+        lanes = tuple(self._lanes)
+        clocks = (fit.first_clock,) * len(lanes)
+        spec = TrainerSpec(run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"")
         view = RunView(run_id, fit, [], [], servers[0].stop)
         told = 0
 

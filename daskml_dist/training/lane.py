@@ -90,7 +90,8 @@ class Lane:
         self._rows = rows
         self._batches: Iterator[Batch] = iter(())
         self._report = PassReport([self.number])
-        self._last_loss = 0.0
+        #: Sum of the losses of the last batch.
+        self.last_loss = 0.0
 
     @property
     def n_rows(self) -> int:
@@ -141,10 +142,10 @@ class Lane:
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
         """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss."""
         report = self._report
-        self._last_loss = 0.0
+        self.last_loss = 0.0
         for X, y, weight in batch.pieces:
-            self._last_loss += self._fit.model.add_gradient(w, X, y, weight, out, self.backend)
-        report.loss += self._last_loss
+            self.last_loss += self._fit.model.add_gradient(w, X, y, weight, out, self.backend)
+        report.loss += self.last_loss
         report.rows += batch.n_rows
         report.steps += 1
 
@@ -153,11 +154,6 @@ class Lane:
         out = np.zeros(w.shape, dtype=w.dtype)
         self.add_gradient(w, batch, out)
         return out
-
-    def uncount(self, batch: Batch) -> None:
-        """Take back the last batch, whose push came too late to count."""
-        self._report.rows -= batch.n_rows
-        self._report.loss -= self._last_loss
 
     def take_report(self, w: Any | None) -> PassReport:
         """Sums since the last call; with `w`, the validation sums of the held-out rows too."""
@@ -176,9 +172,13 @@ class Lane:
         return total
 
     @property
-    def unreported_rows(self) -> float:
-        """Rows stepped on since the last report."""
-        return self._report.rows
+    def sums(self) -> tuple[float, float, int]:
+        """Loss, rows and steps since the last report."""
+        return self._report.loss, self._report.rows, self._report.steps
+
+    @sums.setter
+    def sums(self, sums: tuple[float, float, int]) -> None:
+        self._report.loss, self._report.rows, self._report.steps = sums
 
 
 class _Pieces:

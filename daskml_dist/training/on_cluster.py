@@ -106,9 +106,7 @@ class ClusterEngine(Engine):
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""
         assert self._placement is not None
-        run = TrainingRun(
-            self._client, fit, self._placement, self._rows.blocks, self._rows.threads()
-        )
+        run = TrainingRun(self._client, fit, self._placement, self._rows)
         return run.run(callbacks)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ def make_server(
     number: int,
     n_trainers: int,
     on_record: Callable[[dict[str, Any]], None] = lambda record: None,
+    generation: int = 0,
 ) -> ParameterServer:
     """Make server `number`; number 0 holds the ledger too.
 
@@ -34,6 +35,8 @@ def make_server(
     n_trainers : int
     on_record : callable
         Called with the record of each pass, under the server's lock.
+    generation : int
+        That of `shadow_of` for the shadow of that server.
     """
     lanes = list(range(len(fit.lane_rows)))
     shard = ledger = None
@@ -49,7 +52,9 @@ def make_server(
             on_record=on_record,
             first_pass=fit.first_pass,
         )
-    return ParameterServer(fit.policy, lanes, shard, ledger, n_trainers, clock=fit.first_clock)
+    return ParameterServer(
+        fit.policy, lanes, shard, ledger, n_trainers, generation, fit.first_clock, fit.n_steps
+    )
 
 
 def joined_state(

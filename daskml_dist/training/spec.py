@@ -100,10 +100,13 @@ class FitSpec:
         """Clock at which every lane starts."""
         return self.first_pass * self.n_steps
 
-    @property
-    def passes(self) -> range:
-        """Numbers of the passes to make at most."""
-        return range(self.first_pass + 1, self.stopping.max_iter + 1)
+    def passes(self, clock: int) -> range:
+        """Numbers of the passes to make at most, from a clock on.
+
+        One that ends at the clock is among them: it may not have been reported yet.
+        """
+        first = max(self.first_pass + 1, -(-clock // self.n_steps))
+        return range(first, self.stopping.max_iter + 1)
 
     def start_state(self, rows: slice = slice(None)) -> ShardState:
         """Fresh state of some rows of the parameters."""
@@ -126,28 +129,46 @@ class TrainerSpec:
     Parameters
     ----------
     run_id : str
+    name : int
+        Of the trainer, the same in all generations.
     rank, n_trainers, generation : int
     lanes : tuple of LaneSpec
+    clocks : tuple of int
+        Clock that each lane goes on from.
     n_threads : int
         Compute threads of the trainer.
     servers : tuple of Endpoint
     secret : bytes
         Shared by the sockets of the run.
+    shadow_every : int
+        Steps between two images of what trainers hold; 0: none are made.
     """
 
     run_id: str
+    name: int
     rank: int
     n_trainers: int
     generation: int
     lanes: tuple[LaneSpec, ...]
+    clocks: tuple[int, ...]
     n_threads: int
     servers: tuple[Endpoint, ...]
     secret: bytes
+    shadow_every: int = 0
 
 
 @dataclass
 class TrainerResult:
-    """What a trainer hands back: the state, from rank 0 and where trainers hold it."""
+    """What a trainer hands back: the state, from rank 0 and where trainers hold it.
+
+    Parameters
+    ----------
+    rank : int
+    generation : int
+        The one that it ended in.
+    state : ShardState or None
+    """
 
     rank: int
+    generation: int
     state: ShardState | None = None

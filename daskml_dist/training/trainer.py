@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,11 +20,17 @@ from daskml_dist.comm.socket import Credentials, SocketConnection
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
+from daskml_dist.errors import TrainingError, is_consequence
+from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.lane import Lane, ReadyBlock, prepare_block
 from daskml_dist.training.loops import LOOPS, Context
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 
 __all__ = ["Trainer"]
+
+
+def _no_next(spec: TrainerSpec, error: TrainingError) -> TrainerSpec | None:
+    raise error
 
 
 class Trainer:
@@ -40,6 +47,9 @@ class Trainer:
         Address at which other trainers reach this one.
     idle : callable
         Called in the calling thread after each pass.
+    next_spec : callable
+        Takes the spec of a generation that has ended and the error that ended it; waits for the
+        spec of the next one. None dismisses the trainer. By default the error is raised.
     """
 
     def __init__(
@@ -50,16 +60,22 @@ class Trainer:
         credentials: Credentials,
         host: str,
         idle: Callable[[], None] = lambda: None,
+        next_spec: Callable[[TrainerSpec, TrainingError], TrainerSpec | None] = _no_next,
     ) -> None:
         self._fit = fit
         self._spec = spec
-        self._wait = wait
+        self._wait = self._bound = wait
         self._credentials = credentials
         self._host = host
         self._idle = idle
+        self._next_spec = next_spec
+        self._memory: dict[str, Any] = {}
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the fit's passes over the blocks of this trainer's lanes.
+
+        Where the membership of the fit changes on the way, the trainer keeps its blocks and goes
+        on as the next generation's spec says.
 
         Parameters
         ----------
@@ -74,19 +90,36 @@ class Trainer:
         TrainingError
             When the fit cannot go on.
         """
+        ready = blocks if self._fit.streaming is not None else self._prepare(blocks)
+        spec: TrainerSpec | None = self._spec
+        while spec is not None:
+            self._spec = spec
+            try:
+                state = self._run_generation(ready)
+                return TrainerResult(spec.rank, spec.generation, state)
+            except TrainingError as error:
+                if not is_consequence(error):
+                    raise
+                spec = self._next_spec(spec, error)
+        return TrainerResult(self._spec.rank, self._spec.generation)
+
+    def _run_generation(self, ready: Any) -> ShardState | None:
+        spec = self._spec
+        # Its own, since a loop may add conditions to it.
+        self._wait = dataclasses.replace(self._bound)
         with ExitStack() as stack:
-            lanes = self._lanes(blocks, stack)
+            lanes = self._lanes(ready, stack)
             communicator = self._meet()
             stack.callback(communicator.close)
             context = Context(
                 self._fit,
                 lanes,
-                self._spec.rank,
-                self._spec.n_threads,
+                spec,
                 self._connect,
                 communicator,
                 self._wait,
                 self._idle,
+                self._memory,
             )
             stack.callback(context.close)
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
@@ -94,13 +127,11 @@ class Trainer:
                 _blas().limit(limits=1, user_api="blas"),
                 np.errstate(over="ignore", invalid="ignore"),
             ):
-                state = LOOPS[self._fit.policy.loop](context)
-        return TrainerResult(self._spec.rank, state)
+                return LOOPS[self._fit.policy.loop](context)
 
-    def _lanes(self, blocks: Any, stack: ExitStack) -> list[Lane]:
+    def _lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
         fit = self._fit
         if fit.streaming is None:
-            ready = self._prepare(blocks)
             return [Lane(s.lane, fit, self._rows(s), ready) for s in self._spec.lanes]
         readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
         # Reads that have begun end by themselves; nobody waits for them.
@@ -109,7 +140,7 @@ class Trainer:
         for spec in self._spec.lanes:
             rows = self._rows(spec)
             stream = BlockStream(
-                lambda number: prepare_block(blocks(number), fit),
+                lambda number: prepare_block(ready(number), fit),
                 rows.blocks,
                 fit.stopping.max_iter,
                 fit.streaming.ahead,
@@ -125,7 +156,7 @@ class Trainer:
         group = None if fit.streaming is None else fit.streaming.group
         return LaneRows(spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction, group)
 
-    def _prepare(self, blocks: Mapping[int, Block]) -> dict[int, ReadyBlock]:
+    def _prepare(self, blocks: Any) -> dict[int, ReadyBlock]:
         needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
         if self._spec.n_threads == 1 or len(needed) == 1:
             return {i: prepare_block(blocks[i], self._fit) for i in needed}
@@ -147,6 +178,8 @@ class Trainer:
     def _meet(self) -> Communicator:
         """Wait until every trainer of the fit is there; connect to them where they must talk."""
         spec = self._spec
+        if spec.generation and self._fit.policy.uses_shards:
+            return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
         alone = spec.n_trainers == 1 or self._fit.policy.uses_shards
         listener = None if alone else PeerListener(self._host, self._credentials)
         try:

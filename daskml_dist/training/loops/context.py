@@ -13,10 +13,10 @@ import numpy as np
 
 from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.errors import DivergedError, is_consequence
+from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.training.lane import Lane
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, TrainerSpec
 
 __all__ = ["Context"]
 
@@ -32,33 +32,40 @@ class Context:
     fit : FitSpec
     lanes : list of Lane
         In the order of their numbers.
-    rank : int
-    n_threads : int
+    spec : TrainerSpec
     connect : callable
         Opens a new connection to all servers, for one thread.
     communicator : Communicator
     wait : Wait
     idle : callable
         Called in the trainer's own thread after each pass.
+    memory : dict
+        What a loop leaves for the trainer's next generation.
     """
 
     def __init__(
         self,
         fit: FitSpec,
         lanes: list[Lane],
-        rank: int,
-        n_threads: int,
+        spec: TrainerSpec,
         connect: Callable[[], ShardedConnection],
         communicator: Communicator,
         wait: Wait,
         idle: Callable[[], None],
+        memory: dict[str, Any],
     ) -> None:
         self.fit = fit
         self.lanes = lanes
-        self.rank = rank
-        self.n_threads = max(1, min(n_threads, len(lanes)))
+        self.rank = spec.rank
+        self.generation = spec.generation
+        #: Clock at which each lane begins.
+        self.clocks = {s.lane: clock for s, clock in zip(spec.lanes, spec.clocks, strict=True)}
+        #: Steps between two images of what trainers hold; 0: none are made.
+        self.shadow_every = spec.shadow_every
+        self.n_threads = max(1, min(spec.n_threads, len(lanes)))
         self.communicator = communicator
         self.wait = wait
+        self.memory = memory
         self._idle = idle
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
@@ -66,6 +73,16 @@ class Context:
         self.pool = None
         if self.n_threads > 1:
             self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
+
+    @property
+    def clock(self) -> int:
+        """Clock at which the lanes begin where all step together."""
+        return max(self.clocks.values())
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the lanes go on from an earlier generation's steps."""
+        return self.clock > self.fit.first_clock
 
     def connect(self) -> ShardedConnection:
         """Open a connection to all servers for the calling thread."""
@@ -111,6 +128,9 @@ class Context:
                 f"The training loss became {total.loss} in pass {number}: floating-point "
                 "overflow. Lower learning_rate, or scale the features (StandardScaler)."
             )
+        if self.fit.policy.uses_shards:
+            # The server has counted what was pushed.
+            total.loss, total.rows, total.steps = 0.0, 0.0, 0
         answer = connection.call("report", **{"pass": number, "report": asdict(total)})
         if self.pool is None or self.fit.policy.lockstep:
             self._idle()
@@ -151,7 +171,7 @@ class Context:
         errors = [e for e in (f.exception() for f in futures) if e is not None]
         # A thread that failed by itself stops the others; its error is the one to tell.
         if errors:
-            raise min(errors, key=is_consequence)
+            raise min(errors, key=lambda e: (is_consequence(e), type(e) is RunAbortedError))
 
     @property
     def failed(self) -> bool:

@@ -51,13 +51,20 @@ class _FreeLane:
         self._rows = 0.0
         self._w: Any = None
         self._awaiting = True
-        lane.seek(self._fit.first_clock)
+        self._loss = 0.0
+        clock = context.clocks[lane.number]
+        # The report of a pass that ended just there may have been lost with the trainer.
+        self._reports_first = clock > self._fit.first_clock and clock % self._fit.n_steps == 0
+        lane.seek(clock)
         self._batch = lane.next_batch()
         connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
 
     def step(self) -> bool:
         """Make one step; False once the lane is done."""
         lane = self._lane
+        if self._reports_first:
+            self._reports_first = False
+            return self._end_pass(lane.clock // self._fit.n_steps)
         if self._awaiting:
             pulled = self._connection.receive(lane.number)
             self._w, self._awaiting = pulled.w, False
@@ -66,6 +73,7 @@ class _FreeLane:
         batch = self._batch
         self._parts.append((len(self._parts), batch.index, lane.new_gradient(self._w, batch)))
         self._rows += batch.n_rows
+        self._loss += lane.last_loss
         lane.clock += 1
         pass_ended = lane.clock % self._fit.n_steps == 0
         if self._fit.rule.coordinates:
@@ -84,9 +92,10 @@ class _FreeLane:
         if push:
             index, total = sum_in_lane_order(self._parts)
             self._connection.send(
-                (number,), clock, self._rows, total, index, pull=pull, pull_index=pull_index
-            )
-            self._parts, self._rows = [], 0.0
+                (number,), clock, self._rows, total, index,
+                loss=self._loss, pull=pull, pull_index=pull_index,
+            )  # fmt: skip
+            self._parts, self._rows, self._loss = [], 0.0, 0.0
         elif pull:
             self._connection.send((number,), clock, pull_index=pull_index)
         self._awaiting = pull
@@ -115,6 +124,5 @@ class _FreeLane:
 
     def _leave(self) -> bool:
         # What was not pushed yet counts for nothing.
-        rows = self._lane.unreported_rows - self._rows
-        self._connection.call_all("leave", lanes=[self._lane.number], rows=rows)
+        self._connection.call_all("leave", lanes=[self._lane.number])
         return False

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.policies import AllReduce, LocalSGD
+from daskml_dist.ps.image import LaneImage
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.ps.shard import Shard, ShardImage, ShardState
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
 
@@ -29,7 +30,9 @@ def run_replicas(context: Context) -> ShardState | None:
     )
     try:
         for lane in context.lanes:
-            lane.seek(context.fit.first_clock)
+            lane.seek(context.clock)
+        if context.resumed:
+            _restore(context, connection, run)
         _run_passes(context, connection, run)
         state = run.state()
         return state if context.rank == 0 else None
@@ -38,11 +41,24 @@ def run_replicas(context: Context) -> ShardState | None:
 
 
 def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
-    for number in context.fit.passes:
-        for step in range(context.fit.n_steps):
-            run.step(step)
+    n_steps, done = context.fit.n_steps, context.clock
+    for number in context.fit.passes(done):
+        for step in range(done, number * n_steps):
+            run.step(step % n_steps)
+            done = step + 1
+            if context.shadow_every and done % context.shadow_every == 0:
+                connection.store(done, run.images())
         if context.report(connection, number, context.lanes, run.validation_weights()):
             return
+
+
+def _restore(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
+    """Go on from the images of the lanes that the fit went back to."""
+    images: dict[int, LaneImage] = connection.call("restore")["blob"]
+    for lane in context.lanes:
+        image = images[lane.number]
+        lane.sums = image.loss, image.rows, image.steps
+    run.restore({number: image.shard for number, image in images.items() if image.shard})
 
 
 class _Summed:
@@ -94,6 +110,16 @@ class _Summed:
                 parts.append((number, index[0] if index else None, gradient))
         return sum_in_lane_order(parts)
 
+    def images(self) -> dict[int, LaneImage]:
+        """Every lane's sums; the parameters with the first lane's."""
+        return {
+            lane.number: LaneImage(*lane.sums, None if lane.number else self._replica.image())
+            for lane in self._lanes
+        }
+
+    def restore(self, shards: dict[int, ShardImage]) -> None:
+        self._replica.restore(shards[0])
+
     def validation_weights(self) -> list[Any | None]:
         return [self._replica.w] * len(self._lanes)
 
@@ -113,7 +139,7 @@ class _Averaged:
             lane.number: Shard(self._fit.rule, self._fit.start_state()) for lane in context.lanes
         }
         self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
-        self._clock = self._fit.first_clock
+        self._clock = context.clock
         total = sum(self._fit.lane_rows)
         self._shares = {
             lane.number: self._fit.lane_rows[lane.number] / total for lane in context.lanes
@@ -150,6 +176,17 @@ class _Averaged:
                 for number, part in zip(numbers.tolist(), rest, strict=True)
             ]
         )[1]
+
+    def images(self) -> dict[int, LaneImage]:
+        """Every lane's sums and parameters."""
+        return {
+            lane.number: LaneImage(*lane.sums, self._replicas[lane.number].image())
+            for lane in self._lanes
+        }
+
+    def restore(self, shards: dict[int, ShardImage]) -> None:
+        for number, replica in self._replicas.items():
+            replica.restore(shards[number])
 
     def validation_weights(self) -> list[Any | None]:
         return [self._replicas[lane.number].w for lane in self._lanes]

@@ -20,7 +20,7 @@ def run_rounds(context: Context) -> None:
     try:
         rounds = _Rounds(context, connection)
         rounds.pull_first()
-        for number in context.fit.passes:
+        for number in context.fit.passes(context.clock):
             rounds.run_pass(number)
             weights = rounds.validation_weights()
             if context.report(connection, number, context.lanes, weights):
@@ -42,7 +42,7 @@ class _Rounds:
         self._lanes = context.lanes
         self._connection = connection
         self._apart = self._fit.deterministic or self._fit.rule.coordinates
-        self._clock = self._fit.first_clock
+        self._clock = context.clock
         self._batches: list[Batch] = []
         self._pulled: list[Pulled] = []
 
@@ -78,12 +78,11 @@ class _Rounds:
             self._receive()
             self._clock += 1
             if self._pulled[0].clock > self._clock:
-                self._catch_up(batches, min(self._pulled[0].clock, end))
+                self._catch_up(min(self._pulled[0].clock, end))
 
-    def _catch_up(self, late: list[Batch], clock: int) -> None:
+    def _catch_up(self, clock: int) -> None:
         """A round closed without these lanes (backup workers): take up the open one."""
-        for lane, batch in zip(self._lanes, late, strict=True):
-            lane.uncount(batch)
+        for lane in self._lanes:
             lane.seek(clock)
         self._clock = clock
         self._batches = [lane.next_batch() for lane in self._lanes]
@@ -92,7 +91,8 @@ class _Rounds:
         total = self._sum(self._pulled[0].w, batches)
         rows = sum(batch.n_rows for batch in batches)
         ((lanes, _),) = self._speakers()
-        self._connection.send(lanes, self._clock + 1, rows, total)
+        loss = sum(lane.last_loss for lane in self._lanes)
+        self._connection.send(lanes, self._clock + 1, rows, total, loss=loss)
         # The next batches are gathered while the push travels.
         self._batches = [lane.next_batch() for lane in self._lanes]
 
@@ -117,9 +117,10 @@ class _Rounds:
 
     def _push_apart(self, batches: list[Batch]) -> None:
         gradients = self._gradients(batches, [pulled.w for pulled in self._pulled])
+        losses = [lane.last_loss for lane in self._lanes]
         self._batches = [lane.next_batch() for lane in self._lanes]
-        for (lanes, pull_index), batch, gradient in zip(
-            self._speakers(), batches, gradients, strict=True
+        for (lanes, pull_index), batch, gradient, loss in zip(
+            self._speakers(), batches, gradients, losses, strict=True
         ):
             self._connection.send(
                 lanes,
@@ -127,6 +128,7 @@ class _Rounds:
                 batch.n_rows,
                 gradient,
                 batch.index,
+                loss=loss,
                 pull_index=pull_index,
             )
 

@@ -1,0 +1,271 @@
+"""A run's actors and tasks on the cluster, as the client holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client
+from distributed.client import Future
+
+from daskml_dist.comm.base import Endpoint
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.errors import DaskMLDistError
+from daskml_dist.training.host import ServerHost, run_trainer
+from daskml_dist.training.spec import FitSpec, TrainerSpec
+
+__all__ = ["Fleet", "Gone", "Host", "Seat", "call_workers"]
+
+#: Seconds that a call to an actor may take.
+_CALL = 30.0
+#: Seconds between two looks at whether a call will still be answered.
+_SLICE = 0.2
+
+
+class Gone(Exception):
+    """A worker of the run does not answer; inside the client only."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"worker {address}: {reason}")
+        self.address = address
+
+
+@dataclass(eq=False)
+class Host:
+    """An actor that hosts a server, or a shadow of one."""
+
+    number: int
+    address: str
+    future: Future[Any]
+    proxy: Any = None
+    endpoint: Endpoint | None = None
+
+
+@dataclass(eq=False)
+class Seat:
+    """A trainer: its task, and the part that it has in the present generation."""
+
+    spec: TrainerSpec
+    address: str
+    future: Future[Any]
+
+    @property
+    def lanes(self) -> tuple[LaneSpec, ...]:
+        """Its lanes."""
+        return self.spec.lanes
+
+
+class Fleet:
+    """Starts, asks and discards the actors and tasks of a run.
+
+    Parameters
+    ----------
+    client : Client
+    fit : FitSpec
+    run_id : str
+    secret : bytes
+    is_there : callable
+        Whether a worker still counts, by its address; takes the roll.
+    on_end : callable
+        Called in a thread of the client's when a trainer's task ends.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        fit: FitSpec,
+        run_id: str,
+        secret: bytes,
+        is_there: Callable[[str], bool],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._fit = fit
+        self._run_id = run_id
+        self._secret = secret
+        self._is_there = is_there
+        self._on_end = on_end
+        self._fit_future: Future[Any] | None = None
+        self._serial = 0
+        self._futures: list[Future[Any]] = []
+
+    def _spec_future(self) -> Future[Any]:
+        """The fit on the cluster; scattered anew if it went with a worker."""
+        if self._fit_future is None or self._fit_future.status != "finished":
+            self._fit_future = self._client.scatter(self._fit, hash=False)
+        return self._fit_future
+
+    def next_name(self) -> int:
+        """A number that no trainer or host of the run had before."""
+        self._serial += 1
+        return self._serial
+
+    # -- actors --------------------------------------------------------------------------------
+
+    def open_host(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
+        """Start an actor for server `number`; returns before it is there."""
+        key = f"{self._run_id}-{number}-{self.next_name()}"
+        future = self._client.submit(
+            ServerHost,
+            self._spec_future(),
+            number,
+            n_trainers,
+            self._run_id,
+            key,
+            self._secret,
+            generation,
+            actor=True,
+            workers=[address],
+            allow_other_workers=False,
+            pure=False,
+        )
+        self._futures.append(future)
+        return Host(number, address, future)
+
+    def meet(self, host: Host) -> Endpoint:
+        """Wait for an actor, and learn where it listens."""
+        deadline = time.monotonic() + self._fit.timeout
+        while host.proxy is None:
+            with suppress(TimeoutError):
+                host.proxy = self._result(host, _SLICE)
+            self._check(host, host.proxy is None and time.monotonic() > deadline)
+        endpoint: Endpoint = self.ask(host, "endpoint")
+        host.endpoint = endpoint
+        return endpoint
+
+    def is_ready(self, host: Host) -> bool:
+        """Whether an actor that was started is there by now."""
+        return host.future.status == "finished"
+
+    def _result(self, host: Host, timeout: float) -> Any:
+        try:
+            return host.future.result(timeout=timeout)
+        except (TimeoutError, DaskMLDistError):
+            raise
+        except Exception as error:
+            if self._is_there(host.address) and host.future.status == "error":
+                raise
+            raise Gone(host.address, repr(error)) from error
+
+    def _check(self, host: Host, too_late: bool) -> None:
+        if host.future.status in {"lost", "cancelled"} or not self._is_there(host.address):
+            raise Gone(host.address, "lost")
+        if too_late:
+            raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
+
+    def ask(self, host: Host, method: str, *args: Any, timeout: float = _CALL) -> Any:
+        """Call a method of an actor.
+
+        Raises
+        ------
+        Gone
+            It does not answer.
+        """
+        try:
+            call = getattr(host.proxy, method)(*args)
+            deadline = time.monotonic() + timeout
+            while True:
+                # A call that was under way when its worker was killed may never be answered.
+                with suppress(TimeoutError):
+                    return call.result(timeout=_SLICE)
+                self._check(host, False)
+                if time.monotonic() > deadline:
+                    raise Gone(host.address, f"no answer within {timeout:g} s")
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, DaskMLDistError):
+                raise
+            raise Gone(host.address, repr(error)) from error
+
+    def discard_host(self, host: Host | None) -> None:
+        """Let an actor end; one whose worker is gone too."""
+        if host is None:
+            return
+        if host.proxy is not None and self._is_there(host.address):
+            with suppress(Exception):
+                host.proxy.close().result(timeout=2)
+        host.proxy = None
+        self._cancel([host.future])
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def open_trainer(self, spec: TrainerSpec, address: str, blocks: Any) -> Seat:
+        """Start a trainer."""
+        future = self._client.submit(
+            run_trainer,
+            self._spec_future(),
+            spec,
+            blocks,
+            workers=[address],
+            allow_other_workers=False,
+            pure=False,
+            retries=0,
+            key=f"{self._run_id}-trainer-{spec.name}",
+        )
+        future.add_done_callback(lambda _: self._on_end())
+        self._futures.append(future)
+        return Seat(spec, address, future)
+
+    def discard_trainer(self, seat: Seat) -> None:
+        """Let go of a trainer's task, finished or not."""
+        self._cancel([seat.future])
+
+    def _cancel(self, futures: Iterable[Future[Any]]) -> None:
+        futures = list(futures)
+        # An actor lives while any proxy of it does; cancelling does not wait for these.
+        unfinished = [f for f in futures if str(f.key).startswith("ServerHost") or not f.done()]
+        with suppress(Exception):
+            self._client.cancel(unfinished, force=True)
+        for future in futures:
+            future.release()
+            if future in self._futures:
+                self._futures.remove(future)
+
+    def close(self, hosts: Iterable[Host], seats: Iterable[Seat]) -> None:
+        """Leave nothing on the cluster."""
+        for host in hosts:
+            self.discard_host(host)
+        for seat in seats:
+            self.discard_trainer(seat)
+        self._cancel(self._futures)
+        self._fit_future = None
+
+
+def call_workers(
+    client: Client,
+    function: Callable[..., Any],
+    args: Mapping[str, tuple[Any, ...]],
+    timeout: float,
+) -> list[str]:
+    """Call a function on some workers at once; return those that did not answer in time.
+
+    Parameters
+    ----------
+    client : Client
+    function : callable
+    args : mapping of worker address to tuple
+        Arguments for each.
+    timeout : float
+        Seconds.
+    """
+
+    async def call(address: str) -> str | None:
+        try:
+            # In the client's own loop, `run` is a coroutine.
+            running: Any = client.run(function, *args[address], workers=[address])
+            await asyncio.wait_for(running, timeout)
+        except Exception:
+            return address
+        return None
+
+    async def call_all() -> list[str]:
+        answers = await asyncio.gather(*map(call, args))
+        return [address for address in answers if address is not None]
+
+    if not args:
+        return []
+    failed: list[str] = client.sync(call_all)
+    return failed

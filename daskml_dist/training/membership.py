@@ -1,0 +1,103 @@
+"""Who is there: the workers of the cluster, and which of them still answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import dask
+
+from daskml_dist.errors import TrainingError
+
+__all__ = ["Membership"]
+
+#: Seconds between two roll calls after which a silence says nothing: the client itself slept.
+_GAP = 2.0
+
+
+class Membership:
+    """Takes the roll of a cluster's workers.
+
+    A process that is stopped, or that nobody can reach, stays on the scheduler's list for
+    minutes. Its heartbeats end at once, though, so a worker without any for `lease` seconds is
+    called silent. Only the times at which heartbeats were seen to change count here, so clocks
+    of different machines are never compared.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    lease : float or None
+        Seconds; None: the configuration's ``daskml_dist.lease``, 3 by default. Dask's workers
+        send a heartbeat each half second, or less often where there are many.
+    """
+
+    def __init__(self, client: Any, lease: float | None = None) -> None:
+        self._client = client
+        self._lease = float(lease or dask.config.get("daskml_dist.lease", 3.0))
+        self._seen: dict[str, tuple[float, float]] = {}
+        self._last_call = -1e9
+        #: Threads of each worker that may take a part.
+        self.threads: dict[str, int] = {}
+        self._outcast: set[str] = set()
+        self.leaving: set[str] = set()
+
+    def call(self) -> dict[str, int]:
+        """Take the roll; return the threads of each worker that may take a part."""
+        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        now = time.monotonic()
+        if now - self._last_call > _GAP:
+            self._seen.clear()
+        self._last_call = now
+        for address, worker in workers.items():
+            beat, _ = self._seen.get(address, (None, now))
+            if worker["last_seen"] != beat:
+                self._seen[address] = worker["last_seen"], now
+        self._outcast &= set(workers)
+        self.leaving = {a for a, w in workers.items() if w.get("status") not in _STAYING}
+        self.threads = {
+            address: worker["nthreads"]
+            for address, worker in workers.items()
+            if address not in self._outcast
+        }
+        return self.threads
+
+    @property
+    def staying(self) -> dict[str, int]:
+        """Threads of each worker that is there and not about to leave."""
+        return {a: threads for a, threads in self.threads.items() if a not in self.leaving}
+
+    def silent(self, addresses: Iterable[str]) -> list[str]:
+        """Those without a heartbeat for as long as the lease, as of the last roll call."""
+        # Dask beats less often on large clusters.
+        lease = max(self._lease, 4 * (len(self.threads) / 200))
+        return [
+            a for a in addresses if a in self._seen and self._last_call - self._seen[a][1] > lease
+        ]
+
+    def cast_out(self, address: str) -> None:
+        """Count a worker as gone for as long as the scheduler lists it."""
+        self._outcast.add(address)
+        self.threads.pop(address, None)
+
+    def wait_for_any(self, timeout: float) -> dict[str, int]:
+        """Wait until some worker is there, as after a restart of all.
+
+        Raises
+        ------
+        TrainingError
+            None came.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.call():
+            if time.monotonic() > deadline:
+                raise TrainingError(
+                    f"All workers were lost, and none came within {timeout:g} s. Scale the "
+                    "cluster up and fit again; with Checkpoint(path, resume=True) it goes on "
+                    "from the last checkpoint."
+                )
+            time.sleep(0.05)
+        return self.threads
+
+
+_STAYING = {"init", "running", "paused", "undefined", None}

@@ -1,0 +1,83 @@
+"""Where a fit goes on after a loss: pure choices, from what the servers still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from daskml_dist.policies import Policy
+from daskml_dist.ps.image import Holding
+
+__all__ = ["GoOn", "choose"]
+
+H = TypeVar("H")
+
+
+@dataclass(frozen=True)
+class GoOn(Generic[H]):
+    """Where each server, and each lane, goes on.
+
+    Parameters
+    ----------
+    hosts : list of H
+        Who is each server from now on.
+    places : list of (int or None)
+        The image that each goes on from; None: its present state.
+    clocks : dict of lane to int
+    lost : int
+        Versions of the most advanced server that are made again.
+    """
+
+    hosts: list[H]
+    places: list[int | None]
+    clocks: dict[int, int]
+    lost: int
+
+
+def choose(policy: Policy, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[H] | None:
+    """Choose the latest place from which the fit can go on as if nothing had happened.
+
+    Lanes in lock-step go on from a place that every server has: what came after it is made again,
+    to the same digits. Lanes at their own pace go on from wherever each server is; a lane's
+    clock is that of the server which has seen least of it, and the others drop what they know.
+
+    Parameters
+    ----------
+    policy : Policy
+    held : sequence of sequence of (host, Holding)
+        For each server, who could be it: the server itself first, then its shadow.
+
+    Returns
+    -------
+    GoOn, or None where some server is lost for good: the fit begins anew.
+    """
+    if not held or not all(any(holding.places for _, holding in server) for server in held):
+        return None
+    seen = max(place for server in held for _, holding in server for place in holding.places)
+    if not policy.lockstep:
+        chosen = [_latest(server) for server in held]
+        # Threads that share memory count their steps at the first server alone.
+        known = chosen[:1] if policy.loop == "shared" else chosen
+        clocks = [holding.clocks[place] for _, holding, place in known]
+        lanes = {lane: min(c.get(lane, 0) for c in clocks) for lane in clocks[0]}
+        lost = seen - min(place for _, _, place in chosen) if len(held) == 1 else 0
+        return _go_on(chosen, lanes, lost)
+    common = set.intersection(
+        *({place for _, holding in server for place in holding.places} for server in held)
+    )
+    if not common:
+        return None
+    place = max(common)
+    at = [next((h, holding, place) for h, holding in s if place in holding.places) for s in held]
+    return _go_on(at, at[0][1].clocks[place], seen - place)
+
+
+def _latest(server: Sequence[tuple[H, Holding]]) -> tuple[H, Holding, int]:
+    host, holding = next((h, holding) for h, holding in server if holding.places)
+    return host, holding, max(holding.places) if holding.now is None else holding.now
+
+
+def _go_on(chosen: Sequence[tuple[H, Holding, int]], clocks: dict[int, int], lost: int) -> GoOn[H]:
+    places = [None if place == holding.now else place for _, holding, place in chosen]
+    return GoOn([host for host, _, _ in chosen], places, dict(clocks), lost)

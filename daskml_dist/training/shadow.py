@@ -1,0 +1,72 @@
+"""Shipping a server's images to its shadow on another worker."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from daskml_dist.comm.base import ServerConnection
+from daskml_dist.errors import TrainingError
+from daskml_dist.ps.image import ServerImage, shadow_of
+from daskml_dist.ps.server import ParameterServer
+
+__all__ = ["Shipper"]
+
+
+class Shipper:
+    """Sends images in a thread of its own, one after the other. Call it with an image.
+
+    Parameters
+    ----------
+    server : ParameterServer
+        Whose images these are.
+    connect : callable
+        Opens the connection to the shadow; called in the thread.
+    on_failure : callable
+        Takes the error that ended the shipping; the server goes on without a shadow.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        connect: Callable[[], ServerConnection],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._server = server
+        self._connect = connect
+        self._on_failure = on_failure
+        self._generation = shadow_of(server.generation)
+        self._images: queue.SimpleQueue[ServerImage | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True, name="daskml-shadow").start()
+
+    def __call__(self, image: ServerImage) -> None:
+        self._images.put(image)
+
+    def close(self) -> None:
+        """Send no more; returns at once."""
+        self._images.put(None)
+
+    def _run(self) -> None:
+        try:
+            connection = self._connect()
+            try:
+                self._send_all(connection)
+            finally:
+                connection.close()
+        except TrainingError as error:
+            self._server.unshadow(self)
+            self._on_failure(f"shadow: {error}")
+
+    def _send_all(self, connection: ServerConnection) -> None:
+        first = 0
+        for image in iter(self._images.get, None):
+            # Records only grow, so each goes over once.
+            records, n_records = [], first
+            if image.ledger is not None and self._server.ledger is not None:
+                n_records = image.ledger.n_records
+                records = self._server.ledger.records[first:n_records]
+            payload = {"generation": self._generation, "first": first, "blob": (image, records)}
+            connection.call("keep", payload)
+            first = n_records
+            self._server.shipped()
