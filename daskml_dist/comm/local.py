@@ -13,7 +13,7 @@ from daskml_dist.comm.base import SLICE, Communicator, ServerConnection, Wait, c
 from daskml_dist.ps.messages import Call, Reply, Request
 from daskml_dist.ps.server import ParameterServer
 
-__all__ = ["LocalConnection", "NoPeers", "find_server", "publish_server"]
+__all__ = ["LocalConnection", "NoPeers", "count_servers", "find_server", "publish_server"]
 
 _servers: weakref.WeakValueDictionary[str, ParameterServer] = weakref.WeakValueDictionary()
 
@@ -26,6 +26,11 @@ def publish_server(key: str, server: ParameterServer) -> None:
 def find_server(key: str) -> ParameterServer | None:
     """The server of that name, if it lives in this process."""
     return _servers.get(key)
+
+
+def count_servers(prefix: str) -> int:
+    """Servers of this process whose key begins so."""
+    return sum(key.startswith(prefix) for key in list(_servers))
 
 
 class LocalConnection(ServerConnection):

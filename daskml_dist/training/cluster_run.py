@@ -66,6 +66,8 @@ _SHADOW_AFTER = 0.25
 _SETTLED = 1.0
 #: Generations without any progress after which a fit is given up.
 _MOST_FAILURES = 6
+#: Seconds that actors may take to end.
+_CLEAN = 2.0
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
 
@@ -158,6 +160,7 @@ class TrainingRun:
         self._seats: list[Seat] = []
         self._old_hosts: list[Host] = []
         self._dismissed: list[Seat] = []
+        self._visited: set[str] = set()
         self._evens = False
         self._every = _shadow_every(fit)
         #: When each worker was first seen, and those that lanes were dealt to.
@@ -270,6 +273,7 @@ class TrainingRun:
         endpoints = tuple(self._endpoint(server.host) for server in self._servers)
         self._deliver(parts, clocks, endpoints)
         self._server_addresses[:] = [server.host.address for server in self._servers]
+        self._visited |= self._members
         self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in self._seats))
         if self._stopping:
             self._fleet.ask(self._servers[0].host, "stop")
@@ -398,7 +402,8 @@ class TrainingRun:
             blocks = self._rows.blocks_for({s.block for lane in spec.lanes for s in lane.segments})
             self._seats.append(self._fleet.open_trainer(spec, address, blocks))
         calls = {a: (self._id, self._generation, specs) for a, specs in orders.items()}
-        if deaf := call_workers(self._client, give_orders, calls, _DELIVERY):
+        heard = call_workers(self._client, give_orders, calls, _DELIVERY)
+        if deaf := sorted(set(calls).difference(heard)):
             raise Gone(deaf[0], "takes no orders")
 
     @property
@@ -483,7 +488,7 @@ class TrainingRun:
         if gone := sorted(self._members.difference(there)):
             return f"worker {', '.join(gone)} was lost"
         for address in membership.silent(self._members):
-            if call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
+            if not call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
                 membership.cast_out(address)
                 evict(self._client, address)
                 return f"worker {address} stopped answering"
@@ -555,6 +560,7 @@ class TrainingRun:
         if not others:
             return None
         address = others[number % len(others)]
+        self._visited.add(address)
         return self._fleet.open_host(number, address, shadow_of(self._generation), 1)
 
     # -- the end -------------------------------------------------------------------------------
@@ -589,7 +595,8 @@ class TrainingRun:
         for server in self._servers:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
-        self._on_trainers(abort_run)
+        with suppress(Exception):
+            self._on_workers(abort_run)
         deadline = time.monotonic() + _WIND_DOWN
         while time.monotonic() < deadline:
             there = self._membership.call()
@@ -612,19 +619,22 @@ class TrainingRun:
             return error
         return TrainingError(f"The fit failed on a worker: {error!r}. See the cause above.")
 
-    def _on_trainers(self, function: Any) -> None:
-        with suppress(Exception):
-            there = self._membership.call()
-            seats = [*self._seats, *self._dismissed]
-            workers = {seat.address for seat in seats}.intersection(there)
-            call_workers(self._client, function, {w: (self._id,) for w in workers}, _DELIVERY)
+    def _on_workers(self, function: Any) -> dict[str, Any]:
+        """Call a function of the run's name on all workers that had a part in it."""
+        there = self._membership.call()
+        workers = self._visited.intersection(there)
+        return call_workers(self._client, function, {w: (self._id,) for w in workers}, _DELIVERY)
 
     def _clean_up(self) -> None:
         """Leave no actor, task, socket or order behind."""
         stop_listening(self._client, self._id)
         hosts = [host for server in self._servers for host in server.hosts]
         self._fleet.close([*hosts, *self._old_hosts], [*self._seats, *self._dismissed])
-        self._on_trainers(forget_run)
+        deadline = time.monotonic() + _CLEAN
+        with suppress(Exception):
+            # Actors end in the background; whoever looks after the fit finds none.
+            while any(self._on_workers(forget_run).values()) and time.monotonic() < deadline:
+                time.sleep(0.01)
         self._servers, self._seats, self._dismissed, self._old_hosts = [], [], [], []
 
 

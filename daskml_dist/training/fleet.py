@@ -239,8 +239,8 @@ def call_workers(
     function: Callable[..., Any],
     args: Mapping[str, tuple[Any, ...]],
     timeout: float,
-) -> list[str]:
-    """Call a function on some workers at once; return those that did not answer in time.
+) -> dict[str, Any]:
+    """Call a function on some workers at once; return the answers that came in time.
 
     Parameters
     ----------
@@ -252,20 +252,18 @@ def call_workers(
         Seconds.
     """
 
-    async def call(address: str) -> str | None:
-        try:
+    async def call(address: str) -> dict[str, Any]:
+        with suppress(Exception):
             # In the client's own loop, `run` is a coroutine.
             running: Any = client.run(function, *args[address], workers=[address])
-            await asyncio.wait_for(running, timeout)
-        except Exception:
-            return address
-        return None
+            return dict(await asyncio.wait_for(running, timeout))
+        return {}
 
-    async def call_all() -> list[str]:
+    async def call_all() -> dict[str, Any]:
         answers = await asyncio.gather(*map(call, args))
-        return [address for address in answers if address is not None]
+        return {address: value for answer in answers for address, value in answer.items()}
 
     if not args:
-        return []
-    failed: list[str] = client.sync(call_all)
-    return failed
+        return {}
+    answers: dict[str, Any] = client.sync(call_all)
+    return answers

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from daskml_dist.comm.local import count_servers
 from daskml_dist.errors import RunAbortedError, TrainingError
 from daskml_dist.training.spec import TrainerSpec
 
@@ -59,11 +60,12 @@ def abort_run(run_id: str) -> None:
         _changed.notify_all()
 
 
-def forget_run(run_id: str) -> None:
-    """Forget a run, once its trainers are gone."""
+def forget_run(run_id: str) -> int:
+    """Forget a run, once its trainers are gone; return how many servers of it are still there."""
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
+    return count_servers(run_id)
 
 
 # -- the trainer's side ----------------------------------------------------------------------------
