@@ -327,13 +327,21 @@ class ParameterServer:
             self._make_image()
 
     def _make_image(self) -> None:
-        shard = self.shard
-        assert shard is not None
-        ledger = None if self.ledger is None else self.ledger.image()
-        image = ServerImage(self._place(), self._clocks(), shard.image(), ledger)
+        image = self._image()
         if self._policy.lockstep:
             self._images.add(image)
         self._send_to_shadow(image)
+
+    def _image(self) -> ServerImage:
+        shard = self.shard
+        assert shard is not None
+        ledger = None if self.ledger is None else self.ledger.image()
+        return ServerImage(self._place(), self._clocks(), shard.image(), ledger)
+
+    def last_image(self) -> ServerImage | None:
+        """Image of the present state, or the last one of the lanes."""
+        with self._lock:
+            return self._images.last if self.shard is None else self._image()
 
     def _send_to_shadow(self, image: ServerImage) -> None:
         if self._ship is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, TrainingError, WorkerLostError
+from daskml_dist.training.dask_internals import list_workers
 
 __all__ = ["ClusterRows"]
 
@@ -49,6 +49,9 @@ class ClusterRows:
         self._given_budget = memory_budget
         self._futures: dict[int, Any] = {}
         self._recipes: Recipes | None = None
+        self._classification = False
+        self._made_again: set[int] = set()
+        self._cuts: Any = None
         self.infos: list[BlockInfo] = []
         #: Worker of each part that the user has persisted; empty where rows are read for the fit.
         self.homes: list[str] = []
@@ -60,7 +63,7 @@ class ClusterRows:
         return {address: worker["nthreads"] for address, worker in self._workers().items()}
 
     def _workers(self) -> dict[str, Any]:
-        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        workers = list_workers(self._client)
         if not workers:
             raise TrainingError(
                 "The cluster has no worker. Scale it up, or wait with client.wait_for_workers(1)."
@@ -90,9 +93,10 @@ class ClusterRows:
     def survey(self, classification: bool) -> list[BlockInfo]:
         """Read all rows once and return what the client must know of each block."""
         self._workers()
+        self._classification = classification
         try:
             if self._collection.kind == "memory":
-                self._futures = self._spread(classification)
+                self._futures = self._spread()
                 self.infos = self._inspect(range(len(self._futures)), classification)
             else:
                 self.homes = self._find_homes()
@@ -224,17 +228,22 @@ class ClusterRows:
             load[homes[-1]] += 1
         return homes
 
-    def _spread(self, classification: bool) -> dict[int, Any]:
-        """Scatter rows in memory, a part for each thread of the cluster."""
+    def _spread(self, numbers: Iterable[int] | None = None) -> dict[int, Any]:
+        """Scatter rows in memory, a part for each thread of the cluster; or some parts again."""
         ((X, y, weight),) = self._collection.parts
-        whole = make_block(0, X, y, weight, classification=classification)
-        n_parts = max(1, min(sum(self.threads().values()), whole.n_rows))
-        cuts = np.linspace(0, whole.n_rows, n_parts + 1).astype(int)
+        whole = make_block(0, X, y, weight, classification=self._classification)
+        if numbers is None:
+            n_parts = max(1, min(sum(self.threads().values()), whole.n_rows))
+            self._cuts = np.linspace(0, whole.n_rows, n_parts + 1).astype(int)
+            numbers = range(n_parts)
         blocks = {}
-        for index, (a, b) in enumerate(itertools.pairwise(cuts)):
+        for index in numbers:
+            a, b = self._cuts[index : index + 2]
             part = [None if v is None else v[a:b] for v in (whole.X, whole.y, whole.sample_weight)]
             (rows,) = self._client.scatter([part], hash=False)
-            blocks[index] = self._client.submit(_block_of, index, rows, classification, pure=False)
+            blocks[index] = self._client.submit(
+                _block_of, index, rows, self._classification, pure=False
+            )
         return blocks
 
     def scales(self, classification: bool) -> Scales:
@@ -280,6 +289,34 @@ class ClusterRows:
         """Workers that hold each block at this moment; none where it must be made again."""
         held = self._client.who_has(list(self._futures.values())) if self._futures else {}
         return {i: list(held.get(future.key, ())) for i, future in self._futures.items()}
+
+    def missing(self) -> list[int]:
+        """Blocks that nobody holds, and that nobody is about to make."""
+        # A task that was to run where the rows lay has no worker any more.
+        stuck = {"cancelled", "lost"} if self.homes else {"cancelled"}
+        return [i for i, future in self._futures.items() if future.status in stuck]
+
+    def mend(self) -> list[int]:
+        """Make blocks again that went with a worker; return those that nothing can make.
+
+        What has a recipe without a fixed place is made again by Dask itself.
+        """
+        missing = self.missing()
+        in_memory = self._collection.kind == "memory"
+        hopeless = [i for i in missing if i in self._made_again and not in_memory]
+        again = [i for i in missing if i not in hopeless]
+        self._made_again.update(again)
+        if again:
+            self._client.cancel([self._futures[i] for i in again])
+            made = self._spread(again) if in_memory else self._make_again(again)
+            self._futures.update(made)
+        for i in hopeless:
+            del self._futures[i]
+        return hopeless
+
+    def _make_again(self, numbers: list[int]) -> dict[int, Any]:
+        lazy = self._collection.delayed_blocks(None, self._classification)
+        return dict(zip(numbers, self._client.compute([lazy[i] for i in numbers]), strict=True))
 
     def blocks_for(self, numbers: Iterable[int]) -> dict[int, Any] | bytes:
         """Futures of some blocks, or their packed recipes, as a trainer takes them."""

@@ -7,10 +7,20 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["evict", "is_wanted"]
+__all__ = ["evict", "is_wanted", "list_workers"]
 
 #: Seconds that a nanny may take to kill its worker.
 _NANNY = 2.0
+
+
+def list_workers(client: Any) -> dict[str, dict[str, Any]]:
+    """What the scheduler knows of each worker, by address.
+
+    `Client.scheduler_info` says it too, but may return what a callback of the client's has asked
+    for at the same time: a list without any worker.
+    """
+    identity: dict[str, Any] = client.sync(client.scheduler.identity, n_workers=-1)
+    return dict(identity["workers"])
 
 
 def is_wanted(worker: Any, key: Any) -> bool:

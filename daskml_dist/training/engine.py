@@ -34,6 +34,8 @@ class FitResult:
         Rows stepped on after the last whole pass (lanes at their own pace).
     dropped : int
         Pushes that came too late or twice; none was applied.
+    lost_rows : int
+        Rows that were lost for good on the way.
     events : list of dict
         Changes of membership, in order.
     """
@@ -43,6 +45,7 @@ class FitResult:
     stopping: StoppingRule
     partial_rows: float
     dropped: int = 0
+    lost_rows: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -148,6 +148,16 @@ class ServerHost:
         self._end_shipping()
         return self._server.pause(generation)
 
+    async def hand_over(self, generation: int) -> None:
+        """Pause, and give the shadow the last state."""
+        self._server.pause(generation)
+        image = self._server.last_image()
+        if self._shipper is not None and image is not None:
+            self._shipper(image)
+            while not self._shipper.is_idle:
+                await asyncio.sleep(0.002)
+        self._end_shipping()
+
     async def renew(self, generation: int, n_trainers: int, at: int | None) -> None:
         """Begin a new generation."""
         self._server.renew(generation, range(len(self._fit.lane_rows)), n_trainers, at)

@@ -73,7 +73,9 @@ class InProcessEngine(Engine):
         threads = _n_cores() if fit.policy.loop == "shared" else 1
         lanes = tuple(self._lanes)
         clocks = (fit.first_clock,) * len(lanes)
-        spec = TrainerSpec(run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"")
+        spec = TrainerSpec(
+            run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.lane_rows
+        )
         view = RunView(run_id, fit, [], [], servers[0].stop)
         told = 0
 

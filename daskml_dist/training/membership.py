@@ -9,6 +9,7 @@ from typing import Any
 import dask
 
 from daskml_dist.errors import TrainingError
+from daskml_dist.training.dask_internals import list_workers
 
 __all__ = ["Membership"]
 
@@ -44,7 +45,7 @@ class Membership:
 
     def call(self) -> dict[str, int]:
         """Take the roll; return the threads of each worker that may take a part."""
-        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        workers = list_workers(self._client)
         now = time.monotonic()
         if now - self._last_call > _GAP:
             self._seen.clear()

@@ -38,10 +38,18 @@ class Shipper:
         self._on_failure = on_failure
         self._generation = shadow_of(server.generation)
         self._images: queue.SimpleQueue[ServerImage | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="daskml-shadow").start()
+        self._taken = self._sent = 0
+        self._thread = threading.Thread(target=self._run, daemon=True, name="daskml-shadow")
+        self._thread.start()
 
     def __call__(self, image: ServerImage) -> None:
+        self._taken += 1
         self._images.put(image)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the shadow has all images, or can have no more."""
+        return self._sent >= self._taken or not self._thread.is_alive()
 
     def close(self) -> None:
         """Send no more; returns at once."""
@@ -69,4 +77,5 @@ class Shipper:
             payload = {"generation": self._generation, "first": first, "blob": (image, records)}
             connection.call("keep", payload)
             first = n_records
+            self._sent += 1
             self._server.shipped()

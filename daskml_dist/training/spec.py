@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
-from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.batches import LaneSpec, held_out_rows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
@@ -72,6 +73,7 @@ class FitSpec:
         Passes made before, where the fit is a later part of a longer one.
     streaming : Streaming or None
         None where all blocks are kept in memory.
+    on_lost_data : {"raise", "skip"}
     """
 
     model: LinearModel
@@ -94,6 +96,7 @@ class FitSpec:
     timeout: float
     first_pass: int = 0
     streaming: Streaming | None = None
+    on_lost_data: str = "raise"
 
     @property
     def first_clock(self) -> int:
@@ -115,10 +118,11 @@ class FitSpec:
         n_rows, width = self.model.shape
         return ShardState(np.zeros((len(range(n_rows)[rows]), width), dtype=self.dtype), {})
 
-    def step_rows(self, step: int) -> int:
-        """Rows of all lanes in a step (from 0) of a pass."""
-        return sum(
-            (step + 1) * n // self.n_steps - step * n // self.n_steps for n in self.lane_rows
+    def rows_of(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
+        """Training rows of each lane."""
+        fraction = self.validation_fraction
+        return tuple(
+            sum(len(s) - held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
         )
 
 
@@ -142,6 +146,8 @@ class TrainerSpec:
         Shared by the sockets of the run.
     shadow_every : int
         Steps between two images of what trainers hold; 0: none are made.
+    lane_rows : tuple of int
+        Training rows of each lane; fewer than at first where blocks were lost for good.
     """
 
     run_id: str
@@ -154,7 +160,8 @@ class TrainerSpec:
     n_threads: int
     servers: tuple[Endpoint, ...]
     secret: bytes
-    shadow_every: int = 0
+    shadow_every: int
+    lane_rows: tuple[int, ...]
 
 
 @dataclass

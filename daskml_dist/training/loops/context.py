@@ -62,6 +62,8 @@ class Context:
         self.clocks = {s.lane: clock for s, clock in zip(spec.lanes, spec.clocks, strict=True)}
         #: Steps between two images of what trainers hold; 0: none are made.
         self.shadow_every = spec.shadow_every
+        #: Training rows of each lane.
+        self.lane_rows = spec.lane_rows
         self.n_threads = max(1, min(spec.n_threads, len(lanes)))
         self.communicator = communicator
         self.wait = wait
@@ -73,6 +75,11 @@ class Context:
         self.pool = None
         if self.n_threads > 1:
             self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
+
+    def step_rows(self, step: int) -> int:
+        """Rows of all lanes in a step (from 0) of a pass."""
+        n_steps = self.fit.n_steps
+        return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
 
     @property
     def clock(self) -> int:

@@ -72,7 +72,7 @@ class _Summed:
         self._in_order = self._fit.deterministic or self._fit.rule.coordinates
 
     def step(self, step: int) -> None:
-        rows = self._fit.step_rows(step)
+        rows = self._context.step_rows(step)
         if self._in_order:
             index, total = self._gathered()
         else:
@@ -140,9 +140,9 @@ class _Averaged:
         }
         self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
         self._clock = context.clock
-        total = sum(self._fit.lane_rows)
+        total = sum(context.lane_rows)
         self._shares = {
-            lane.number: self._fit.lane_rows[lane.number] / total for lane in context.lanes
+            lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
         }
 
     def step(self, step: int) -> None:

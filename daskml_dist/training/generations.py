@@ -1,0 +1,362 @@
+"""Generations of a run: who is a server, a shadow or a trainer, and how the next one begins.
+
+A new generation stops the servers, finds the latest place from which all can go on
+(`recovery.choose`), moves lanes, and tells servers and trainers. Generation 0 begins in the same
+way, with nothing to go on from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+import dask
+from distributed import Client
+
+from daskml_dist.comm.base import Endpoint
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.placement import Placement, reassign
+from daskml_dist.errors import DataLostError
+from daskml_dist.policies import LocalSGD, ModelAveraging
+from daskml_dist.ps.image import Holding, shadow_of
+from daskml_dist.training.cluster_rows import ClusterRows
+from daskml_dist.training.fleet import Fleet, Gone, Host, Seat, call_workers
+from daskml_dist.training.membership import Membership
+from daskml_dist.training.orders import give_orders
+from daskml_dist.training.recovery import GoOn, choose
+from daskml_dist.training.servers import n_servers
+from daskml_dist.training.spec import FitSpec, TrainerSpec
+
+__all__ = ["Generations", "Server"]
+
+#: Seconds that a server may take to stop, and orders to arrive.
+_PAUSE, _DELIVERY = 2.0, 3.0
+
+
+@dataclass
+class Server:
+    """A server of the run, and its shadow."""
+
+    host: Host
+    shadow: Host | None = None
+    shadow_ships: bool = False
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The server, and its shadow if it has one."""
+        return [host for host in (self.host, self.shadow) if host is not None]
+
+
+@dataclass
+class _Part:
+    """Lanes, and the trainer that runs them; None: a new one."""
+
+    address: str
+    lanes: list[LaneSpec]
+    seat: Seat | None = None
+
+
+class Generations:
+    """The servers and trainers of a run on the cluster, from one generation to the next.
+
+    Parameters
+    ----------
+    client : Client
+    fit : FitSpec
+    placement : Placement
+        Of generation 0.
+    rows : ClusterRows
+    membership : Membership
+    fleet : Fleet
+    run_id : str
+    secret : bytes
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        fit: FitSpec,
+        placement: Placement,
+        rows: ClusterRows,
+        membership: Membership,
+        fleet: Fleet,
+        run_id: str,
+        secret: bytes,
+    ) -> None:
+        self.number = -1
+        self.servers: list[Server] = []
+        self.seats: list[Seat] = []
+        #: Trainers without lanes, until they have ended.
+        self.dismissed: list[Seat] = []
+        #: Servers and shadows that are not needed any more.
+        self.old_hosts: list[Host] = []
+        #: Workers that had a part in the run.
+        self.visited: set[str] = set()
+        self.lost_rows = 0
+        self._client = client
+        self._fit = fit
+        self._lanes = placement.lanes
+        self._lane_rows = fit.lane_rows
+        self._workers = dict(enumerate(placement.workers))
+        self._rows = rows
+        self._membership = membership
+        self._fleet = fleet
+        self._run_id = run_id
+        self._secret = secret
+        self._every = _shadow_every(fit)
+
+    @property
+    def first_trainers(self) -> list[str]:
+        """Workers that run lanes, in the order of their first lane."""
+        return list(dict.fromkeys(self._workers[lane.lane] for lane in self._lanes))
+
+    @property
+    def members(self) -> set[str]:
+        """Workers without which this generation cannot go on."""
+        running = {seat.address for seat in self.seats}
+        return running | {server.host.address for server in self.servers}
+
+    def place_servers(self) -> list[str]:
+        """Workers for the servers, spread: those without rows to train on first."""
+        workers = self._membership.staying or self._membership.threads
+        trainers = [w for w in self.first_trainers if w in workers]
+        spread = [*sorted(set(workers).difference(trainers)), *trainers]
+        return list(islice(cycle(spread), n_servers(self._fit)))
+
+    # -- the next generation -------------------------------------------------------------------
+
+    def renew(self, *, even: bool = False) -> GoOn[Host] | None:
+        """Begin the next generation.
+
+        Parameters
+        ----------
+        even : bool
+            Whether lanes move also from workers that are there, to even them out.
+
+        Returns
+        -------
+        GoOn, or None where nothing was there to go on from.
+
+        Raises
+        ------
+        Gone
+            Somebody was lost on the way: begin another one.
+        """
+        self.number += 1
+        held = [self._pause(server) for server in self.servers]
+        go_on = choose(self._fit.policy, held)
+        if self.number:
+            self._mend_rows()
+        parts = self._assign(even)
+        n_trainers = sum(bool(part.lanes) for part in parts)
+        if go_on is None:
+            self._open_servers(n_trainers)
+            clocks = {lane.lane: self._fit.first_clock for lane in self._lanes}
+        else:
+            self._go_on(go_on, n_trainers)
+            clocks = go_on.clocks
+        self._deliver(parts, clocks)
+        for host in self.old_hosts:
+            self._fleet.discard_host(host)
+        self.old_hosts = []
+        return go_on
+
+    def _pause(self, server: Server) -> list[tuple[Host, Holding]]:
+        """Stop a server and its shadow, where they answer; what each could go on from."""
+        held = []
+        for host in server.hosts:
+            if host.proxy is None or host.address not in self._membership.threads:
+                continue
+            try:
+                if self._is_leaving(host):
+                    # It still answers: its shadow gets its last state, and takes its place.
+                    if host is server.host and server.shadow_ships:
+                        self._fleet.ask(host, "hand_over", self.number, timeout=_PAUSE)
+                    continue
+                held.append((host, self._fleet.ask(host, "pause", self.number, timeout=_PAUSE)))
+            except Gone as gone:
+                self._membership.cast_out(gone.address)
+        return held
+
+    def _is_leaving(self, host: Host) -> bool:
+        staying = self._membership.staying or self._membership.threads
+        return host.address not in staying
+
+    def _go_on(self, go_on: GoOn[Host], n_trainers: int) -> None:
+        """Make the chosen hosts the servers of this generation."""
+        for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
+            self._fleet.ask(host, "renew", self.number, n_trainers, place)
+            others = [other for other in server.hosts if other is not host]
+            server.shadow, server.shadow_ships = None, False
+            for other in others:
+                if other is server.host or other.proxy is None or self._is_leaving(other):
+                    self.old_hosts.append(other)
+                else:
+                    self._fleet.ask(other, "stand_by", self.number)
+                    server.shadow = other
+            server.host = host
+
+    def _open_servers(self, n_trainers: int) -> None:
+        """New servers in their first state."""
+        self.old_hosts += [host for server in self.servers for host in server.hosts]
+        self.servers = [
+            Server(self._fleet.open_host(number, address, self.number, n_trainers))
+            for number, address in enumerate(self.place_servers())
+        ]
+        for server in self.servers:
+            self._fleet.meet(server.host)
+
+    # -- rows and lanes ------------------------------------------------------------------------
+
+    def _mend_rows(self) -> None:
+        lost = self._rows.mend()
+        if not lost:
+            return
+        if self._fit.on_lost_data == "raise":
+            raise DataLostError(
+                f"Blocks {sorted(lost)[:10]} went with the only worker that held them, and nothing "
+                "can make them again. Give fit a collection that knows its recipe: read it from "
+                "storage, and persist() rather than scatter() it; or keep copies "
+                '(client.replicate); or set on_lost_data="skip" to go on without these rows.'
+            )
+        before = sum(lane.n_rows for lane in self._lanes)
+        self._lanes = [
+            replace(lane, segments=tuple(s for s in lane.segments if s.block not in lost))
+            for lane in self._lanes
+        ]
+        self.lost_rows += before - sum(lane.n_rows for lane in self._lanes)
+        self._lane_rows = self._fit.rows_of(self._lanes)
+
+    def _assign(self, even: bool) -> list[_Part]:
+        """Who runs which lanes: trainers that stay, then new ones."""
+        threads = self._membership.threads
+        seats = [s for s in self.seats if s.address in threads and s.future.status == "pending"]
+        for seat in self.seats:
+            if seat not in seats:
+                self._fleet.discard_trainer(seat)
+        capacity = self._capacity()
+        if self.number:
+            holders = self._rows.holders_now()
+            self._workers = reassign(self._lanes, self._workers, holders, capacity, even=even)
+        self.seats = []
+        parts = []
+        seated: set[int] = set()
+        lanes = {lane.lane: lane for lane in self._lanes}
+        for seat in seats:
+            here = [lanes[n.lane] for n in seat.lanes if self._workers[n.lane] == seat.address]
+            parts.append(_Part(seat.address, here, seat))
+            seated.update(lane.lane for lane in here)
+        rest: dict[str, list[LaneSpec]] = {}
+        for lane in self._lanes:
+            if lane.lane not in seated:
+                rest.setdefault(self._workers[lane.lane], []).append(lane)
+        return parts + [_Part(address, here) for address, here in rest.items()]
+
+    def _capacity(self) -> dict[str, float]:
+        return dict(self._membership.staying or self._membership.threads)
+
+    def would_even_out(self) -> bool:
+        """Whether lanes would move if they were spread evenly over the workers that stay."""
+        even = reassign(self._lanes, self._workers, {}, self._capacity(), even=True)
+        return even != self._workers
+
+    # -- trainers ------------------------------------------------------------------------------
+
+    def _deliver(self, parts: list[_Part], clocks: dict[int, int]) -> None:
+        """Give all trainers their part: orders to those that run, tasks to new ones."""
+        working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
+        orders: dict[str, dict[int, TrainerSpec | None]] = {}
+        for rank, part in enumerate(working):
+            spec = self._spec(part, rank, len(working), clocks)
+            if part.seat is None:
+                blocks = {s.block for lane in spec.lanes for s in lane.segments}
+                taken = self._rows.blocks_for(blocks)
+                part.seat = self._fleet.open_trainer(spec, part.address, taken)
+            else:
+                orders.setdefault(part.address, {})[spec.name] = spec
+                part.seat.spec = spec
+            self.seats.append(part.seat)
+        for part in parts:
+            if part.seat is not None and not part.lanes:
+                orders.setdefault(part.address, {})[part.seat.spec.name] = None
+                self.dismissed.append(part.seat)
+        self.visited |= self.members
+        calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
+        heard = call_workers(self._client, give_orders, calls, _DELIVERY)
+        if deaf := sorted(set(calls).difference(heard)):
+            raise Gone(deaf[0], "takes no orders")
+
+    def _spec(self, part: _Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
+        alone = len(self._membership.threads) < 2
+        return TrainerSpec(
+            self._run_id,
+            self._fleet.next_name() if part.seat is None else part.seat.spec.name,
+            rank,
+            n_trainers,
+            self.number,
+            tuple(part.lanes),
+            tuple(clocks[lane.lane] for lane in part.lanes),
+            self._membership.threads.get(part.address, 1),
+            tuple(_endpoint(server.host) for server in self.servers),
+            self._secret,
+            0 if self._fit.policy.uses_shards or alone else self._every,
+            self._lane_rows,
+        )
+
+    # -- shadows -------------------------------------------------------------------------------
+
+    def mind_shadows(self) -> None:
+        """See that each server has a shadow on another worker."""
+        for number, server in enumerate(self.servers):
+            shadow = server.shadow
+            try:
+                if shadow is not None and self._is_leaving(shadow):
+                    raise Gone(shadow.address, "lost")
+                if shadow is None:
+                    server.shadow = self._open_shadow(number)
+                elif not server.shadow_ships and self._fleet.is_ready(shadow):
+                    endpoint = shadow.endpoint or self._fleet.meet(shadow)
+                    self._fleet.ask(server.host, "shadow_to", endpoint, self._every)
+                    server.shadow_ships = True
+            except Gone as gone:
+                if shadow is None or gone.address != shadow.address:
+                    raise
+                server.shadow, server.shadow_ships = None, False
+                self._fleet.discard_host(shadow)
+
+    def _open_shadow(self, number: int) -> Host | None:
+        own = self.servers[number].host.address
+        others = sorted(set(self._membership.staying) - {own})
+        if not others:
+            return None
+        address = others[number % len(others)]
+        self.visited.add(address)
+        return self._fleet.open_host(number, address, shadow_of(self.number), 1)
+
+    def close(self) -> None:
+        """Leave nothing on the cluster."""
+        hosts = [host for server in self.servers for host in server.hosts]
+        self._fleet.close([*hosts, *self.old_hosts], [*self.seats, *self.dismissed])
+        self.servers, self.seats, self.dismissed, self.old_hosts = [], [], [], []
+
+
+def _endpoint(host: Host) -> Endpoint:
+    assert host.endpoint is not None
+    return host.endpoint
+
+
+def _shadow_every(fit: FitSpec) -> int:
+    """Updates between two images of a server, or steps between those of trainers' own state.
+
+    A shadow is at most two images behind, ``daskml_dist.shadow_lag`` updates (64 by default).
+    """
+    every = max(1, int(dask.config.get("daskml_dist.shadow_lag", 64)) // 2)
+    policy = fit.policy
+    if isinstance(policy, LocalSGD):
+        return -(-every // policy.sync_every) * policy.sync_every
+    if isinstance(policy, ModelAveraging):
+        return 8 * every
+    if fit.rule.coordinates:
+        # A sparse step costs little next to an image of the whole shard.
+        return every * max(1, fit.model.shape[0] * fit.model.width // 2**14)
+    return every
