@@ -92,6 +92,7 @@ class BaseSGD(BaseEstimator):
             class_weight=_check_class_weight(params.get("class_weight")),
             seed=_seed(params["random_state"]),
             memory_budget=_check_budget(params["memory_budget"]),
+            on_lost_data=params["on_lost_data"],
             auto_rate=isinstance(params["learning_rate"], str)
             and params["learning_rate"] == "auto",
         )
@@ -122,6 +123,10 @@ class BaseSGD(BaseEstimator):
             raise InvalidParameterError(
                 f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
                 "daskml_dist.training.checkpoint, or None."
+            )
+        if params["on_lost_data"] not in ("raise", "skip"):
+            raise InvalidParameterError(
+                f'on_lost_data={params["on_lost_data"]!r}: use "raise" or "skip".'
             )
         if params["device"] not in DEVICES:
             raise InvalidParameterError(
@@ -185,6 +190,9 @@ class BaseSGD(BaseEstimator):
                 "n_servers": len(fit.layout.slices()) if settings.policy.uses_shards else 0,
                 "partial_rows": result.partial_rows,
                 "streamed": fit.streaming is not None,
+                "generations": result.events,
+                "dropped_pushes": result.dropped,
+                "lost_rows": result.lost_rows,
                 **engine.facts,
             },
         )

@@ -82,6 +82,10 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
         memory limit. Rows that were not persisted and do not fit are read again in each pass,
         the next blocks ahead of time, and dropped after use.
+    on_lost_data : {"raise", "skip"}, default="raise"
+        What to do when rows go with the only worker that held them, and no recipe can make them
+        again (data that was scattered, without a replica): raise `DataLostError`, or go on
+        without them; then ``history_.extra["lost_rows"]`` counts them.
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
         ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
@@ -150,6 +154,7 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         deterministic: bool = False,
         device: str = "auto",
         memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
         callbacks: Any = None,
         checkpoint: Any = None,
     ) -> None:
@@ -178,6 +183,7 @@ class SGDClassifier(ClassifierMixin, BaseSGD):
         self.deterministic = deterministic
         self.device = device
         self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
         self.checkpoint = checkpoint
 

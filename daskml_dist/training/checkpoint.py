@@ -394,8 +394,9 @@ def train_in_parts(
         fit; later, where a checkpoint cannot be saved.
     """
     checkpoint.check_writable()
-    max_iter, partial = fit.stopping.max_iter, 0.0
+    max_iter, partial, dropped, lost = fit.stopping.max_iter, 0.0, 0, 0
     records: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     if checkpoint.resume and (found := checkpoint._find()) is not None:
         fit, records = _resumed(fit, checkpoint, *found)
     watched = _OneFit(callbacks)
@@ -409,6 +410,8 @@ def train_in_parts(
             result = engine.train(part, watched)
             records = records + result.records
             partial += result.partial_rows
+            dropped, lost = dropped + result.dropped, lost + result.lost_rows
+            events = events + result.events
             fit = dataclasses.replace(
                 fit,
                 initial=result.state,
@@ -420,7 +423,7 @@ def train_in_parts(
         watched.finish(error)
         raise
     watched.finish()
-    return FitResult(result.state, records, fit.stopping, partial)
+    return FitResult(result.state, records, fit.stopping, partial, dropped, lost, events)
 
 
 def _identity(fit: FitSpec) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class ClusterRows:
         self._recipes: Recipes | None = None
         self._classification = False
         self._made_again: set[int] = set()
+        self._lost: set[int] = set()
         self._cuts: Any = None
         self.infos: list[BlockInfo] = []
         #: Worker of each part that the user has persisted; empty where rows are read for the fit.
@@ -296,8 +297,8 @@ class ClusterRows:
         stuck = {"cancelled", "lost"} if self.homes else {"cancelled"}
         return [i for i, future in self._futures.items() if future.status in stuck]
 
-    def mend(self) -> list[int]:
-        """Make blocks again that went with a worker; return those that nothing can make.
+    def mend(self) -> set[int]:
+        """Make blocks again that went with a worker; return all that nothing can make.
 
         What has a recipe without a fixed place is made again by Dask itself.
         """
@@ -306,13 +307,14 @@ class ClusterRows:
         hopeless = [i for i in missing if i in self._made_again and not in_memory]
         again = [i for i in missing if i not in hopeless]
         self._made_again.update(again)
+        self._lost.update(hopeless)
         if again:
             self._client.cancel([self._futures[i] for i in again])
             made = self._spread(again) if in_memory else self._make_again(again)
             self._futures.update(made)
         for i in hopeless:
             del self._futures[i]
-        return hopeless
+        return self._lost
 
     def _make_again(self, numbers: list[int]) -> dict[int, Any]:
         lazy = self._collection.delayed_blocks(None, self._classification)

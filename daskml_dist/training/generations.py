@@ -145,8 +145,7 @@ class Generations:
         self.number += 1
         held = [self._pause(server) for server in self.servers]
         go_on = choose(self._fit.policy, held)
-        if self.number:
-            self._mend_rows()
+        self._mend_rows()
         parts = self._assign(even)
         n_trainers = sum(bool(part.lanes) for part in parts)
         if go_on is None:
@@ -210,7 +209,7 @@ class Generations:
 
     def _mend_rows(self) -> None:
         lost = self._rows.mend()
-        if not lost:
+        if not lost.intersection(s.block for lane in self._lanes for s in lane.segments):
             return
         if self._fit.on_lost_data == "raise":
             raise DataLostError(
@@ -235,7 +234,7 @@ class Generations:
             if seat not in seats:
                 self._fleet.discard_trainer(seat)
         capacity = self._capacity()
-        if self.number:
+        if even or not set(self._workers.values()) <= capacity.keys():
             holders = self._rows.holders_now()
             self._workers = reassign(self._lanes, self._workers, holders, capacity, even=even)
         self.seats = []

@@ -50,6 +50,10 @@ class History:
     extra : dict
         Facts of the whole fit: policy, number of lanes and servers, ``partial_rows``, the rows
         applied after the last whole pass, and ``streamed``, whether rows were read in each pass.
+        ``generations`` lists the changes of membership (workers lost, leaving or joining), each
+        with its number, reason, ``lost_versions`` (updates made again), ``anew`` (whether the fit
+        began anew) and ``seconds``; ``dropped_pushes`` counts pushes that came twice or too late,
+        of which none was applied, and ``lost_rows`` the rows lost for good.
         Where blocks were moved because they lay unevenly: ``skew``, the rows of the fullest lane
         over those of an even one, and ``moved_bytes``.
 

@@ -58,6 +58,7 @@ class Settings:
     class_weight: Any
     seed: int
     memory_budget: int | None = None
+    on_lost_data: str = "raise"
     auto_rate: bool = False
 
 
@@ -224,6 +225,7 @@ def make_fit(
         initial=_scaled(initial, settings.optimizer, model, survey.dtype, scales),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
+        on_lost_data=settings.on_lost_data,
     )
 
 

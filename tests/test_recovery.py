@@ -1,0 +1,235 @@
+"""Fits that lose workers: every row counts once, and the result is that of an undisturbed fit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+from sklearn.metrics import log_loss
+
+from daskml_dist.errors import DataLostError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.policies import POLICIES
+
+N_ROWS, N_PASSES = 6_000, 30
+EXACT = ["sync", "allreduce", "local", "average"]
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[LocalCluster]:
+    """Three worker processes, whose nannies bring others where these are killed."""
+    with LocalCluster(
+        n_workers=3,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=":0",
+        silence_logs=50,
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
+    """A client that finds three workers, and leaves nothing behind."""
+    with Client(crew) as client:
+        client.wait_for_workers(3, timeout=30)
+        yield client
+        assert_clean(client)
+
+
+def _rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N_ROWS, 8))
+    return X, X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0
+
+
+def _lazy() -> tuple[Any, Any]:
+    X, y = _rows()
+    return da.from_array(X, chunks=(600, -1)), da.from_array(y, chunks=600)
+
+
+def _classifier(policy: Any, *callbacks: Any, **params: Any) -> SGDClassifier:
+    params = {"max_iter": N_PASSES, "tol": None, "batch_size": 16, "n_lanes": 3} | params
+    return SGDClassifier(policy=policy, random_state=0, callbacks=list(callbacks), **params)
+
+
+_calm: dict[str, SGDClassifier] = {}
+
+
+def _undisturbed(policy: str) -> SGDClassifier:
+    if policy not in _calm:
+        _calm[policy] = _classifier(policy).fit(*_lazy())
+    return _calm[policy]
+
+
+def _kill(client: Client, address: str) -> None:
+    (pid,) = client.run(os.getpid, workers=[address]).values()
+    os.kill(pid, signal.SIGKILL)
+
+
+#: Seconds after which a fit has shadows; before, it begins anew where a server is lost.
+SHADOWED = 0.6
+
+
+class Strike:
+    """Does something to the workers, once, so many seconds after the first pass or later."""
+
+    def __init__(self, strike: Callable[[Any], None], after: float = SHADOWED) -> None:
+        self.strike = strike
+        self.after = after
+        self.first = float("inf")
+        self.struck = False
+        self.events: list[Any] = []
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.first = min(self.first, time.monotonic())
+        if not self.struck and time.monotonic() - self.first >= self.after:
+            self.struck = True
+            self.strike(run)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append(event)
+
+
+def _victims(run: Any, role: str) -> set[str]:
+    """Workers that hold only a trainer, the server, or one of each."""
+    server = run.server_addresses[0]
+    trainer = next(a for a in reversed(run.trainer_addresses) if a != server)
+    return {"trainer": {trainer}, "server": {server}, "both": {trainer, server}}[role]
+
+
+def _loss(clf: SGDClassifier) -> float:
+    X, y = _rows()
+    return float(log_loss(y, clf.predict_proba(X)))
+
+
+def _check(clf: SGDClassifier, policy: str) -> None:
+    """Every pass counts every row once, and the result is an undisturbed fit's."""
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
+    assert {record["rows"] for record in records} == {N_ROWS}
+    calm = _undisturbed(policy)
+    if policy in EXACT:
+        np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
+    assert _loss(clf) == pytest.approx(_loss(calm), rel=0.01)
+
+
+@pytest.mark.parametrize("role", ["trainer", "server", "both"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role: str) -> None:
+    def kill(run: Any) -> None:
+        for address in _victims(run, role):
+            _kill(crew_client, address)
+
+    strike = Strike(kill)
+    clf = _classifier(policy, strike).fit(*_lazy())
+    _check(clf, policy)
+    assert strike.events
+    assert clf.history_.extra["generations"][0]["reason"].endswith("was lost")
+    assert clf.history_.extra["lost_rows"] == 0
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+def test_without_a_shadow_yet_the_fit_begins_anew(crew_client: Client, policy: str) -> None:
+    strike = Strike(lambda run: _kill(crew_client, run.server_addresses[0]), after=0)
+    clf = _classifier(policy, strike).fit(*_lazy())
+    _check(clf, policy)
+    assert strike.events[0].anew
+    assert "begins anew" in str(strike.events[0])
+
+
+@pytest.mark.parametrize("policy", ["sync", "average"])
+def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
+    def kill_all(run: Any) -> None:
+        for pid in crew_client.run(os.getpid).values():
+            os.kill(pid, signal.SIGKILL)
+
+    clf = _classifier(policy, Strike(kill_all)).fit(*_lazy())
+    _check(clf, policy)
+
+
+@pytest.mark.parametrize("n_servers", [2, 3])
+def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers: int) -> None:
+    strike = Strike(lambda run: _kill(crew_client, run.server_addresses[1]))
+    clf = _classifier("sync", strike, n_servers=n_servers).fit(*_lazy())
+    _check(clf, "sync")
+    assert not strike.events[0].anew
+    assert strike.events[0].lost_versions <= 64
+
+
+@pytest.mark.parametrize("policy", ["sync", "async"])
+def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
+    stopped: list[int] = []
+
+    def stop(run: Any) -> None:
+        (address,) = _victims(run, "trainer")
+        stopped.extend(crew_client.run(os.getpid, workers=[address]).values())
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    strike = Strike(stop)
+    clf = _classifier(policy, strike).fit(*_lazy())
+    _check(clf, policy)
+    assert "stopped answering" in str(strike.events[0])
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def test_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
+    strike = Strike(lambda run: _kill(crew_client, _victims(run, "trainer").pop()))
+    X, y = _rows()
+    clf = _classifier("sync", strike).fit(X, y)
+    assert strike.events
+    assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
+    calm = _classifier("sync").fit(X, y)
+    np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
+
+
+def test_persisted_rows_are_read_again(crew_client: Client) -> None:
+    X, y = (part.persist() for part in _lazy())
+    wait([X, y])
+    strike = Strike(lambda run: _kill(crew_client, _victims(run, "trainer").pop()))
+    clf = _classifier("sync", strike).fit(X, y)
+    assert strike.events
+    _check(clf, "sync")
+
+
+def _scattered(client: Client) -> tuple[Any, Any]:
+    """Rows without a recipe, each block with one worker."""
+    X, y = _rows()
+    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    parts = []
+    for number, rows in enumerate(np.array_split(np.arange(N_ROWS), 6)):
+        held = client.scatter([(X[rows], y[rows])], workers=[workers[number % 3]], hash=False)[0]
+        parts.append(dask.delayed(held))
+    X_parts = [da.from_delayed(p[0], (1_000, 8), dtype="float64") for p in parts]
+    y_parts = [da.from_delayed(p[1], (1_000,), dtype=bool) for p in parts]
+    return da.concatenate(X_parts), da.concatenate(y_parts)
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str) -> None:
+    for mode in ("raise", "skip"):
+        crew_client.wait_for_workers(3, timeout=30)
+        X, y = _scattered(crew_client)
+        strike = Strike(lambda run: _kill(crew_client, _victims(run, "trainer").pop()))
+        clf = _classifier(policy, strike, n_lanes=None, on_lost_data=mode)
+        if mode == "raise":
+            with pytest.raises(DataLostError, match=r"persist\(\) rather than scatter"):
+                clf.fit(X, y)
+            continue
+        clf.fit(X, y)
+        assert clf.history_.extra["lost_rows"] == 2_000
+        assert clf.history_.records[0]["rows"] == N_ROWS
+        assert clf.history_.records[-1]["rows"] == 4_000
+        assert clf.score(*_rows()) > 0.85
+        del X, y
