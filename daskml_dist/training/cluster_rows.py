@@ -291,6 +291,10 @@ class ClusterRows:
         held = self._client.who_has(list(self._futures.values())) if self._futures else {}
         return {i: list(held.get(future.key, ())) for i, future in self._futures.items()}
 
+    def only_at(self, address: str) -> bool:
+        """Whether some block is held by this worker and by no other."""
+        return any(held == [address] for held in self.holders_now().values())
+
     def missing(self) -> list[int]:
         """Blocks that nobody holds, and that nobody is about to make."""
         # A task that was to run where the rows lay has no worker any more.

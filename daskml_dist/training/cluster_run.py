@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from distributed import Client
@@ -27,13 +28,21 @@ from daskml_dist.errors import (
 )
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
-from daskml_dist.training.dask_internals import evict
+from daskml_dist.training.dask_internals import evict, retire
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.fleet import Fleet, Gone, call_workers
 from daskml_dist.training.generations import Generations
 from daskml_dist.training.host import Outcome
+from daskml_dist.training.listening import listen, stop_listening
 from daskml_dist.training.membership import Membership
-from daskml_dist.training.orders import Alarm, abort_run, forget_run, listen, stop_listening
+from daskml_dist.training.orders import (
+    TOPIC,
+    Alarm,
+    abort_run,
+    forget_run,
+    say_farewell,
+    to_alarm,
+)
 from daskml_dist.training.servers import joined_state
 from daskml_dist.training.spec import FitSpec, TrainerResult
 
@@ -118,6 +127,9 @@ class TrainingRun:
         self._failures, self._clocks = 0, 0
         self._events: list[GenerationEvent] = []
         #: When each worker that joined was first seen; workers that lanes were dealt to.
+        #: Workers that are let go once the run needs them no more, and those to retire then.
+        self._to_let_go: set[str] = set()
+        self._to_retire: set[str] = set()
         self._joined_at: dict[str, float] = {}
         self._dealt: set[str] = set()
         self._began = time.monotonic()
@@ -135,7 +147,7 @@ class TrainingRun:
         self._server_addresses += self._crew.place_servers()
         try:
             callbacks.on_fit_begin(self._view)
-            listen(self._client, self._id, self._on_alarm)
+            listen(self._client, TOPIC, self._id, self._on_event)
             self._begin("the fit begins")
             result = self._watch()
             self._tell(result.records[self._told :])
@@ -157,6 +169,16 @@ class TrainingRun:
         self._alarms.append(alarm)
         self._awake.set()
 
+    def _on_event(self, told: Any) -> None:
+        if told["run"] == self._id:
+            self._on_alarm(to_alarm(told))
+
+    def _on_worker_event(self, address: str, told: Any) -> None:
+        # Dask does not retire a worker that holds an actor; ours moves, and then it may go.
+        if isinstance(told, dict) and told.get("action") == "could-not-retire":
+            self._on_alarm(Alarm("cannot be retired yet", leaving=address))
+            self._to_retire.add(address)
+
     def _is_there(self, address: str) -> bool:
         return address in self._membership.call()
 
@@ -177,6 +199,9 @@ class TrainingRun:
                 self._note_gone(gone)
                 reason = f"{reason}; {gone}"
         self._began = time.monotonic()
+        for address in crew.visited:
+            handler = partial(self._on_worker_event, address)
+            listen(self._client, address, self._id, handler)
         self._server_addresses[:] = [server.host.address for server in crew.servers]
         self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in crew.seats))
         if crew.number == 0:
@@ -227,6 +252,8 @@ class TrainingRun:
                     if result is not None:
                         return result
                     self._tell(self._ask_first("records", self._told))
+                    if self._to_let_go:
+                        self._let_go()
                     if time.monotonic() - self._began > _SHADOW_AFTER:
                         self._crew.mind_shadows()
             except Gone as gone:
@@ -260,8 +287,11 @@ class TrainingRun:
         alarms, self._alarms = self._alarms, []
         if not alarms:
             return None
-        if gone := self._who_is_gone():
-            return gone
+        for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
+            self._membership.announce_leaving(address)
+            self._to_let_go.add(address)
+        if reason := self._who_is_leaving() or self._who_is_gone():
+            return reason
         for alarm in alarms:
             if alarm.trainer is not None and alarm.generation == self._crew.number:
                 return alarm.message
@@ -289,12 +319,28 @@ class TrainingRun:
                 membership.cast_out(address)
                 evict(self._client, address)
                 return f"worker {address} stopped answering"
-        leaving = sorted(members & membership.leaving)
-        if leaving and membership.staying:
-            return f"worker {', '.join(leaving)} is leaving"
+        if leaving := self._who_is_leaving():
+            return leaving
         if self._rows.missing():
             return "rows were lost with a worker"
         return None
+
+    def _who_is_leaving(self) -> str | None:
+        leaving = sorted(self._crew.members & self._membership.leaving)
+        if leaving and self._membership.staying:
+            return f"worker {', '.join(leaving)} is leaving"
+        return None
+
+    def _let_go(self) -> None:
+        """Let workers leave that the run needs no more, neither for its parts nor for rows."""
+        for address in sorted(self._to_let_go - self._crew.members):
+            if self._rows.only_at(address):
+                continue
+            self._to_let_go.discard(address)
+            call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL)
+            if address in self._to_retire:
+                self._to_retire.discard(address)
+                retire(self._client, address)
 
     def _joined(self) -> str | None:
         """New workers that were there for a moment, and should take lanes over."""
@@ -374,7 +420,7 @@ class TrainingRun:
             return error
         return TrainingError(f"The fit failed on a worker: {error!r}. See the cause above.")
 
-    def _on_workers(self, function: Callable[[str], Any]) -> dict[str, Any]:
+    def _on_workers(self, function: Callable[..., Any]) -> dict[str, Any]:
         """Call a function of the run's name on all workers that had a part in it."""
         workers = self._crew.visited.intersection(self._membership.call())
         return call_workers(self._client, function, {w: (self._id,) for w in workers}, _CALL)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["evict", "is_wanted", "list_workers"]
+from distributed import WorkerPlugin
+
+__all__ = ["before_closing", "evict", "forget_closing", "is_wanted", "list_workers", "retire"]
 
 #: Seconds that a nanny may take to kill its worker.
 _NANNY = 2.0
+#: Seconds in which a retirement is tried again.
+_RETIRE = 5.0
 
 
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:
@@ -21,6 +27,42 @@ def list_workers(client: Any) -> dict[str, dict[str, Any]]:
     """
     identity: dict[str, Any] = client.sync(client.scheduler.identity, n_workers=-1)
     return dict(identity["workers"])
+
+
+class _BeforeClosing(WorkerPlugin):
+    """Runs a coroutine when its worker begins to close, while that still works as before."""
+
+    def __init__(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        self._prepare = prepare
+
+    async def teardown(self, worker: Any) -> None:
+        if worker.status.name in {"closing", "closing_gracefully"}:
+            await self._prepare()
+
+
+def before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[None]]) -> None:
+    """Have a coroutine run before a worker closes by itself or on request; not if it is killed.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    name : str
+        For :func:`forget_closing`; the same name again is ignored.
+    prepare : callable
+        Makes the coroutine; cluster managers kill a worker that takes more than four seconds.
+    """
+
+    async def add() -> None:
+        if name not in worker.plugins and worker.status.name == "running":
+            await worker.plugin_add(_BeforeClosing(prepare), name=name)
+
+    worker.loop.add_callback(add)
+
+
+async def forget_closing(worker: Any, name: str) -> None:
+    """Undo :func:`before_closing`."""
+    if name in worker.plugins:
+        await worker.plugin_remove(name)
 
 
 def is_wanted(worker: Any, key: Any) -> bool:
@@ -60,3 +102,16 @@ def evict(client: Any, address: str) -> None:
             client.run_on_scheduler(remove)
 
     threading.Thread(target=run, daemon=True, name="daskml-evict").start()
+
+
+def retire(client: Any, address: str) -> None:
+    """Finish a retirement that an actor of ours was in the way of; returns at once."""
+
+    def run() -> None:
+        deadline = time.monotonic() + _RETIRE
+        with suppress(Exception):
+            # The actor ends in the background.
+            while not client.retire_workers([address]) and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+    threading.Thread(target=run, daemon=True, name="daskml-retire").start()

@@ -41,7 +41,9 @@ class Membership:
         #: Threads of each worker that may take a part.
         self.threads: dict[str, int] = {}
         self._outcast: set[str] = set()
+        #: Workers that are about to leave.
         self.leaving: set[str] = set()
+        self._announced: set[str] = set()
 
     def call(self) -> dict[str, int]:
         """Take the roll; return the threads of each worker that may take a part."""
@@ -55,7 +57,9 @@ class Membership:
             if worker["last_seen"] != beat:
                 self._seen[address] = worker["last_seen"], now
         self._outcast &= set(workers)
-        self.leaving = {a for a, w in workers.items() if w.get("status") not in _STAYING}
+        self._announced &= set(workers)
+        closing = {a for a, w in workers.items() if w.get("status") not in _STAYING}
+        self.leaving = closing | self._announced
         self.threads = {
             address: worker["nthreads"]
             for address, worker in workers.items()
@@ -80,6 +84,11 @@ class Membership:
         """Count a worker as gone for as long as the scheduler lists it."""
         self._outcast.add(address)
         self.threads.pop(address, None)
+
+    def announce_leaving(self, address: str) -> None:
+        """Count a worker as leaving, whatever the scheduler says, for as long as it is there."""
+        self._announced.add(address)
+        self.leaving.add(address)
 
     def wait_for_any(self, timeout: float) -> dict[str, int]:
         """Wait until some worker is there, as after a restart of all.

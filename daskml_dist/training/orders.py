@@ -7,31 +7,36 @@ and trainers and servers raise an alarm (`Worker.log_event`) when somebody they 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from daskml_dist.comm.local import count_servers
 from daskml_dist.errors import RunAbortedError, TrainingError
+from daskml_dist.training.dask_internals import forget_closing
 from daskml_dist.training.spec import TrainerSpec
 
 __all__ = [
+    "TOPIC",
     "Alarm",
     "Line",
     "abort_run",
     "forget_run",
     "give_orders",
-    "listen",
     "raise_alarm",
-    "stop_listening",
+    "say_farewell",
+    "take_leave",
+    "to_alarm",
 ]
 
 #: Topic of the alarms of all runs.
-_TOPIC = "daskml_dist"
+TOPIC = "daskml_dist"
+#: Seconds for which a worker that closes waits; cluster managers kill it after four.
+_LEAVE = 3.0
 #: Seconds between two looks at whether an order will still come.
 _SLICE = 0.2
 
@@ -39,6 +44,7 @@ Order = tuple[int, TrainerSpec | None]
 
 _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
+_farewells: set[str] = set()
 _changed = threading.Condition()
 
 
@@ -60,11 +66,19 @@ def abort_run(run_id: str) -> None:
         _changed.notify_all()
 
 
-def forget_run(run_id: str) -> int:
+def say_farewell(run_id: str) -> None:
+    """Let this worker close: the run needs it no more."""
+    _farewells.add(run_id)
+
+
+async def forget_run(run_id: str, dask_worker: Any) -> int:
     """Forget a run, once its trainers are gone; return how many servers of it are still there."""
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
+        _farewells.add(run_id)
+    await forget_closing(dask_worker, run_id)
+    _farewells.discard(run_id)
     return count_servers(run_id)
 
 
@@ -135,7 +149,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something is wrong with a run.
+    """Something that the client of a run must know at once.
 
     Parameters
     ----------
@@ -144,11 +158,14 @@ class Alarm:
         Name of the trainer that waits for orders because of it.
     generation : int
         The one that it cannot go on in.
+    leaving : str or None
+        Address of a worker that is about to leave.
     """
 
     message: str
     trainer: int | None = None
     generation: int = 0
+    leaving: str | None = None
 
 
 def raise_alarm(worker: Any, run_id: str, message: str, spec: TrainerSpec | None = None) -> None:
@@ -164,41 +181,23 @@ def raise_alarm(worker: Any, run_id: str, message: str, spec: TrainerSpec | None
     told: dict[str, Any] = {"run": run_id, "message": message}
     if spec is not None:
         told |= {"trainer": spec.name, "generation": spec.generation}
+    _send(worker, told)
+
+
+def _send(worker: Any, told: dict[str, Any]) -> None:
     with suppress(Exception):  # a worker that is closing cannot tell anybody
-        worker.log_event(_TOPIC, told)
+        worker.log_event(TOPIC, told)
 
 
-_listeners: WeakKeyDictionary[Any, dict[str, Callable[[Alarm], None]]] = WeakKeyDictionary()
-_subscribing = threading.Lock()
+async def take_leave(worker: Any, run_id: str) -> None:
+    """Tell the client that this worker is about to close, and wait until it may (or must)."""
+    _send(worker, {"run": run_id, "message": "leaving", "leaving": worker.address})
+    deadline = time.monotonic() + _LEAVE
+    while run_id not in _farewells and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
 
 
-def listen(client: Any, run_id: str, on_alarm: Callable[[Alarm], None]) -> None:
-    """Call `on_alarm(alarm)` for each alarm of a run, in a thread of the client's."""
-    with _subscribing:
-        runs = _listeners.setdefault(client, {})
-        runs[run_id] = on_alarm
-        if len(runs) == 1:
-            # A client has one handler a topic, and perhaps several fits.
-            client.subscribe_topic(_TOPIC, _Dispatch(runs))
-
-
-def stop_listening(client: Any, run_id: str) -> None:
-    """Undo :func:`listen`."""
-    with _subscribing:
-        runs = _listeners.get(client, {})
-        if runs.pop(run_id, None) is not None and not runs:
-            with suppress(Exception):
-                client.unsubscribe_topic(_TOPIC)
-
-
-class _Dispatch:
-    """Hands an alarm to the run that it is of."""
-
-    def __init__(self, runs: dict[str, Callable[[Alarm], None]]) -> None:
-        self._runs = runs
-
-    def __call__(self, event: tuple[float, Any]) -> None:
-        _, told = event
-        on_alarm = self._runs.get(told["run"])
-        if on_alarm is not None:
-            on_alarm(Alarm(told["message"], told.get("trainer"), told.get("generation", 0)))
+def to_alarm(told: dict[str, Any]) -> Alarm:
+    """An alarm as it was raised."""
+    keys = ("trainer", "generation", "leaving")
+    return Alarm(told["message"], **{key: told[key] for key in keys if key in told})
