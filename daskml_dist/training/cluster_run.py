@@ -180,7 +180,17 @@ class TrainingRun:
             self._to_retire.add(address)
 
     def _is_there(self, address: str) -> bool:
-        return address in self._membership.call()
+        return address in self._membership.call() and not self._has_stopped(address)
+
+    def _has_stopped(self, address: str) -> bool:
+        """Whether a worker neither sends heartbeats nor answers; then it is cast out."""
+        if not self._membership.silent([address]):
+            return False
+        if call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
+            return False
+        self._membership.cast_out(address)
+        evict(self._client, address)
+        return True
 
     # -- a generation --------------------------------------------------------------------------
 
@@ -314,11 +324,8 @@ class TrainingRun:
         membership, members = self._membership, self._crew.members
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
-        for address in membership.silent(members):
-            if not call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
-                membership.cast_out(address)
-                evict(self._client, address)
-                return f"worker {address} stopped answering"
+        if stopped := [address for address in sorted(members) if self._has_stopped(address)]:
+            return f"worker {', '.join(stopped)} stopped answering"
         if leaving := self._who_is_leaving():
             return leaving
         if self._rows.missing():

@@ -152,8 +152,10 @@ class Fleet:
             raise Gone(host.address, repr(error)) from error
 
     def _check(self, host: Host, too_late: bool) -> None:
-        if host.future.status in {"lost", "cancelled"} or not self._is_there(host.address):
+        if host.future.status in {"lost", "cancelled"}:
             raise Gone(host.address, "lost")
+        if not self._is_there(host.address):
+            raise Gone(host.address, "stopped answering, or lost")
         if too_late:
             raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
 
