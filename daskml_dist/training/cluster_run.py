@@ -166,6 +166,9 @@ class TrainingRun:
         return result
 
     def _on_alarm(self, alarm: Alarm) -> None:
+        if alarm.at_work is not None:
+            self._membership.note_at_work(alarm.at_work)
+            return
         self._alarms.append(alarm)
         self._awake.set()
 

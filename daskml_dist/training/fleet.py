@@ -96,7 +96,10 @@ class Fleet:
     def _spec_future(self) -> Future[Any]:
         """The fit on the cluster; scattered anew if it went with a worker."""
         if self._fit_future is None or self._fit_future.status != "finished":
-            self._fit_future = self._client.scatter(self._fit, hash=False)
+            try:
+                self._fit_future = self._client.scatter(self._fit, hash=False)
+            except TimeoutError as error:
+                raise Gone("of the cluster", "none is there") from error
         return self._fit_future
 
     def next_name(self) -> int:

@@ -27,7 +27,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.dask_internals import before_closing, is_wanted
-from daskml_dist.training.orders import Line, raise_alarm, take_leave
+from daskml_dist.training.orders import Line, raise_alarm, say_hello, take_leave
 from daskml_dist.training.servers import make_server
 from daskml_dist.training.shadow import Shipper
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
@@ -104,6 +104,7 @@ class ServerHost:
         publish_server(key, self._server)
         self._credentials = _credentials(worker, secret)
         self._alarm = partial(raise_alarm, worker, run_id)
+        say_hello(worker, run_id)
         before_closing(worker, run_id, partial(take_leave, worker, run_id))
         answer = partial(
             serve,
@@ -213,6 +214,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
     worker = get_worker()
     key = worker.get_current_task()
     secede()
+    say_hello(worker, spec.run_id)
     before_closing(worker, spec.run_id, partial(take_leave, worker, spec.run_id))
     line = Line(
         spec,

@@ -13,6 +13,9 @@ from daskml_dist.training.dask_internals import list_workers
 
 __all__ = ["Membership"]
 
+#: Seconds of silence that a worker may need to import what its first part of a run needs: its
+#: event loop does nothing else meanwhile.
+_IMPORT = 30.0
 #: Seconds between two roll calls after which a silence says nothing: the client itself slept.
 _GAP = 2.0
 
@@ -38,6 +41,7 @@ class Membership:
         self._lease = float(lease or dask.config.get("daskml_dist.lease", 3.0))
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
+        self._at_work: set[str] = set()
         #: Threads of each worker that may take a part.
         self.threads: dict[str, int] = {}
         self._outcast: set[str] = set()
@@ -74,11 +78,21 @@ class Membership:
 
     def silent(self, addresses: Iterable[str]) -> list[str]:
         """Those without a heartbeat for as long as the lease, as of the last roll call."""
+        return [
+            a
+            for a in addresses
+            if a in self._seen and self._last_call - self._seen[a][1] > self._lease_of(a)
+        ]
+
+    def _lease_of(self, address: str) -> float:
         # Dask beats less often on large clusters.
         lease = max(self._lease, 4 * (len(self.threads) / 200))
-        return [
-            a for a in addresses if a in self._seen and self._last_call - self._seen[a][1] > lease
-        ]
+        return lease if address in self._at_work else max(lease, _IMPORT)
+
+    def note_at_work(self, address: str) -> None:
+        """From now on silence means a loss: the worker has begun its part."""
+        self._at_work.add(address)
+        self._seen.pop(address, None)
 
     def cast_out(self, address: str) -> None:
         """Count a worker as gone for as long as the scheduler lists it."""

@@ -29,6 +29,7 @@ __all__ = [
     "give_orders",
     "raise_alarm",
     "say_farewell",
+    "say_hello",
     "take_leave",
     "to_alarm",
 ]
@@ -160,12 +161,15 @@ class Alarm:
         The one that it cannot go on in.
     leaving : str or None
         Address of a worker that is about to leave.
+    at_work : str or None
+        Address of a worker that has begun its part; no cause for alarm.
     """
 
     message: str
     trainer: int | None = None
     generation: int = 0
     leaving: str | None = None
+    at_work: str | None = None
 
 
 def raise_alarm(worker: Any, run_id: str, message: str, spec: TrainerSpec | None = None) -> None:
@@ -184,6 +188,11 @@ def raise_alarm(worker: Any, run_id: str, message: str, spec: TrainerSpec | None
     _send(worker, told)
 
 
+def say_hello(worker: Any, run_id: str) -> None:
+    """Tell the client that this worker has begun its part."""
+    _send(worker, {"run": run_id, "message": "at work", "at_work": worker.address})
+
+
 def _send(worker: Any, told: dict[str, Any]) -> None:
     with suppress(Exception):  # a worker that is closing cannot tell anybody
         worker.log_event(TOPIC, told)
@@ -199,5 +208,5 @@ async def take_leave(worker: Any, run_id: str) -> None:
 
 def to_alarm(told: dict[str, Any]) -> Alarm:
     """An alarm as it was raised."""
-    keys = ("trainer", "generation", "leaving")
+    keys = ("trainer", "generation", "leaving", "at_work")
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})
