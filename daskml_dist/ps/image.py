@@ -105,6 +105,10 @@ class Images:
         """The latest, if any."""
         return self._kept[-1] if self._kept else None
 
+    def get(self, at: int) -> ServerImage | None:
+        """The image of a place, if it is kept."""
+        return next((image for image in self._kept if image.at == at), None)
+
     def __getitem__(self, at: int) -> ServerImage:
         return next(image for image in self._kept if image.at == at)
 

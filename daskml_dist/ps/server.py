@@ -85,7 +85,7 @@ class ParameterServer:
         self._paused = False
         self._images = Images()
         self._ship: Callable[[ServerImage], None] | None = None
-        self._ship_every = 0
+        self._image_every = 0
         self._under_way = 0
         self._storing: dict[int, dict[int, LaneImage]] = {}
         self._lanes_at: ServerImage | None = None
@@ -289,26 +289,29 @@ class ParameterServer:
         return [partial(reply, _ok())]
 
     def shadow(self, ship: Callable[[ServerImage], None] | None, every: int = 1) -> None:
-        """Make an image every so many updates from now on and hand it to `ship`; None: no more.
+        """Make an image every so many updates from now on, keep it, and hand it to `ship`.
 
         `ship` must not block, and somebody must call :meth:`shipped` once the shadow has it.
+        None: the images are kept here alone.
         """
         with self._lock:
-            self._ship, self._ship_every, self._under_way = ship, every, 0
-            if ship is not None and self.shard is not None:
+            self._ship, self._image_every, self._under_way = ship, every, 0
+            if self.shard is not None:
                 self._make_image()
-            elif ship is not None and self._images.last is not None:
+            elif self._images.last is not None:
                 self._send_to_shadow(self._images.last)
             ready = self._released() if self._ready_to_answer else []
         for answer in ready:
             answer()
 
     def unshadow(self, ship: Callable[[ServerImage], None]) -> None:
-        """Make no more images for `ship`, unless another one has taken its place."""
+        """Hand no more images to `ship`, unless another one has taken its place."""
         with self._lock:
-            current = self._ship is ship
-        if current:
-            self.shadow(None)
+            if self._ship is ship:
+                self._ship, self._under_way = None, 0
+            ready = self._released() if self._ready_to_answer else []
+        for answer in ready:
+            answer()
 
     def shipped(self) -> None:
         """Note that the shadow has an image."""
@@ -323,13 +326,12 @@ class ParameterServer:
         return self._aborted is None and not self._paused
 
     def _shadow_when_due(self, version: int) -> None:
-        if self._ship is not None and version % self._ship_every == 0:
+        if self._image_every and version % self._image_every == 0:
             self._make_image()
 
     def _make_image(self) -> None:
         image = self._image()
-        if self._policy.lockstep:
-            self._images.add(image)
+        self._images.add(image)
         self._send_to_shadow(image)
 
     def _image(self) -> ServerImage:
@@ -347,6 +349,27 @@ class ParameterServer:
         if self._ship is not None:
             self._under_way += 1
             self._ship(image)
+
+    def kept(self) -> dict[int, dict[int, int]]:
+        """Clocks at each image that is kept, by its place."""
+        with self._lock:
+            return self._images.clocks
+
+    def image_at(self, place: int) -> tuple[ServerImage, list[Any]] | None:
+        """A kept image, with the records that belong to it; None if it is kept no more."""
+        with self._lock:
+            image = self._images.get(place)
+            if image is None:
+                return None
+            n_records = image.ledger.n_records if image.ledger is not None else 0
+            return image, [] if self.ledger is None else self.ledger.records[:n_records]
+
+    def take(self, image: ServerImage, records: list[Any]) -> None:
+        """Keep an image that another server made."""
+        with self._lock:
+            self._images.add(image)
+            if self.ledger is not None:
+                self.ledger.records[:] = records
 
     def _place(self) -> int:
         assert self.shard is not None
@@ -372,7 +395,7 @@ class ParameterServer:
                 now = self._place()
                 clocks[now] = self._clocks()
             self.generation, self._paused = generation, True
-            self._ship, self._under_way = None, 0
+            self._ship, self._image_every, self._under_way = None, 0, 0
             ready = self._refuse_waiting(Status.STALE_GENERATION)
         for answer in ready:
             answer()

@@ -61,6 +61,8 @@ _WIND_DOWN, _CALL, _CLEAN = 15.0, 3.0, 2.0
 _CONFIRM = 0.5
 #: Seconds that a fit must last before it gets shadows: a short one is sooner begun anew.
 _SHADOW_AFTER = 0.25
+#: Seconds between two times that the client gets images, without and with shadows.
+_SAVE, _SAVE_SHADOWED = 1.0, 5.0
 #: Seconds for which a new worker must be there before lanes move to it.
 _SETTLED = 1.0
 #: Generations without any progress after which a fit is given up.
@@ -130,6 +132,7 @@ class TrainingRun:
         #: Workers that are let go once the run needs them no more, and those to retire then.
         self._to_let_go: set[str] = set()
         self._to_retire: set[str] = set()
+        self._saved_at = 0.0
         self._joined_at: dict[str, float] = {}
         self._dealt: set[str] = set()
         self._began = time.monotonic()
@@ -267,14 +270,24 @@ class TrainingRun:
                     self._tell(self._ask_first("records", self._told))
                     if self._to_let_go:
                         self._let_go()
-                    if time.monotonic() - self._began > _SHADOW_AFTER:
-                        self._crew.mind_shadows()
+                    self._keep_safe()
             except Gone as gone:
                 self._note_gone(gone)
                 reason = str(gone)
             if reason is not None:
                 self._begin(reason, even=even)
                 look = _FIRST_LOOK
+
+    def _keep_safe(self) -> None:
+        """See that what the servers hold is elsewhere too."""
+        now = time.monotonic()
+        if now - self._began < _SHADOW_AFTER:
+            return
+        self._crew.mind_shadows()
+        pause = _SAVE_SHADOWED if self._crew.is_shadowed else _SAVE
+        if now - self._saved_at > pause and self._crew.may_save:
+            self._crew.save()
+            self._saved_at = now
 
     def _pause_for(self, seconds: float) -> None:
         """Sleep until something happens, but no longer than so many seconds."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from typing import Any
 
 import dask
+import numpy as np
 from distributed import Client
 
 from daskml_dist.comm.base import Endpoint
@@ -18,7 +20,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement, reassign
 from daskml_dist.errors import DataLostError
 from daskml_dist.policies import LocalSGD, ModelAveraging
-from daskml_dist.ps.image import Holding, shadow_of
+from daskml_dist.ps.image import Holding, ServerImage, shadow_of
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.fleet import Fleet, Gone, Host, Seat, call_workers
 from daskml_dist.training.membership import Membership
@@ -31,6 +33,8 @@ __all__ = ["Generations", "Server"]
 
 #: Seconds that a server may take to stop, and orders to arrive.
 _PAUSE, _DELIVERY = 2.0, 3.0
+#: Bytes of images that the client keeps at most.
+_MOST_SAVED = 2**25
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Server:
     host: Host
     shadow: Host | None = None
     shadow_ships: bool = False
+    keeps_images: bool = False
 
     @property
     def hosts(self) -> list[Host]:
@@ -104,6 +109,8 @@ class Generations:
         self._run_id = run_id
         self._secret = secret
         self._every = _shadow_every(fit)
+        #: Image and records of each server, that the client keeps.
+        self._saved: list[tuple[ServerImage, list[Any]]] = []
 
     @property
     def first_trainers(self) -> list[str]:
@@ -143,8 +150,9 @@ class Generations:
             Somebody was lost on the way: begin another one.
         """
         self.number += 1
-        held = [self._pause(server) for server in self.servers]
-        go_on = choose(self._fit.policy, held)
+        go_on = choose(self._fit.policy, [self._pause(server) for server in self.servers])
+        if go_on is None and self._saved:
+            go_on = self._choose_saved()
         self._mend_rows()
         parts = self._assign(even)
         n_trainers = sum(bool(part.lanes) for part in parts)
@@ -177,6 +185,14 @@ class Generations:
                 self._membership.cast_out(gone.address)
         return held
 
+    def _choose_saved(self) -> GoOn[Host] | None:
+        """Give new servers the images that the client has."""
+        self._open_servers(0)
+        for server, (image, records) in zip(self.servers, self._saved, strict=True):
+            self._fleet.ask(server.host, "stand_by", self.number)
+            self._fleet.ask(server.host, "take", image, records)
+        return choose(self._fit.policy, [self._pause(server) for server in self.servers])
+
     def _is_leaving(self, host: Host) -> bool:
         staying = self._membership.staying or self._membership.threads
         return host.address not in staying
@@ -186,7 +202,7 @@ class Generations:
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
             self._fleet.ask(host, "renew", self.number, n_trainers, place)
             others = [other for other in server.hosts if other is not host]
-            server.shadow, server.shadow_ships = None, False
+            server.shadow, server.shadow_ships, server.keeps_images = None, False, False
             for other in others:
                 if other is server.host or other.proxy is None or self._is_leaving(other):
                     self.old_hosts.append(other)
@@ -286,7 +302,6 @@ class Generations:
             raise Gone(deaf[0], "takes no orders")
 
     def _spec(self, part: _Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
-        alone = len(self._membership.threads) < 2
         return TrainerSpec(
             self._run_id,
             self._fleet.next_name() if part.seat is None else part.seat.spec.name,
@@ -298,7 +313,7 @@ class Generations:
             self._membership.threads.get(part.address, 1),
             tuple(_endpoint(server.host) for server in self.servers),
             self._secret,
-            0 if self._fit.policy.uses_shards or alone else self._every,
+            0 if self._fit.policy.uses_shards else self._every,
             self._lane_rows,
         )
 
@@ -313,6 +328,9 @@ class Generations:
                     raise Gone(shadow.address, "lost")
                 if shadow is None:
                     server.shadow = self._open_shadow(number)
+                    if server.shadow is None and not server.keeps_images:
+                        self._fleet.ask(server.host, "keep_images", self._every)
+                        server.keeps_images = True
                 elif not server.shadow_ships and self._fleet.is_ready(shadow):
                     endpoint = shadow.endpoint or self._fleet.meet(shadow)
                     self._fleet.ask(server.host, "shadow_to", endpoint, self._every)
@@ -331,6 +349,36 @@ class Generations:
         address = others[number % len(others)]
         self.visited.add(address)
         return self._fleet.open_host(number, address, shadow_of(self.number), 1)
+
+    @property
+    def is_shadowed(self) -> bool:
+        """Whether another worker has images of each server."""
+        return all(server.shadow_ships for server in self.servers)
+
+    def save(self) -> None:
+        """Get the servers' last images to the client, for the day when all workers are lost.
+
+        Large ones stay on the workers; a fit of a large model has a checkpoint.
+        """
+        kept = [self._fleet.ask(server.host, "kept") for server in self.servers]
+        common = set.intersection(*map(set, kept)) if self._fit.policy.lockstep else None
+        if not all(kept) or (common is not None and not common):
+            return
+        saved = []
+        for server, places in zip(self.servers, kept, strict=True):
+            place = max(places if common is None else common)
+            saved.append(self._fleet.ask(server.host, "image_at", place))
+        if all(saved):
+            self._saved = saved
+
+    @property
+    def may_save(self) -> bool:
+        """Whether the images are small enough to be sent to the client."""
+        fit = self._fit
+        shape, dtype = fit.model.shape, np.dtype(fit.dtype)
+        arrays = shape[0] * shape[1] * (3 + len(fit.rule.optimizer.slot_names))
+        copies = 1 if fit.policy.uses_shards or fit.policy.name == "allreduce" else len(self._lanes)
+        return arrays * dtype.itemsize * copies <= _MOST_SAVED
 
     def close(self) -> None:
         """Leave nothing on the cluster."""

@@ -22,7 +22,7 @@ from daskml_dist.comm.socket import Credentials, Listener, SocketConnection, ser
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import WorkerLostError
-from daskml_dist.ps.image import Holding
+from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
@@ -149,6 +149,22 @@ class ServerHost:
         """Refuse earlier generations; tell what could be gone on from."""
         self._end_shipping()
         return self._server.pause(generation)
+
+    async def keep_images(self, every: int) -> None:
+        """Make an image every so many updates, and keep the last ones here."""
+        self._server.shadow(None, every)
+
+    async def kept(self) -> dict[int, dict[int, int]]:
+        """Clocks at each image that is kept, by its place."""
+        return self._server.kept()
+
+    async def image_at(self, place: int) -> tuple[ServerImage, list[Any]] | None:
+        """A kept image with its records."""
+        return self._server.image_at(place)
+
+    async def take(self, image: ServerImage, records: list[Any]) -> None:
+        """Keep an image that another server made."""
+        self._server.take(image, records)
 
     async def hand_over(self, generation: int) -> None:
         """Pause, and give the shadow the last state."""
