@@ -30,7 +30,7 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.dask_internals import evict, retire
 from daskml_dist.training.engine import FitResult, RunView
-from daskml_dist.training.fleet import Fleet, Gone, call_workers
+from daskml_dist.training.fleet import Fleet, Gone, Host, call_workers
 from daskml_dist.training.generations import Generations
 from daskml_dist.training.host import Outcome
 from daskml_dist.training.listening import listen, stop_listening
@@ -43,6 +43,7 @@ from daskml_dist.training.orders import (
     say_farewell,
     to_alarm,
 )
+from daskml_dist.training.recovery import GoOn
 from daskml_dist.training.servers import joined_state
 from daskml_dist.training.spec import FitSpec, TrainerResult
 
@@ -78,7 +79,8 @@ class GenerationEvent:
     generation : int
     reason : str
     lost_versions : int
-        Updates that are made again, of those that a server still knew of.
+        Updates that are made again, as far as somebody that is still there knew of them: rounds
+        where all lanes step together, else steps of all lanes.
     anew : bool
         Whether the fit began anew (from its checkpoint, where it has one).
     seconds : float
@@ -129,6 +131,8 @@ class TrainingRun:
         self._failures, self._clocks = 0, 0
         self._events: list[GenerationEvent] = []
         #: When each worker that joined was first seen; workers that lanes were dealt to.
+        #: Clock that each lane was seen to reach in the present generation.
+        self._reached: dict[int, int] = {}
         #: Workers that are let go once the run needs them no more, and those to retire then.
         self._to_let_go: set[str] = set()
         self._to_retire: set[str] = set()
@@ -172,6 +176,8 @@ class TrainingRun:
         if alarm.at_work is not None:
             self._membership.note_at_work(alarm.at_work)
             return
+        for lane, clock in alarm.reached:
+            self._reached[lane] = max(clock, self._reached.get(lane, 0))
         self._alarms.append(alarm)
         self._awake.set()
 
@@ -227,12 +233,22 @@ class TrainingRun:
         event = GenerationEvent(
             crew.number,
             reason,
-            0 if go_on is None else go_on.lost,
+            self._made_again(go_on),
             go_on is None,
             time.monotonic() - since,
         )
         self._events.append(event)
         self._callbacks.on_generation(self._view, event)
+
+    def _made_again(self, go_on: GoOn[Host] | None) -> int:
+        """Steps that trainers, as far as they could still tell, had made beyond their clocks."""
+        reached, self._reached = self._reached, {}
+        first = self._fit.first_clock
+        again = [
+            clock - (first if go_on is None else go_on.clocks[lane])
+            for lane, clock in reached.items()
+        ]
+        return max(0, *(again or [0])) if self._fit.policy.lockstep else max(0, sum(again))
 
     def _count_failure(self, reason: str) -> None:
         self._failures += 1
@@ -396,7 +412,7 @@ class TrainingRun:
         results: list[TrainerResult] = []
         for seat in self._crew.seats:
             try:
-                results.append(seat.future.result(timeout=self._fit.timeout))
+                results.append(self._fleet.result(seat))
             except Exception as error:
                 raise Gone(seat.address, repr(error)) from error
         if any(result.generation != self._crew.number for result in results):

@@ -214,6 +214,15 @@ class Fleet:
         self._futures.append(future)
         return Seat(spec, address, future)
 
+    def result(self, seat: Seat) -> Any:
+        """Result of a trainer that has ended."""
+        while True:
+            with suppress(TimeoutError):
+                return seat.future.result(timeout=_SLICE)
+            # It may have gone with its worker, and would then never come.
+            if seat.future.status != "finished" or not self._is_there(seat.address):
+                raise Gone(seat.address, "lost")
+
     def discard_trainer(self, seat: Seat) -> None:
         """Let go of a trainer's task, finished or not."""
         self._cancel([seat.future])
@@ -261,12 +270,24 @@ def call_workers(
         with suppress(Exception):
             # In the client's own loop, `run` is a coroutine.
             running: Any = client.run(function, *args[address], workers=[address])
-            return dict(await asyncio.wait_for(running, timeout))
+            return dict(await running)
         return {}
 
     async def call_all() -> dict[str, Any]:
-        answers = await asyncio.gather(*map(call, args))
-        return {address: value for answer in answers for address, value in answer.items()}
+        calls = {asyncio.ensure_future(call(address)): address for address in args}
+        deadline = time.monotonic() + timeout
+        pending = set(calls)
+        while pending and time.monotonic() < deadline:
+            _, pending = await asyncio.wait(pending, timeout=min(_SLICE, timeout))
+            if pending:
+                # A worker that is gone by now will not answer.
+                scheduler: Any = client.scheduler
+                there = (await scheduler.identity(n_workers=-1))["workers"]
+                pending = {running for running in pending if calls[running] in there}
+        for running in calls:
+            running.cancel()
+        done = [running for running in calls if running.done() and not running.cancelled()]
+        return {address: value for running in done for address, value in running.result().items()}
 
     if not args:
         return {}

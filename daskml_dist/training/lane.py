@@ -84,6 +84,8 @@ class Lane:
     ) -> None:
         self.number = number
         self.clock = 0
+        #: Steps that it has made gradients of, whether they counted or not.
+        self.reached = 0
         self.backend: Backend = get_backend(fit.device)
         self._fit = fit
         self._blocks = blocks
@@ -100,7 +102,7 @@ class Lane:
 
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
-        self.clock = clock
+        self.clock = self.reached = clock
         self._batches = self._from(clock)
 
     def _from(self, clock: int) -> Iterator[Batch]:
@@ -148,6 +150,7 @@ class Lane:
         report.loss += self.last_loss
         report.rows += batch.n_rows
         report.steps += 1
+        self.reached += 1
 
     def new_gradient(self, w: Any, batch: Batch) -> NDArray[Any]:
         """The gradient SUM of a batch at `w`, in a new array of the shape of `w`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +94,8 @@ class Line:
     spec : TrainerSpec
         Of the generation that it begins in.
     alarm : callable
-        Takes a message to the client, and the spec that the trainer cannot go on with.
+        Takes a message to the client, the spec that the trainer cannot go on with, and the clock
+        that each lane had reached.
     is_wanted : callable
         Whether the cluster still wants the trainer's result.
     patience : float
@@ -104,7 +105,7 @@ class Line:
     def __init__(
         self,
         spec: TrainerSpec,
-        alarm: Callable[[str, TrainerSpec], None],
+        alarm: Callable[[str, TrainerSpec, dict[int, int]], None],
         is_wanted: Callable[[], bool],
         patience: float,
     ) -> None:
@@ -123,7 +124,9 @@ class Line:
         order = _orders.get(self._run, {}).get(self._name)
         return order is not None and order[0] > self._generation
 
-    def next_spec(self, spec: TrainerSpec, error: TrainingError) -> TrainerSpec | None:
+    def next_spec(
+        self, spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
+    ) -> TrainerSpec | None:
         """Wait for the order of the next generation; None: the trainer has no part in it.
 
         Raises
@@ -133,8 +136,7 @@ class Line:
         """
         if type(error) is RunAbortedError:
             raise error
-        if not self.is_renewed():
-            self._alarm(str(error), spec)
+        self._alarm(str(error), spec, reached)
         deadline = time.monotonic() + self._patience
         with _changed:
             while not self.is_renewed():
@@ -159,6 +161,8 @@ class Alarm:
         Name of the trainer that waits for orders because of it.
     generation : int
         The one that it cannot go on in.
+    reached : sequence of (lane, clock)
+        How far its lanes had come.
     leaving : str or None
         Address of a worker that is about to leave.
     at_work : str or None
@@ -168,11 +172,18 @@ class Alarm:
     message: str
     trainer: int | None = None
     generation: int = 0
+    reached: Sequence[tuple[int, int]] = ()
     leaving: str | None = None
     at_work: str | None = None
 
 
-def raise_alarm(worker: Any, run_id: str, message: str, spec: TrainerSpec | None = None) -> None:
+def raise_alarm(
+    worker: Any,
+    run_id: str,
+    message: str,
+    spec: TrainerSpec | None = None,
+    reached: Mapping[int, int] | None = None,
+) -> None:
     """Tell the client of a run, at once, that something is wrong.
 
     Parameters
@@ -181,10 +192,13 @@ def raise_alarm(worker: Any, run_id: str, message: str, spec: TrainerSpec | None
     run_id, message : str
     spec : TrainerSpec or None
         Of a trainer that waits for orders because of it.
+    reached : mapping of lane to clock, or None
+        How far its lanes had come.
     """
     told: dict[str, Any] = {"run": run_id, "message": message}
     if spec is not None:
         told |= {"trainer": spec.name, "generation": spec.generation}
+        told["reached"] = list((reached or {}).items())
     _send(worker, told)
 
 
@@ -208,5 +222,5 @@ async def take_leave(worker: Any, run_id: str) -> None:
 
 def to_alarm(told: dict[str, Any]) -> Alarm:
     """An alarm as it was raised."""
-    keys = ("trainer", "generation", "leaving", "at_work")
+    keys = ("trainer", "generation", "reached", "leaving", "at_work")
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})

@@ -25,14 +25,11 @@ class GoOn(Generic[H]):
     places : list of (int or None)
         The image that each goes on from; None: its present state.
     clocks : dict of lane to int
-    lost : int
-        Versions of the most advanced server that are made again.
     """
 
     hosts: list[H]
     places: list[int | None]
     clocks: dict[int, int]
-    lost: int
 
 
 def choose(policy: Policy, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[H] | None:
@@ -54,15 +51,13 @@ def choose(policy: Policy, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[
     """
     if not held or not all(any(holding.places for _, holding in server) for server in held):
         return None
-    seen = max(place for server in held for _, holding in server for place in holding.places)
     if not policy.lockstep:
         chosen = [_latest(server) for server in held]
         # Threads that share memory count their steps at the first server alone.
         known = chosen[:1] if policy.loop == "shared" else chosen
         clocks = [holding.clocks[place] for _, holding, place in known]
         lanes = {lane: min(c.get(lane, 0) for c in clocks) for lane in clocks[0]}
-        lost = seen - min(place for _, _, place in chosen) if len(held) == 1 else 0
-        return _go_on(chosen, lanes, lost)
+        return _go_on(chosen, lanes)
     common = set.intersection(
         *({place for _, holding in server for place in holding.places} for server in held)
     )
@@ -70,7 +65,7 @@ def choose(policy: Policy, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[
         return None
     place = max(common)
     at = [next((h, holding, place) for h, holding in s if place in holding.places) for s in held]
-    return _go_on(at, at[0][1].clocks[place], seen - place)
+    return _go_on(at, at[0][1].clocks[place])
 
 
 def _latest(server: Sequence[tuple[H, Holding]]) -> tuple[H, Holding, int]:
@@ -78,6 +73,6 @@ def _latest(server: Sequence[tuple[H, Holding]]) -> tuple[H, Holding, int]:
     return host, holding, max(holding.places) if holding.now is None else holding.now
 
 
-def _go_on(chosen: Sequence[tuple[H, Holding, int]], clocks: dict[int, int], lost: int) -> GoOn[H]:
+def _go_on(chosen: Sequence[tuple[H, Holding, int]], clocks: dict[int, int]) -> GoOn[H]:
     places = [None if place == holding.now else place for _, holding, place in chosen]
-    return GoOn([host for host, _, _ in chosen], places, dict(clocks), lost)
+    return GoOn([host for host, _, _ in chosen], places, dict(clocks))

@@ -29,7 +29,12 @@ from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 __all__ = ["Trainer"]
 
 
-def _no_next(spec: TrainerSpec, error: TrainingError) -> TrainerSpec | None:
+NextSpec = Callable[[TrainerSpec, TrainingError, dict[int, int]], TrainerSpec | None]
+
+
+def _no_next(
+    spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
+) -> TrainerSpec | None:
     raise error
 
 
@@ -48,8 +53,9 @@ class Trainer:
     idle : callable
         Called in the calling thread after each pass.
     next_spec : callable
-        Takes the spec of a generation that has ended and the error that ended it; waits for the
-        spec of the next one. None dismisses the trainer. By default the error is raised.
+        Takes the spec of a generation that has ended, the error that ended it and the clock that
+        each lane had reached; waits for the spec of the next one. None dismisses the trainer. By
+        default the error is raised.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class Trainer:
         credentials: Credentials,
         host: str,
         idle: Callable[[], None] = lambda: None,
-        next_spec: Callable[[TrainerSpec, TrainingError], TrainerSpec | None] = _no_next,
+        next_spec: NextSpec = _no_next,
     ) -> None:
         self._fit = fit
         self._spec = spec
@@ -70,6 +76,7 @@ class Trainer:
         self._idle = idle
         self._next_spec = next_spec
         self._memory: dict[str, Any] = {}
+        self._at_work: list[Lane] = []
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the fit's passes over the blocks of this trainer's lanes.
@@ -100,7 +107,8 @@ class Trainer:
             except TrainingError as error:
                 if not is_consequence(error):
                     raise
-                spec = self._next_spec(spec, error)
+                reached = {lane.number: lane.reached for lane in self._at_work}
+                spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
     def _run_generation(self, ready: Any) -> ShardState | None:
@@ -108,7 +116,7 @@ class Trainer:
         # Its own, since a loop may add conditions to it.
         self._wait = dataclasses.replace(self._bound)
         with ExitStack() as stack:
-            lanes = self._lanes(ready, stack)
+            self._at_work = lanes = self._lanes(ready, stack)
             communicator = self._meet()
             stack.callback(communicator.close)
             context = Context(

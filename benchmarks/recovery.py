@@ -1,0 +1,416 @@
+"""Lost and stopped workers: seconds until a fit goes on, what is made again, what shadows cost.
+
+Times of different processes are compared, so this needs a clock that they share, as on Linux.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster, WorkerPlugin
+from distributed.utils import get_mp_context
+
+from benchmarks._common import logistic_rows, markdown, persisted
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.policies import POLICIES
+
+WORKERS, BATCH = 3, 32
+ROWS, FEATURES = 6_000, 8
+#: Seconds after the first pass at which a worker is killed; at once, there is no shadow yet.
+LATER, AT_ONCE = 0.7, 0.0
+#: They are so many more, at random: at no fixed moment of the client's own looks at the fit.
+JITTER = 0.2
+KILLS = [("trainer", LATER), ("server", LATER), ("both", LATER)]
+#: Fits begun for one loss, since the machine's other work may hold the killing up.
+TRIES = 5
+#: Seconds of an undisturbed fit, of one whose steps are counted, and until it has shadows.
+FIT, TIMED, SHADOWED = 2.0, 1.2, 0.7
+#: Features, rows and batch of the models whose shadows are timed.
+MODELS = [(28, 30_000, 64), (100_000, 96, 8)]
+HOW = "`python -m benchmarks recovery`"
+
+
+@dataclass(frozen=True)
+class _Size:
+    policies: list[str]
+    fits: int
+    stops: int
+    models: list[tuple[int, int, int]]
+
+
+_FULL = _Size(list(POLICIES), 5, 3, MODELS)
+_TINY = _Size(["sync", "async"], 1, 1, [(28, 3_000, 64)])
+
+
+def run(tiny: bool = False) -> str:
+    """The tables."""
+    size = _TINY if tiny else _FULL
+    return "\n\n".join([*_killed_and_stopped(size), _shadows(size)])
+
+
+@contextlib.contextmanager
+def _workers() -> Iterator[Client]:
+    config = {
+        # By default a cluster gives up a worker that happens to be away 15 s after a loss.
+        "distributed.deploy.lost-worker-timeout": "1h",
+        "distributed.worker.multiprocessing-method": "forkserver",
+    }
+    with dask.config.set(config):
+        # Lost workers come back without importing all again, which leaves the cores to the fit.
+        get_mp_context().set_forkserver_preload([__name__])
+        cluster = LocalCluster(
+            n_workers=WORKERS,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=":0",
+            silence_logs=50,
+        )
+        with cluster, Client(cluster) as client:
+            yield client
+
+
+def _killed_and_stopped(size: _Size) -> list[str]:
+    X, y = logistic_rows(ROWS, FEATURES, "float64")
+    X, y = da.from_array(X, chunks=(ROWS // 10, -1)), da.from_array(y, chunks=ROWS // 10)
+    with _workers() as client:
+        client.register_plugin(_Watch())
+        _fit(X, y, "sync", 2)  # warms up
+        killed = [row for name in size.policies for row in _kill_rows(client, X, y, name, size)]
+        stopped = [_stop_row(client, X, y, name, size.stops) for name in ("sync", "async")]
+    return [_killed_table(killed, size.fits), _stopped_table(stopped, size.stops)]
+
+
+def _fit(X: Any, y: Any, policy: str, passes: int, *callbacks: Any) -> SGDClassifier:
+    return SGDClassifier(
+        policy=policy,
+        batch_size=BATCH,
+        tol=None,
+        max_iter=passes,
+        random_state=0,
+        n_lanes=WORKERS,
+        callbacks=list(callbacks),
+    ).fit(X, y)
+
+
+# -- lost workers ----------------------------------------------------------------------------------
+
+
+def _kill_rows(client: Client, X: Any, y: Any, policy: str, size: _Size) -> list[list[Any]]:
+    """Kinds take turns, so that the machine's other work disturbs all of them alike."""
+    calm = _fit(X, y, policy, 10**6, _Until(FIT))
+    passes = len(calm.history_.records)
+    kinds = [*KILLS, ("server", AT_ONCE)] if policy == "sync" else KILLS
+    found: dict[tuple[str, float], list[_Loss]] = {kind: [] for kind in kinds}
+    nobody = [_Loss.between(_fit(X, y, policy, passes), calm)]
+    for _ in range(size.fits):
+        for who, after in kinds:
+            found[who, after].append(_lose(client, X, y, calm, who, after))
+    rows = [_row(policy, "nobody", nobody)]
+    for (who, after), losses in found.items():
+        rows.append(_row(policy, who if after else f"{who}, at once", losses))
+    return rows
+
+
+@dataclass
+class _Loss:
+    """How one fit came through, next to an undisturbed one."""
+
+    difference: float
+    ratio: float
+    whole: bool
+    seconds: float | None = None
+    lost: int = 0
+    again: int = 0
+    anew: bool = False
+
+    @classmethod
+    def between(cls, clf: SGDClassifier, calm: SGDClassifier) -> _Loss:
+        """Compare two fits."""
+        records, others = clf.history_.records, calm.history_.records
+        return cls(
+            float(np.abs(clf.coef_ - calm.coef_).max()),
+            records[-1]["loss"] / others[-1]["loss"],
+            len(records) == len(others) and all(r["rows"] == ROWS for r in records),
+        )
+
+
+def _lose(client: Client, X: Any, y: Any, calm: SGDClassifier, who: str, after: float) -> _Loss:
+    for _ in range(TRIES):
+        strike = _Strike(client, _all_there(client), who, after, signal.SIGKILL)
+        clf = _fit(X, y, calm.policy, len(calm.history_.records), strike)
+        if strike.struck():
+            break
+    else:
+        raise SystemExit("Fits ended before a worker was killed: the machine is too busy.")
+    loss = _Loss.between(clf, calm)
+    loss.seconds, loss.again = _after(client, strike)
+    # Later the workers come back and take lanes, which loses nothing.
+    events = [event for _, event in strike.events if "joined" not in event.reason]
+    loss.lost = sum(event.lost_versions for event in events)
+    loss.anew = any(event.anew for event in events)
+    return loss
+
+
+def _after(client: Client, strike: _Strike) -> tuple[float, int]:
+    """Seconds to the first new step, and the most gradients that a lane made again.
+
+    The step is one of a killed trainer's lanes, or of any lane where a server was lost.
+    """
+    lives = [life for lives in client.run(_lives).values() for life in lives]
+    before = {life.lane: life for life in lives if life.since < strike.at}
+    # A step counts once the lane was let go to the next one.
+    new = [life for life in lives if life.since > strike.at and life.steps > 1]
+    ours = [life for life in new if strike.who != "trainer" or life.lane in strike.lanes]
+    first = min(life.since for life in ours)
+    again = [
+        before[life.lane].first_clock + before[life.lane].steps - life.first_clock
+        for life in new
+        if life.lane in before
+    ]
+    return first - strike.at, max([0, *again])
+
+
+def _row(policy: str, killed: str, losses: list[_Loss]) -> list[Any]:
+    seconds = [loss.seconds for loss in losses if loss.seconds is not None]
+    median = f"{statistics.median(seconds):.3f}" if seconds else ""
+    spread = f"{min(seconds):.3f} to {max(seconds):.3f}" if seconds else ""
+    return [
+        policy,
+        killed,
+        median,
+        spread,
+        f"{statistics.median(loss.lost for loss in losses):g}" if seconds else "",
+        f"{statistics.median(loss.again for loss in losses):g}" if seconds else "",
+        f"{sum(loss.anew for loss in losses)} of {len(losses)}" if seconds else "",
+        f"{max(loss.difference for loss in losses):.1e}",
+        f"{max((loss.ratio for loss in losses), key=lambda ratio: abs(ratio - 1)):.6f}",
+        "yes" if all(loss.whole for loss in losses) else "no",
+    ]
+
+
+def _killed_table(rows: list[list[Any]], fits: int) -> str:
+    columns = [
+        "policy", "killed", "seconds to a new step", "from, to", "`lost_versions`",
+        "gradients of a lane made again", "began anew", "difference of coefficients",
+        "loss / undisturbed", "all rows",
+    ]  # fmt: skip
+    title = (
+        f"kill -9 of workers about {LATER + JITTER / 2:g} s into a fit, {WORKERS} worker "
+        f"processes, medians of {fits} fits, differences and loss of the worst: {HOW}"
+    )
+    return markdown(title, columns, rows)
+
+
+class _Until:
+    """Ends a fit after so many seconds of passes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.left -= record["seconds"]
+        if self.left <= 0:
+            run.stop()
+
+
+@dataclass
+class _Strike:
+    """Signals workers of a fit from a thread of its own, some seconds after the first pass."""
+
+    client: Client
+    pids: dict[str, int]
+    who: str
+    after: float
+    signal: signal.Signals
+    at: float = np.inf
+    victims: list[str] = field(default_factory=list)
+    lanes: set[int] = field(default_factory=set)
+    events: list[tuple[float, Any]] = field(default_factory=list)
+    thread: threading.Thread | None = None
+    over: bool = False
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._strike, args=(run,))
+            self.thread.start()
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append((time.monotonic(), event))
+        if self.signal == signal.SIGSTOP:
+            run.stop()  # all is seen
+
+    def on_fit_end(self, run: Any) -> None:
+        self.over = True
+
+    def _strike(self, run: Any) -> None:
+        self.victims = _victims(run, self.who)
+        if self.after:
+            time.sleep(self.after + np.random.default_rng().uniform(0, JITTER))
+            lives = self.client.run(_lives, workers=self.victims)
+            self.lanes = {life.lane for there in lives.values() for life in there}
+        if self.over:
+            return
+        self.at = time.monotonic()
+        for address in self.victims:
+            os.kill(self.pids[address], self.signal)
+
+    def struck(self) -> bool:
+        """Whether the fit was hit, and noticed."""
+        if self.thread is not None:
+            self.thread.join()
+        return bool(self.events)
+
+
+def _victims(run: Any, who: str) -> list[str]:
+    """The server's worker, and the last of those without one."""
+    server = run.server_addresses[0]
+    trainer = max(set(run.trainer_addresses) - {server})
+    return {"trainer": [trainer], "server": [server], "both": [server, trainer]}[who]
+
+
+def _all_there(client: Client) -> dict[str, int]:
+    """Wait for lost workers to come back, and return the process of each."""
+    while len(client.scheduler_info(n_workers=-1)["workers"]) < WORKERS:
+        time.sleep(0.05)
+    return client.run(_forget)
+
+
+# -- on a worker -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Life:
+    """A lane's steps on one worker in one generation."""
+
+    lane: int
+    since: float
+    first_clock: int
+    steps: int = 1
+
+
+_noted: list[_Life] = []
+
+
+class _Watch(WorkerPlugin):
+    """Watches the lanes of every worker, those that come back too."""
+
+    def setup(self, worker: Any) -> None:
+        _watch_lanes()
+
+
+def _watch_lanes() -> None:
+    """Note from now on when lanes step."""
+    from daskml_dist.training.lane import Lane
+
+    add_gradient = Lane.add_gradient
+
+    def noting(self: Any, w: Any, batch: Any, out: Any) -> None:
+        add_gradient(self, w, batch, out)
+        # A generation has `Lane` objects of its own.
+        if hasattr(self, "life"):
+            self.life.steps += 1
+        else:
+            self.life = _Life(self.number, time.monotonic(), self.clock)
+            _noted.append(self.life)
+
+    Lane.add_gradient = noting  # type: ignore[method-assign]
+
+
+def _forget() -> int:
+    """Forget what was noted; return the process."""
+    _noted.clear()
+    return os.getpid()
+
+
+def _lives() -> list[_Life]:
+    return list(_noted)
+
+
+# -- stopped workers -------------------------------------------------------------------------------
+
+
+def _stop_row(client: Client, X: Any, y: Any, policy: str, stops: int) -> list[Any]:
+    seconds = [_stop(client, X, y, policy) for _ in range(stops)]
+    return [
+        policy,
+        f"{statistics.median(seconds):.2f}",
+        f"{min(seconds):.2f} to {max(seconds):.2f}",
+    ]
+
+
+def _stop(client: Client, X: Any, y: Any, policy: str) -> float:
+    strike = _Strike(client, _all_there(client), "trainer", LATER, signal.SIGSTOP)
+    try:
+        _fit(X, y, policy, 10**6, strike)
+    finally:
+        for address in strike.victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(strike.pids[address], signal.SIGKILL)
+    return strike.events[0][0] - strike.at
+
+
+def _stopped_table(rows: list[list[Any]], stops: int) -> str:
+    title = (
+        f"A trainer's process stopped (SIGSTOP), daskml_dist.lease of 3 s, {WORKERS} worker "
+        f"processes, medians of {stops} fits: {HOW}"
+    )
+    return markdown(title, ["policy", "seconds to the next generation", "from, to"], rows)
+
+
+# -- shadows ---------------------------------------------------------------------------------------
+
+
+def _shadows(size: _Size) -> str:
+    rows = []
+    with _workers():
+        for features, n_rows, batch in size.models:
+            X, y = logistic_rows(n_rows, features)
+            X, y = persisted(X, WORKERS), persisted(y, WORKERS)
+            for policy in [
+                name for name in ("sync", "allreduce", "async") if name in size.policies
+            ]:
+                rows.append([f"{features:,}", policy, *_rates(X, y, policy, batch, size.fits)])
+    columns = ["features", "policy", "steps/s with", "steps/s without", "with / without"]
+    title = (
+        f"What shadows cost: daskml_dist.shadow_lag of 64 and of a billion in turn, {WORKERS} "
+        f"worker processes, float32, medians of {size.fits} fits: {HOW}"
+    )
+    return markdown(title, columns, rows)
+
+
+def _rates(X: Any, y: Any, policy: str, batch: int, fits: int) -> list[str]:
+    """Steps a second with shadows and without."""
+    rates: dict[int, list[float]] = {64: [], 10**9: []}
+    for _ in range(fits):
+        for lag, found in rates.items():
+            with dask.config.set({"daskml_dist.shadow_lag": lag}):
+                found.append(_rate(X, y, policy, batch))
+    with_, without = map(statistics.median, rates.values())
+    return [f"{with_:,.0f}", f"{without:,.0f}", f"{with_ / without:.0%}"]
+
+
+def _rate(X: Any, y: Any, policy: str, batch: int) -> float:
+    """Steps a second once there are shadows."""
+    clf = SGDClassifier(
+        policy=policy,
+        batch_size=batch,
+        tol=None,
+        max_iter=10**6,
+        random_state=0,
+        callbacks=[_Until(TIMED)],
+    ).fit(X, y)
+    records = clf.history_.records
+    ends = np.cumsum([record["seconds"] for record in records])
+    late = [record for record, end in zip(records, ends, strict=True) if end > SHADOWED]
+    return sum(r["steps"] for r in late) / sum(r["seconds"] for r in late)
