@@ -376,6 +376,8 @@ class TrainingRun:
             if self._rows.only_at(address):
                 continue
             self._to_let_go.discard(address)
+            if address not in self._membership.call():
+                continue
             call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL)
             if address in self._to_retire:
                 self._to_retire.discard(address)

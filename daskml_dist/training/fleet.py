@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 from distributed import Client
 from distributed.client import Future
 
@@ -24,6 +25,8 @@ __all__ = ["Fleet", "Gone", "Host", "Seat", "call_workers"]
 _CALL = 30.0
 #: Seconds between two looks at whether a call will still be answered.
 _SLICE = 0.2
+#: Bytes of a fit that travel with each task.
+_SMALL = 2**18
 
 
 class Gone(Exception):
@@ -89,12 +92,18 @@ class Fleet:
         self._secret = secret
         self._is_there = is_there
         self._on_end = on_end
+        self._is_small = len(cloudpickle.dumps(fit)) <= _SMALL
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
 
-    def _spec_future(self) -> Future[Any]:
-        """The fit on the cluster; scattered anew if it went with a worker."""
+    def _spec(self) -> FitSpec | Future[Any]:
+        """The fit as an argument of a task: itself, or on the cluster where it is large.
+
+        There it is scattered anew if it went with a worker.
+        """
+        if self._is_small:
+            return self._fit
         if self._fit_future is None or self._fit_future.status != "finished":
             try:
                 self._fit_future = self._client.scatter(self._fit, hash=False)
@@ -114,7 +123,7 @@ class Fleet:
         key = f"{self._run_id}-{number}-{self.next_name()}"
         future = self._client.submit(
             ServerHost,
-            self._spec_future(),
+            self._spec(),
             number,
             n_trainers,
             self._run_id,
@@ -201,7 +210,7 @@ class Fleet:
         """Start a trainer."""
         future = self._client.submit(
             run_trainer,
-            self._spec_future(),
+            self._spec(),
             spec,
             blocks,
             workers=[address],

@@ -293,12 +293,14 @@ class Generations:
             self.seats.append(part.seat)
         for part in parts:
             if part.seat is not None and not part.lanes:
-                orders.setdefault(part.address, {})[part.seat.spec.name] = None
                 self.dismissed.append(part.seat)
+                if part.address in self._membership.call():
+                    orders.setdefault(part.address, {})[part.seat.spec.name] = None
         self.visited |= self.members
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         heard = call_workers(self._client, give_orders, calls, _DELIVERY)
-        if deaf := sorted(set(calls).difference(heard)):
+        # One that leaves may be gone by now; the trainer there has no part any more.
+        if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
             raise Gone(deaf[0], "takes no orders")
 
     def _spec(self, part: _Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
