@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +70,14 @@ class _OpenPass:
     missing: set[int]
     reports: list[PassReport] = field(default_factory=list)
     counted: PassReport = field(default_factory=lambda: PassReport([]))
+
+
+def _copied(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
+    # A report never changes once it is in.
+    return {
+        number: _OpenPass(set(entry.missing), list(entry.reports), replace(entry.counted))
+        for number, entry in passes.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -173,19 +180,18 @@ class PassLedger:
     def image(self) -> LedgerImage:
         """Copy of everything but the records."""
         elapsed = time.perf_counter() - self._since
-        return copy.deepcopy(
-            LedgerImage(
-                self.rule, len(self.records), self.stopped, self._open, elapsed, self._staleness
-            )
-        )
+        return LedgerImage(
+            replace(self.rule), len(self.records), self.stopped, _copied(self._open), elapsed,
+            list(self._staleness),
+        )  # fmt: skip
 
     def restore(self, image: LedgerImage) -> None:
         """Become what the ledger of the image was; the later records are dropped."""
-        image = copy.deepcopy(image)
         del self.records[image.n_records :]
-        self.rule, self.stopped, self._open = image.rule, image.stopped, image.open
+        self.rule, self.stopped = replace(image.rule), image.stopped
+        self._open = _copied(image.open)
         self._since = time.perf_counter() - image.elapsed
-        self._staleness = image.staleness
+        self._staleness = list(image.staleness)
 
     def is_closed(self, number: int) -> bool:
         """Whether every lane has reported pass `number`."""

@@ -7,6 +7,7 @@ listener's own threads, never through the worker's event loop.
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import weakref
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.dask_internals import before_closing, is_wanted
-from daskml_dist.training.orders import Line, raise_alarm, say_hello, take_leave
+from daskml_dist.training.orders import Line, at_work, raise_alarm, say_hello, take_leave, tidy
 from daskml_dist.training.servers import make_server
 from daskml_dist.training.shadow import Shipper
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
@@ -117,8 +118,16 @@ class ServerHost:
         listener = Listener(host, self._credentials, on_pair=answer)
         self._endpoint = Endpoint(key, host, listener.port)
         self._shipper: Shipper | None = None
-        # The scheduler drops the actor when its client goes: then nobody may wait for it.
-        self._close = weakref.finalize(self, _close, self._server, listener)
+        # The scheduler drops the actor when its client goes: then nobody may wait for it. The
+        # garbage collector may run in any thread, whatever locks that holds, so it only says so.
+        end: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._end = weakref.finalize(self, end.put, None)
+        threading.Thread(
+            target=_close_at_end,
+            args=(end, self._server, listener, worker, run_id),
+            daemon=True,
+            name="daskml-end",
+        ).start()
 
     async def endpoint(self) -> Endpoint:
         """Where trainers reach it."""
@@ -191,7 +200,7 @@ class ServerHost:
         self._server.shadow(self._shipper, every)
 
     def _connect_to(self, shadow: Endpoint) -> ServerConnection:
-        wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: not self._close.alive)
+        wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: not self._end.alive)
         server = find_server(shadow.key)
         if server is not None:
             return LocalConnection(server, wait)
@@ -213,12 +222,20 @@ class ServerHost:
     async def close(self) -> None:
         """Close the listener and all connections."""
         self._end_shipping()
-        self._close()
+        self._end()
 
 
-def _close(server: ParameterServer, listener: Listener) -> None:
+def _close_at_end(
+    end: queue.SimpleQueue[None],
+    server: ParameterServer,
+    listener: Listener,
+    worker: Any,
+    run_id: str,
+) -> None:
+    end.get()
     server.abort("the fit is over")
     listener.close()
+    tidy(worker, run_id)
 
 
 def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | bytes) -> TrainerResult:
@@ -248,11 +265,12 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
         _host(worker),
         next_spec=line.next_spec,
     )
-    if not isinstance(blocks, bytes):
-        return trainer.run(blocks)
-    recipes = Recipes.unpack(blocks)
-    fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
-    return trainer.run(lambda number: recipes.make(number, fetch))
+    with at_work(worker, spec.run_id):
+        if not isinstance(blocks, bytes):
+            return trainer.run(blocks)
+        recipes = Recipes.unpack(blocks)
+        fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
+        return trainer.run(lambda number: recipes.make(number, fetch))
 
 
 def _nothing_held(key: Any) -> Any:

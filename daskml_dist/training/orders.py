@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,14 @@ __all__ = [
     "Alarm",
     "Line",
     "abort_run",
+    "at_work",
     "forget_run",
     "give_orders",
     "raise_alarm",
     "say_farewell",
     "say_hello",
     "take_leave",
+    "tidy",
     "to_alarm",
 ]
 
@@ -38,6 +41,8 @@ __all__ = [
 TOPIC = "daskml_dist"
 #: Seconds for which a worker that closes waits; cluster managers kill it after four.
 _LEAVE = 3.0
+#: Seconds after which what is left of a run is looked at.
+_TIDY = 1.0
 #: Seconds between two looks at whether an order will still come.
 _SLICE = 0.2
 
@@ -46,6 +51,7 @@ Order = tuple[int, TrainerSpec | None]
 _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
 _farewells: set[str] = set()
+_trainers: Counter[str] = Counter()
 _changed = threading.Condition()
 
 
@@ -81,6 +87,33 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
     await forget_closing(dask_worker, run_id)
     _farewells.discard(run_id)
     return count_servers(run_id)
+
+
+@contextmanager
+def at_work(worker: Any, run_id: str) -> Iterator[None]:
+    """While a trainer of a run is at work in this process; afterwards nothing of it stays."""
+    with _changed:
+        _trainers[run_id] += 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _trainers[run_id] -= 1
+        tidy(worker, run_id)
+
+
+def tidy(worker: Any, run_id: str) -> None:
+    """Forget a run soon, if nothing of it is left in this process: its client may have died."""
+
+    async def forget() -> None:
+        await asyncio.sleep(_TIDY)
+        if not _trainers[run_id]:
+            del _trainers[run_id]
+            if not count_servers(run_id):
+                await forget_run(run_id, worker)
+
+    with suppress(Exception):  # the worker itself is closing
+        worker.loop.add_callback(forget)
 
 
 # -- the trainer's side ----------------------------------------------------------------------------
