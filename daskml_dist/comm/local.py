@@ -29,8 +29,8 @@ def find_server(key: str) -> ParameterServer | None:
 
 
 def count_servers(prefix: str) -> int:
-    """Servers of this process whose key begins so."""
-    return sum(key.startswith(prefix) for key in list(_servers))
+    """Servers of this process whose key begins so, and that are not over."""
+    return sum(key.startswith(prefix) and not s.is_over for key, s in list(_servers.items()))
 
 
 class LocalConnection(ServerConnection):

@@ -96,6 +96,11 @@ class ParameterServer:
         """Bytes of parameters in the answers to all lanes at once, at most."""
         return 0 if self.shard is None else self.shard.w.nbytes * self._n_lanes
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it refuses everything for good."""
+        return self._aborted is not None
+
     # -- steps ---------------------------------------------------------------------------------
 
     def exchange(self, request: Request, reply: Callable[[Reply], None]) -> None:

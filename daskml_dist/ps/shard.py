@@ -36,6 +36,8 @@ class UpdateRule:
     coordinates : bool
         Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
         all the steps since (lazy regularisation, Carpenter 2008).
+    share : float
+        Share of the fit's steps that the shard makes itself, where several make them.
     """
 
     optimizer: Optimizer
@@ -45,6 +47,7 @@ class UpdateRule:
     steps_per_pass: float
     average_after: int | None = None
     coordinates: bool = False
+    share: float = 1.0
 
 
 @dataclass
@@ -151,8 +154,8 @@ class Shard:
 
     def learning_rate(self) -> float:
         """Learning rate of the step that comes next."""
-        step = self.step + 1
-        return self.rule.schedule(step, (step - 1) / self.rule.steps_per_pass)
+        done = self.step / self.rule.share
+        return self.rule.schedule(round(done) + 1, done / self.rule.steps_per_pass)
 
     def apply(
         self,

@@ -41,8 +41,8 @@ __all__ = [
 TOPIC = "daskml_dist"
 #: Seconds for which a worker that closes waits; cluster managers kill it after four.
 _LEAVE = 3.0
-#: Seconds after which what is left of a run is looked at.
-_TIDY = 1.0
+#: Seconds between two looks at what is left of a run.
+_TIDY = 0.5
 #: Seconds between two looks at whether an order will still come.
 _SLICE = 0.2
 
@@ -52,6 +52,7 @@ _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
 _farewells: set[str] = set()
 _trainers: Counter[str] = Counter()
+_tidying: set[str] = set()
 _changed = threading.Condition()
 
 
@@ -103,14 +104,19 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
 
 
 def tidy(worker: Any, run_id: str) -> None:
-    """Forget a run soon, if nothing of it is left in this process: its client may have died."""
+    """Forget a run once nothing of it is left in this process: its client may have died."""
 
     async def forget() -> None:
-        await asyncio.sleep(_TIDY)
-        if not _trainers[run_id]:
+        if run_id in _tidying:
+            return
+        _tidying.add(run_id)
+        try:
+            while _trainers[run_id] or count_servers(run_id):
+                await asyncio.sleep(_TIDY)
             del _trainers[run_id]
-            if not count_servers(run_id):
-                await forget_run(run_id, worker)
+            await forget_run(run_id, worker)
+        finally:
+            _tidying.discard(run_id)
 
     with suppress(Exception):  # the worker itself is closing
         worker.loop.add_callback(forget)

@@ -55,7 +55,7 @@ class _Shared:
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         fit = context.fit
         share = len(context.lanes) / max(len(fit.lane_rows), 1)
-        rule = dataclasses.replace(fit.rule, steps_per_pass=fit.rule.steps_per_pass * share)
+        rule = dataclasses.replace(fit.rule, share=share)
         steps = sum(clock - fit.first_clock for clock in context.clocks.values())
         self.replica = _replica(context, rule, steps)
         self._context = context
