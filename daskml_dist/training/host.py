@@ -196,16 +196,10 @@ class ServerHost:
     async def shadow_to(self, shadow: Endpoint, every: int) -> None:
         """Send an image to the shadow at once, and every so many updates."""
         self._end_shipping()
-        self._shipper = Shipper(self._server, partial(self._connect_to, shadow), self._alarm)
+        # Its thread must not hold the actor, which ends when nobody holds it.
+        connect = partial(_connect_to, shadow, self._server, self._fit, self._credentials)
+        self._shipper = Shipper(self._server, connect, self._alarm)
         self._server.shadow(self._shipper, every)
-
-    def _connect_to(self, shadow: Endpoint) -> ServerConnection:
-        wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: not self._end.alive)
-        server = find_server(shadow.key)
-        if server is not None:
-            return LocalConnection(server, wait)
-        width = self._fit.model.width
-        return SocketConnection(shadow, self._credentials, wait, self._fit.dtype, width)
 
     def _end_shipping(self) -> None:
         if self._shipper is not None:
@@ -223,6 +217,16 @@ class ServerHost:
         """Close the listener and all connections."""
         self._end_shipping()
         self._end()
+
+
+def _connect_to(
+    shadow: Endpoint, server: ParameterServer, fit: FitSpec, credentials: Credentials
+) -> ServerConnection:
+    wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: server.is_over)
+    here = find_server(shadow.key)
+    if here is not None:
+        return LocalConnection(here, wait)
+    return SocketConnection(shadow, credentials, wait, fit.dtype, fit.model.width)
 
 
 def _close_at_end(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from daskml_dist.comm.base import ServerConnection
 from daskml_dist.errors import TrainingError
@@ -12,6 +13,9 @@ from daskml_dist.ps.image import ServerImage, shadow_of
 from daskml_dist.ps.server import ParameterServer
 
 __all__ = ["Shipper"]
+
+#: Seconds between two looks at whether the server is still there.
+_SLICE = 0.5
 
 
 class Shipper:
@@ -66,9 +70,15 @@ class Shipper:
             self._server.unshadow(self)
             self._on_failure(f"shadow: {error}")
 
+    def _next(self) -> ServerImage | None:
+        while not self._server.is_over:
+            with suppress(queue.Empty):
+                return self._images.get(timeout=_SLICE)
+        return None
+
     def _send_all(self, connection: ServerConnection) -> None:
         first = 0
-        for image in iter(self._images.get, None):
+        while (image := self._next()) is not None:
             # Records only grow, so each goes over once.
             records, n_records = [], first
             if image.ledger is not None and self._server.ledger is not None:
