@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Security
 
-from daskml_dist.errors import CallbackError, InvalidDataError, WorkerLostError
+from daskml_dist.errors import CallbackError, InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
 
@@ -190,31 +189,6 @@ def test_a_fit_while_the_user_computes(client: Client) -> None:
     others = client.map(lambda i: sum(range(10**5)) + i, range(40), pure=False)
     SGDClassifier(max_iter=5, tol=None).fit(*_lazy())
     assert len(client.gather(others)) == 40
-
-
-@pytest.mark.parametrize("role", ["trainer", "server"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_lost_worker_ends_the_fit(policy: str, role: str) -> None:
-    class Kill:
-        def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-            if record["pass"] == 2:
-                address = (run.trainer_addresses[-1:] + run.server_addresses[:1])[role == "server"]
-                (pid,) = client.run(os.getpid, workers=[address]).values()
-                os.kill(pid, signal.SIGKILL)
-
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        with pytest.raises(WorkerLostError, match="was lost"):
-            _endless(policy, Kill()).fit(*_lazy())
-        assert not any(client.run(lambda dask_worker: len(dask_worker.state.actors)).values())
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce"])

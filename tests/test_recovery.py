@@ -22,6 +22,7 @@ from sklearn.metrics import log_loss
 from daskml_dist.errors import DataLostError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
+from daskml_dist.training.dask_internals import list_workers
 
 N_ROWS, N_PASSES = 6_000, 30
 EXACT = ["sync", "allreduce", "local", "average"]
@@ -127,8 +128,21 @@ def _check(clf: SGDClassifier, policy: str) -> None:
     assert _loss(clf) == pytest.approx(_loss(calm), rel=0.01)
 
 
-@pytest.mark.parametrize("role", ["trainer", "server", "both"])
-@pytest.mark.parametrize("policy", POLICIES)
+def _cases() -> Iterator[Any]:
+    """Each policy with each role; by default, one role of each."""
+    roles = ("both", "trainer", "server")
+    for number, policy in enumerate(POLICIES):
+        for role in roles:
+            quick = role == roles[number % len(roles)]
+            yield pytest.param(policy, role, marks=[] if quick else pytest.mark.slow)
+
+
+def _first_of(*values: Any) -> list[Any]:
+    """All values; by default, the first."""
+    return [values[0], *(pytest.param(v, marks=pytest.mark.slow) for v in values[1:])]
+
+
+@pytest.mark.parametrize(("policy", "role"), _cases())
 def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role: str) -> None:
     def kill(run: Any) -> None:
         for address in _victims(run, role):
@@ -142,7 +156,7 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role:
     assert clf.history_.extra["lost_rows"] == 0
 
 
-@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+@pytest.mark.parametrize("policy", _first_of("allreduce", "sync", "async"))
 def test_without_a_shadow_yet_the_fit_begins_anew(crew_client: Client, policy: str) -> None:
     strike = Strike(lambda run: _kill(crew_client, run.server_addresses[0]), after=0)
     clf = _classifier(policy, strike).fit(*_lazy())
@@ -151,7 +165,7 @@ def test_without_a_shadow_yet_the_fit_begins_anew(crew_client: Client, policy: s
     assert "begins anew" in str(strike.events[0])
 
 
-@pytest.mark.parametrize("policy", ["sync", "average"])
+@pytest.mark.parametrize("policy", _first_of("sync", "average"))
 def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
     def kill_all(run: Any) -> None:
         for pid in crew_client.run(os.getpid).values():
@@ -161,7 +175,7 @@ def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
     _check(clf, policy)
 
 
-@pytest.mark.parametrize("n_servers", [2, 3])
+@pytest.mark.parametrize("n_servers", _first_of(2, 3))
 def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers: int) -> None:
     strike = Strike(lambda run: _kill(crew_client, run.server_addresses[1]))
     clf = _classifier("sync", strike, n_servers=n_servers).fit(*_lazy())
@@ -170,7 +184,7 @@ def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers
     assert strike.events[0].lost_versions <= 64
 
 
-@pytest.mark.parametrize("policy", ["sync", "async"])
+@pytest.mark.parametrize("policy", _first_of("async", "sync"))
 def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
     stopped: list[int] = []
 
@@ -191,10 +205,10 @@ def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
 def test_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
     strike = Strike(lambda run: _kill(crew_client, _victims(run, "trainer").pop()))
     X, y = _rows()
+    calm = _classifier("sync").fit(X, y)
     clf = _classifier("sync", strike).fit(X, y)
     assert strike.events
     assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
-    calm = _classifier("sync").fit(X, y)
     np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
 
 
@@ -210,7 +224,7 @@ def test_persisted_rows_are_read_again(crew_client: Client) -> None:
 def _scattered(client: Client) -> tuple[Any, Any]:
     """Rows without a recipe, each block with one worker."""
     X, y = _rows()
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(list_workers(client))
     parts = []
     for number, rows in enumerate(np.array_split(np.arange(N_ROWS), 6)):
         held = client.scatter([(X[rows], y[rows])], workers=[workers[number % 3]], hash=False)[0]
@@ -220,7 +234,7 @@ def _scattered(client: Client) -> tuple[Any, Any]:
     return da.concatenate(X_parts), da.concatenate(y_parts)
 
 
-@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+@pytest.mark.parametrize("policy", _first_of("allreduce", "sync", "async"))
 def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str) -> None:
     for mode in ("raise", "skip"):
         crew_client.wait_for_workers(3, timeout=30)
@@ -232,9 +246,11 @@ def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str
                 clf.fit(X, y)
             continue
         clf.fit(X, y)
-        assert clf.history_.extra["lost_rows"] == 2_000
+        # One of the two blocks may have a copy where it was used.
+        lost = clf.history_.extra["lost_rows"]
+        assert lost in (1_000, 2_000)
         assert clf.history_.records[0]["rows"] == N_ROWS
-        assert clf.history_.records[-1]["rows"] == 4_000
+        assert clf.history_.records[-1]["rows"] == N_ROWS - lost
         assert clf.score(*_rows()) > 0.85
         del X, y
 
@@ -255,7 +271,7 @@ def _traces(dask_worker: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+@pytest.mark.parametrize("policy", _first_of("sync", "allreduce", "async"))
 def test_a_client_that_dies_leaves_nothing(
     crew: LocalCluster, crew_client: Client, policy: str
 ) -> None:

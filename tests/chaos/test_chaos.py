@@ -1,0 +1,182 @@
+"""A fit comes through every fault, with the result of an undisturbed one.
+
+One fault that fails is run again alone by its seed: ``pytest tests/chaos -m "" -k seed017``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from chaos.arenas import Arena
+from chaos.disks import FillDisk, small_disk
+from chaos.faults import NETWORK_KINDS, PASSES, PROCESS_KINDS, Fault, Striker, draw, prepare
+from daskml_dist.errors import CheckpointError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.schedules import InverseScaling
+from daskml_dist.training.checkpoint import Checkpoint
+
+N_ROWS = 6_000
+#: Seconds in which a fit must end, whatever happens to it.
+BOUND = 45.0
+#: Policies whose result is the same each time, so also after a loss.
+EXACT = {"sync", "allreduce", "local", "average"}
+#: Seeds of quick faults of each policy and of most kinds; all others are marked slow.
+QUICK = {11, 14, 57, 108, 160}
+
+
+def _seeds(seeds: range) -> list[Any]:
+    return [
+        pytest.param(n, id=f"seed{n:03}", marks=() if n in QUICK else pytest.mark.slow)
+        for n in seeds
+    ]
+
+
+def _rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N_ROWS, 8))
+    return X, X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0
+
+
+def _lazy() -> tuple[Any, Any]:
+    X, y = _rows()
+    return da.from_array(X, chunks=(600, -1)), da.from_array(y, chunks=600)
+
+
+def _classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDClassifier:
+    return SGDClassifier(
+        policy=policy,
+        max_iter=max_iter,
+        tol=None,
+        batch_size=32,
+        n_lanes=3,
+        random_state=0,
+        optimizer="sgd",
+        learning_rate=InverseScaling(0.5),
+        alpha=1e-3,
+        callbacks=list(callbacks),
+        **more,
+    )
+
+
+def _loss(clf: SGDClassifier) -> float:
+    """Mean loss of all rows."""
+    X, y = _rows()
+    raw = X @ clf.coef_.ravel() + clf.intercept_
+    return float(np.mean(np.logaddexp(0, np.where(y, -raw, raw))))
+
+
+@pytest.fixture
+def expected(undisturbed: dict[Any, Any]) -> Callable[[str, int], SGDClassifier]:
+    """The fit without a fault."""
+
+    def fit(policy: str, max_iter: int) -> SGDClassifier:
+        if (policy, max_iter) not in undisturbed:
+            clf = _classifier(policy, max_iter).fit(*_lazy())
+            _check_passes(clf, max_iter)
+            undisturbed[policy, max_iter] = clf
+        return undisturbed[policy, max_iter]
+
+    return fit
+
+
+def _check_passes(clf: SGDClassifier, max_iter: int) -> None:
+    """Each pass is there once and has every row once."""
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, max_iter + 1))
+    assert {record["rows"] for record in records} == {N_ROWS}
+
+
+def _check_same(clf: SGDClassifier, other: SGDClassifier, policy: str) -> None:
+    """The coefficients are those of the other fit, or as good."""
+    if policy in EXACT:
+        np.testing.assert_allclose(clf.coef_, other.coef_, atol=1e-6, rtol=0)
+        np.testing.assert_allclose(clf.intercept_, other.intercept_, atol=1e-6, rtol=0)
+    else:
+        assert _loss(clf) == pytest.approx(_loss(other), rel=0.01)
+
+
+def _survive(
+    fault: Fault,
+    arena: Arena,
+    expected: Callable[[str, int], SGDClassifier],
+    note: Callable[[Striker], None],
+    assert_clean: Callable[..., None],
+) -> None:
+    """Fit while the fault happens, and compare."""
+    arena.heal()
+    wanted = expected(fault.policy, fault.max_iter)
+    prepare(fault, arena)
+    X, y = _lazy()
+    if fault.persisted:
+        X, y = arena.client.persist([X, y])
+    striker = Striker(fault, arena)
+    clf = _classifier(fault.policy, fault.max_iter, striker)
+    began = time.monotonic()
+    try:
+        clf.fit(X, y)
+    finally:
+        seconds = time.monotonic() - began
+        note(striker)
+        striker.join()
+        print(f"{fault}\n{striker.victims} {striker.struck_at} {seconds:.2f} s")
+        print(*striker.generations, sep="\n")
+    assert seconds < BOUND
+    assert striker.passes == list(range(1, fault.max_iter + 1))
+    _check_passes(clf, fault.max_iter)
+    _check_same(clf, wanted, fault.policy)
+    arena.heal()
+    assert_clean(arena.client, keep=[X, y])
+
+
+@pytest.mark.timeout(60)
+class TestProcesses:
+    """Faults of processes."""
+
+    @pytest.mark.parametrize("seed", _seeds(range(160)))
+    def test_fault(
+        self, seed: int, processes: Arena, expected: Any, note: Any, assert_clean: Any
+    ) -> None:
+        _survive(draw(seed, PROCESS_KINDS), processes, expected, note, assert_clean)
+
+    @pytest.mark.parametrize("pretended", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_full_disk(
+        self,
+        pretended: bool,
+        processes: Arena,
+        expected: Any,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The fit tells, the checkpoint before is whole, and a fit goes on from it."""
+        processes.heal()
+        passes = PASSES["sync"]
+        with small_disk(tmp_path, monkeypatch, pretended) as disk:
+            fill = FillDisk(disk, after_pass=int(np.random.default_rng(0).integers(4, 20)))
+            file = Checkpoint(tmp_path / "fit.npz", every=2)
+            with pytest.raises(CheckpointError, match="last one that was saved is whole"):
+                _classifier("sync", passes, fill, checkpoint=file).fit(*_lazy())
+            _, facts = file.load()
+            assert facts["passes"] in {fill.after_pass - 2, fill.after_pass - 1}
+            disk.make_room()
+            again = Checkpoint(file.path, every=passes, resume=True)
+            clf = _classifier("sync", passes, checkpoint=again).fit(*_lazy())
+        _check_passes(clf, passes)
+        _check_same(clf, expected("sync", passes), "sync")
+
+
+@pytest.mark.timeout(60)
+class TestNetwork:
+    """Faults of the network."""
+
+    @pytest.mark.parametrize("seed", _seeds(range(160, 200)))
+    def test_fault(
+        self, seed: int, network: Arena, expected: Any, note: Any, assert_clean: Any
+    ) -> None:
+        _survive(draw(seed, NETWORK_KINDS), network, expected, note, assert_clean)
