@@ -142,7 +142,7 @@ def _first_of(*values: Any) -> list[Any]:
     return [values[0], *(pytest.param(v, marks=pytest.mark.slow) for v in values[1:])]
 
 
-@pytest.mark.parametrize(("policy", "role"), _cases())
+@pytest.mark.parametrize(("policy", "role"), list(_cases()))
 def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role: str) -> None:
     def kill(run: Any) -> None:
         for address in _victims(run, role):
