@@ -23,6 +23,7 @@ from daskml_dist.errors import DataLostError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.dask_internals import list_workers
+from daskml_dist.training.lane import Lane
 
 N_ROWS, N_PASSES = 6_000, 30
 EXACT = ["sync", "allreduce", "local", "average"]
@@ -197,6 +198,37 @@ def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
     clf = _classifier(policy, strike).fit(*_lazy())
     _check(clf, policy)
     assert "stopped answering" in str(strike.events[0])
+
+
+def _slow_down(seconds: float) -> None:
+    """Let every gradient of this process take longer."""
+    make = Lane.add_gradient
+
+    def add_gradient(self: Lane, *args: Any) -> None:
+        since = time.perf_counter()
+        make(self, *args)
+        time.sleep(seconds)
+        self._busy += time.perf_counter() - since
+
+    Lane.add_gradient = add_gradient  # type: ignore[method-assign]
+
+
+def test_a_slow_worker_gives_lanes_to_others(crew_client: Client) -> None:
+    def slow_down(run: Any) -> None:
+        victims = list(_victims(run, "trainer"))
+        crew_client.run(_slow_down, 0.02, workers=victims)
+
+    class Stop:
+        def on_generation(self, run: Any, event: Any) -> None:
+            if "is slow" in str(event):
+                run.stop()
+
+    strike = Strike(slow_down)
+    endless = {"n_lanes": 6, "batch_size": None, "max_iter": 10**6}
+    clf = _classifier("sync", strike, Stop(), **endless).fit(*_lazy())
+    assert any("is slow" in str(event) for event in strike.events)
+    assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
+    crew_client.restart_workers(list(list_workers(crew_client)))
 
 
 # --- rows ------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class StoppingRule:
 
 @dataclass
 class PassReport:
-    """What some lanes did in one pass; sums over these lanes.
+    """What some lanes did in one pass; sums over these lanes, but for the seconds of `busy`.
 
     Rows, losses and steps that servers have seen pushed are not in it: these are counted as they
     are applied, so that none is counted twice or lost with a trainer.
@@ -62,6 +62,7 @@ class PassReport:
     steps: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    busy: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
 
 
@@ -87,6 +88,7 @@ class LedgerImage:
     rule: StoppingRule
     n_records: int
     stopped: bool
+    last_pass: int | None
     open: dict[int, _OpenPass]
     elapsed: float
     staleness: list[float]
@@ -122,8 +124,11 @@ class PassLedger:
         self.lanes = set(lanes)
         self.rule = rule
         self.records: list[Record] = []
+        #: Seconds that each lane computed in the last pass that it reported.
+        self.busy: dict[int, float] = {}
         self._first_pass = first_pass
         self.stopped = False
+        self._last_pass: int | None = None
         self._lockstep = lockstep
         self._score = score
         self._on_record = on_record
@@ -161,6 +166,7 @@ class PassLedger:
             return
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
+        self.busy.update(zip(report.lanes, report.busy, strict=False))
         while (at := self._passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)
             self._close(at, [*entry.reports, entry.counted])
@@ -181,17 +187,27 @@ class PassLedger:
         """Copy of everything but the records."""
         elapsed = time.perf_counter() - self._since
         return LedgerImage(
-            replace(self.rule), len(self.records), self.stopped, _copied(self._open), elapsed,
-            list(self._staleness),
+            replace(self.rule), len(self.records), self.stopped, self._last_pass,
+            _copied(self._open), elapsed, list(self._staleness),
         )  # fmt: skip
 
     def restore(self, image: LedgerImage) -> None:
         """Become what the ledger of the image was; the later records are dropped."""
         del self.records[image.n_records :]
         self.rule, self.stopped = replace(image.rule), image.stopped
+        self._last_pass = image.last_pass
         self._open = _copied(image.open)
         self._since = time.perf_counter() - image.elapsed
         self._staleness = list(image.staleness)
+
+    def ends_with(self, number: int) -> bool:
+        """Whether lanes that have made pass `number` make no other.
+
+        In lock-step all get the same answer, also one that asks again later.
+        """
+        if not self._lockstep:
+            return self.stopped
+        return self._last_pass is not None and number >= self._last_pass
 
     def is_closed(self, number: int) -> bool:
         """Whether every lane has reported pass `number`."""
@@ -225,6 +241,8 @@ class PassLedger:
         self.records.append(record)
         if self.rule.update(record):
             self.stopped = True
+        if self.stopped and self._last_pass is None:
+            self._last_pass = number
         self._on_record(record)
 
     def _validation(self, reports: list[PassReport]) -> float | None:

@@ -248,11 +248,11 @@ class ParameterServer:
         ledger.report(payload["pass"], PassReport(**payload["report"]))
         if self._policy.lockstep:
             self._at_pass_end.append((payload["pass"], reply))
-            done = [r for number, r in self._at_pass_end if ledger.is_closed(number)]
+            done = [(n, r) for n, r in self._at_pass_end if ledger.is_closed(n)]
             self._at_pass_end = [(n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)]
         else:
-            done = [reply]
-        return [partial(r, _ok(stop=ledger.stopped)) for r in done]
+            done = [(payload["pass"], reply)]
+        return [partial(r, _ok(stop=ledger.ends_with(n))) for n, r in done]
 
     def _on_leave(self, payload: Call, reply: CallReply) -> _Ready:
         for lane in payload["lanes"]:

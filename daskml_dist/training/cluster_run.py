@@ -43,6 +43,7 @@ from daskml_dist.training.orders import (
     say_farewell,
     to_alarm,
 )
+from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import GoOn
 from daskml_dist.training.servers import joined_state
 from daskml_dist.training.spec import FitSpec, TrainerResult
@@ -137,6 +138,7 @@ class TrainingRun:
         self._to_let_go: set[str] = set()
         self._to_retire: set[str] = set()
         self._saved_at = 0.0
+        self._pace = Pace(fit.lane_rows)
         self._joined_at: dict[str, float] = {}
         self._dealt: set[str] = set()
         self._began = time.monotonic()
@@ -277,7 +279,7 @@ class TrainingRun:
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
                     roll_call = time.monotonic()
                     reason = self._roll_call()
-                    if reason is None and (reason := self._joined()):
+                    if reason is None and (reason := self._joined() or self._slow()):
                         even = True
                 if reason is None:
                     result = self._gather() if self._all_done() else None
@@ -396,6 +398,17 @@ class TrainingRun:
         if not fresh or not self._crew.would_even_out():
             return None
         return f"worker {', '.join(fresh)} joined"
+
+    def _slow(self) -> str | None:
+        """Workers that are persistently slow, and should give lanes to others."""
+        passes, busy = self._ask_first("busy")
+        slow = self._pace.look(passes, busy, self._crew.workers)
+        if not slow:
+            return None
+        self._crew.speeds.update(slow)
+        if not self._crew.would_even_out():
+            return None
+        return f"worker {', '.join(sorted(slow))} is slow"
 
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:

@@ -98,6 +98,8 @@ class Generations:
         #: Workers that had a part in the run.
         self.visited: set[str] = set()
         self.lost_rows = 0
+        #: Speed of slow workers, as a share of the others'.
+        self.speeds: dict[str, float] = {}
         self._client = client
         self._fit = fit
         self._lanes = placement.lanes
@@ -111,6 +113,11 @@ class Generations:
         self._every = _shadow_every(fit)
         #: Image and records of each server, that the client keeps.
         self._saved: list[tuple[ServerImage, list[Any]]] = []
+
+    @property
+    def workers(self) -> dict[int, str]:
+        """Worker of each lane."""
+        return self._workers
 
     @property
     def first_trainers(self) -> list[str]:
@@ -268,7 +275,8 @@ class Generations:
         return parts + [_Part(address, here) for address, here in rest.items()]
 
     def _capacity(self) -> dict[str, float]:
-        return dict(self._membership.staying or self._membership.threads)
+        threads = self._membership.staying or self._membership.threads
+        return {address: n * self.speeds.get(address, 1.0) for address, n in threads.items()}
 
     def would_even_out(self) -> bool:
         """Whether lanes would move if they were spread evenly over the workers that stay."""

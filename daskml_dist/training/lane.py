@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,7 @@ class Lane:
         self._rows = rows
         self._batches: Iterator[Batch] = iter(())
         self._report = PassReport([self.number])
+        self._busy = 0.0
         #: Sum of the losses of the last batch.
         self.last_loss = 0.0
 
@@ -144,9 +146,10 @@ class Lane:
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
         """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss."""
         report = self._report
-        self.last_loss = 0.0
+        self.last_loss, since = 0.0, time.perf_counter()
         for X, y, weight in batch.pieces:
             self.last_loss += self._fit.model.add_gradient(w, X, y, weight, out, self.backend)
+        self._busy += time.perf_counter() - since
         report.loss += self.last_loss
         report.rows += batch.n_rows
         report.steps += 1
@@ -161,6 +164,7 @@ class Lane:
     def take_report(self, w: Any | None) -> PassReport:
         """Sums since the last call; with `w`, the validation sums of the held-out rows too."""
         report, self._report = self._report, PassReport([self.number])
+        report.busy, self._busy = [self._busy], 0.0
         if w is not None:
             report.validation = self._validation(w).tolist()
         return report

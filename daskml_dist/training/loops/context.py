@@ -126,6 +126,7 @@ class Context:
             total.loss += part.loss
             total.rows += part.rows
             total.steps += part.steps
+            total.busy += part.busy
             total.validation = np.add(total.validation, part.validation).tolist()
         if self.fit.policy.lockstep:
             total.steps //= max(len(lanes), 1)
