@@ -72,9 +72,9 @@ class Recipes:
         key, n_rows = self.targets[number], self.rows[number]
         try:
             block: Block = fetch(key) if key in self.held else self._run(key, fetch)
-        except DaskMLDistError:
-            raise
         except Exception as error:
+            if isinstance(error, DaskMLDistError) and not isinstance(error, InvalidDataError):
+                raise
             raise InvalidDataError(
                 f"Block {number} could not be read again: {error!r}. Mend the file or the task "
                 "that makes it, or call .persist() on the collection first."

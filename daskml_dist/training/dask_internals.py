@@ -11,7 +11,15 @@ from typing import Any
 
 from distributed import WorkerPlugin
 
-__all__ = ["before_closing", "evict", "forget_closing", "is_wanted", "list_workers", "retire"]
+__all__ = [
+    "before_closing",
+    "count_actors",
+    "evict",
+    "forget_closing",
+    "is_wanted",
+    "list_workers",
+    "retire",
+]
 
 #: Seconds that a nanny may take to kill its worker.
 _NANNY = 2.0
@@ -57,6 +65,12 @@ def before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[None]
             await worker.plugin_add(_BeforeClosing(prepare), name=name)
 
     worker.loop.add_callback(add)
+
+
+def count_actors(worker: Any, run_id: str) -> int:
+    """Actors of a run on this worker."""
+    actors = list(worker.state.actors.values())
+    return sum(getattr(actor, "run_id", None) == run_id for actor in actors)
 
 
 async def forget_closing(worker: Any, name: str) -> None:

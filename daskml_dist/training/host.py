@@ -100,6 +100,7 @@ class ServerHost:
         generation: int,
     ) -> None:
         worker = get_worker()
+        self.run_id = run_id
         self._fit = fit
         self._server = make_server(fit, number, n_trainers, generation=generation)
         publish_server(key, self._server)

@@ -18,7 +18,7 @@ from typing import Any
 
 from daskml_dist.comm.local import count_servers
 from daskml_dist.errors import RunAbortedError, TrainingError
-from daskml_dist.training.dask_internals import forget_closing
+from daskml_dist.training.dask_internals import count_actors, forget_closing
 from daskml_dist.training.spec import TrainerSpec
 
 __all__ = [
@@ -80,14 +80,14 @@ def say_farewell(run_id: str) -> None:
 
 
 async def forget_run(run_id: str, dask_worker: Any) -> int:
-    """Forget a run, once its trainers are gone; return how many servers of it are still there."""
+    """Forget a run, once its trainers are gone; return how many actors of it are still there."""
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
         _farewells.add(run_id)
     await forget_closing(dask_worker, run_id)
     _farewells.discard(run_id)
-    return count_servers(run_id)
+    return count_actors(dask_worker, run_id)
 
 
 @contextmanager
