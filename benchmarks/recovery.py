@@ -284,9 +284,12 @@ def _victims(run: Any, who: str) -> list[str]:
 
 def _all_there(client: Client) -> dict[str, int]:
     """Wait for lost workers to come back, and return the process of each."""
-    while len(client.scheduler_info(n_workers=-1)["workers"]) < WORKERS:
+    while True:
+        with contextlib.suppress(OSError):  # one that is just being lost
+            found = client.run(_forget)
+            if len(found) == WORKERS:
+                return found
         time.sleep(0.05)
-    return client.run(_forget)
 
 
 # -- on a worker -----------------------------------------------------------------------------------
