@@ -409,10 +409,12 @@ def _shadow_every(fit: FitSpec) -> int:
     """
     every = max(1, int(dask.config.get("daskml_dist.shadow_lag", 64)) // 2)
     policy = fit.policy
-    if isinstance(policy, LocalSGD):
-        return -(-every // policy.sync_every) * policy.sync_every
     if isinstance(policy, ModelAveraging):
         return 8 * every
+    if not policy.uses_shards:
+        every *= 2  # trainers wait until the first server has their images
+    if isinstance(policy, LocalSGD):
+        return -(-every // policy.sync_every) * policy.sync_every
     if fit.rule.coordinates:
         # A sparse step costs little next to an image of the whole shard.
         return every * max(1, fit.model.shape[0] * fit.model.width // 2**14)
