@@ -41,10 +41,10 @@ def run_shared(context: Context) -> ShardState | None:
 def _replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
     """The trainer's replica of an earlier generation, or a new one that has made so many steps."""
     replica: Shard | None = context.memory.get("replica")
-    if replica is None:
+    if replica is None or steps == 0:
         replica = Shard(rule, context.fit.start_state())
-        replica.version = steps
-    replica.rule = rule
+    # The lanes may have gone back, or be others than before.
+    replica.version, replica.rule = steps, rule
     context.memory["replica"] = replica
     return replica
 
