@@ -189,7 +189,7 @@ class ParameterServer:
         return (clock - 1) // self._n_steps + 1
 
     def _released(self) -> _Ready:
-        if self._under_way >= _MOST_UNDER_WAY:
+        if self.is_over or self._paused or self._under_way >= _MOST_UNDER_WAY:
             return []
         ready: _Ready = [partial(reply, _ok()) for reply in self._at_store]
         self._at_store = []
@@ -305,7 +305,7 @@ class ParameterServer:
                 self._make_image()
             elif self._images.last is not None:
                 self._send_to_shadow(self._images.last)
-            ready = self._released() if self._ready_to_answer else []
+            ready = self._released()
         for answer in ready:
             answer()
 
@@ -314,7 +314,7 @@ class ParameterServer:
         with self._lock:
             if self._ship is ship:
                 self._ship, self._under_way = None, 0
-            ready = self._released() if self._ready_to_answer else []
+            ready = self._released()
         for answer in ready:
             answer()
 
@@ -322,13 +322,9 @@ class ParameterServer:
         """Note that the shadow has an image."""
         with self._lock:
             self._under_way = max(self._under_way - 1, 0)
-            ready = self._released() if self._ready_to_answer else []
+            ready = self._released()
         for answer in ready:
             answer()
-
-    @property
-    def _ready_to_answer(self) -> bool:
-        return self._aborted is None and not self._paused
 
     def _shadow_when_due(self, version: int) -> None:
         if self._image_every and version % self._image_every == 0:

@@ -19,7 +19,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, TrainingError, WorkerLostError
-from daskml_dist.training.dask_internals import list_workers
+from daskml_dist.training.dask_internals import is_dasks, list_workers
 
 __all__ = ["ClusterRows"]
 
@@ -105,7 +105,7 @@ class ClusterRows:
         except DaskMLDistError:
             raise
         except Exception as error:
-            if _is_loss(error):
+            if is_dasks(error):
                 raise WorkerLostError(
                     f"A worker was lost while its rows were read ({error}). Fit again; keep the "
                     "recipe of the collection (persist, not scatter) so that Dask can read it "
@@ -183,7 +183,7 @@ class ClusterRows:
             raise
         except Exception as error:
             for future, number in zip(futures, numbers, strict=True):
-                if future.status == "error" and not _is_loss(error):
+                if future.status == "error" and not is_dasks(error):
                     raise InvalidDataError(
                         f"Block {number} could not be read: {error!r}. Mend or leave out the "
                         "file or the task that makes it."
@@ -381,11 +381,6 @@ def _seconds_a_row(block: Block) -> float:
         g @ X
         times.append(time.perf_counter() - start)
     return float(min(times) / X.shape[0])
-
-
-def _is_loss(error: Exception) -> bool:
-    """Whether an error is Dask's own: it tells of a lost worker or task."""
-    return type(error).__module__.startswith("distributed")
 
 
 def _block_of(index: int, rows: list[Any], classification: bool) -> Any:

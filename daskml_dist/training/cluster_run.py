@@ -1,7 +1,7 @@
 """One fit on a cluster: launch, watch, recover, gather, and leave nothing behind.
 
 The client is the authority on who belongs to the run. It hears at once when a connection breaks
-(`orders.listen`), takes the roll now and then (`membership.Membership`), and begins a new
+(`listening.listen`), takes the roll now and then (`membership.Membership`), and begins a new
 generation (`generations.Generations`) whenever a worker is lost, leaves or joins.
 """
 
@@ -28,7 +28,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
-from daskml_dist.training.dask_internals import evict, retire
+from daskml_dist.training.dask_internals import evict, is_dasks, retire
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.fleet import Fleet, Gone, Host, call_workers
 from daskml_dist.training.generations import Generations
@@ -131,7 +131,6 @@ class TrainingRun:
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
         self._events: list[GenerationEvent] = []
-        #: When each worker that joined was first seen; workers that lanes were dealt to.
         #: Clock that each lane was seen to reach in the present generation.
         self._reached: dict[int, int] = {}
         #: Workers that are let go once the run needs them no more, and those to retire then.
@@ -139,6 +138,7 @@ class TrainingRun:
         self._to_retire: set[str] = set()
         self._saved_at = 0.0
         self._pace = Pace(fit.lane_rows)
+        #: When each worker that joined was first seen; workers that lanes were dealt to.
         self._joined_at: dict[str, float] = {}
         self._dealt: set[str] = set()
         self._began = time.monotonic()
@@ -325,7 +325,7 @@ class TrainingRun:
                 return self._who_is_gone() or f"worker {seat.address} lost a part of the fit"
             if seat.future.status == "error":
                 error = seat.future.exception(timeout=_LOOK)
-                if not is_consequence(error) and not _is_dasks(error):
+                if not is_consequence(error) and not is_dasks(error):
                     raise error
                 return self._who_is_gone() or f"a trainer stopped: {error}"
         alarms, self._alarms = self._alarms, []
@@ -492,8 +492,3 @@ class TrainingRun:
 
 def _are_you_there() -> bool:
     return True
-
-
-def _is_dasks(error: BaseException) -> bool:
-    """Whether an error is Dask's own: it tells of a lost worker or task."""
-    return type(error).__module__.startswith("distributed")

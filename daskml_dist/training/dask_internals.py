@@ -16,6 +16,7 @@ __all__ = [
     "count_actors",
     "evict",
     "forget_closing",
+    "is_dasks",
     "is_wanted",
     "list_workers",
     "retire",
@@ -25,6 +26,11 @@ __all__ = [
 _NANNY = 2.0
 #: Seconds in which a retirement is tried again.
 _RETIRE = 5.0
+
+
+def is_dasks(error: BaseException) -> bool:
+    """Whether an error is Dask's own: it tells of a lost worker or task."""
+    return type(error).__module__.startswith("distributed")
 
 
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:

@@ -9,11 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 from distributed import Client
 from distributed.client import Future
 
-from daskml_dist.comm.base import Endpoint
+from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.host import ServerHost, run_trainer
@@ -23,9 +22,7 @@ __all__ = ["Fleet", "Gone", "Host", "Seat", "call_workers"]
 
 #: Seconds that a call to an actor may take.
 _CALL = 30.0
-#: Seconds between two looks at whether a call will still be answered.
-_SLICE = 0.2
-#: Bytes of a fit that travel with each task.
+#: Bytes of parameters in a fit that travels with each task.
 _SMALL = 2**18
 
 
@@ -92,7 +89,8 @@ class Fleet:
         self._secret = secret
         self._is_there = is_there
         self._on_end = on_end
-        self._is_small = len(cloudpickle.dumps(fit)) <= _SMALL
+        #: Only the state that it goes on from can be large; asking does not pickle it.
+        self._is_small = fit.initial is None or fit.initial.w.nbytes <= _SMALL
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
@@ -143,8 +141,10 @@ class Fleet:
         deadline = time.monotonic() + self._fit.timeout
         while host.proxy is None:
             with suppress(TimeoutError):
-                host.proxy = self._result(host, _SLICE)
-            self._check(host, host.proxy is None and time.monotonic() > deadline)
+                host.proxy = self._result(host, SLICE)
+            self._check(host)
+            if host.proxy is None and time.monotonic() > deadline:
+                raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
         endpoint: Endpoint = self.ask(host, "endpoint")
         host.endpoint = endpoint
         return endpoint
@@ -163,13 +163,11 @@ class Fleet:
                 raise
             raise Gone(host.address, repr(error)) from error
 
-    def _check(self, host: Host, too_late: bool) -> None:
+    def _check(self, host: Host) -> None:
         if host.future.status in {"lost", "cancelled"}:
             raise Gone(host.address, "lost")
         if not self._is_there(host.address):
             raise Gone(host.address, "stopped answering, or lost")
-        if too_late:
-            raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
 
     def ask(self, host: Host, method: str, *args: Any, timeout: float = _CALL) -> Any:
         """Call a method of an actor.
@@ -185,8 +183,8 @@ class Fleet:
             while True:
                 # A call that was under way when its worker was killed may never be answered.
                 with suppress(TimeoutError):
-                    return call.result(timeout=_SLICE)
-                self._check(host, False)
+                    return call.result(timeout=SLICE)
+                self._check(host)
                 if time.monotonic() > deadline:
                     raise Gone(host.address, f"no answer within {timeout:g} s")
         except (OSError, RuntimeError) as error:
@@ -194,10 +192,8 @@ class Fleet:
                 raise
             raise Gone(host.address, repr(error)) from error
 
-    def discard_host(self, host: Host | None) -> None:
+    def discard_host(self, host: Host) -> None:
         """Let an actor end; one whose worker is gone too."""
-        if host is None:
-            return
         if host.proxy is not None and self._is_there(host.address):
             with suppress(Exception):
                 host.proxy.close().result(timeout=2)
@@ -227,7 +223,7 @@ class Fleet:
         """Result of a trainer that has ended."""
         while True:
             with suppress(TimeoutError):
-                return seat.future.result(timeout=_SLICE)
+                return seat.future.result(timeout=SLICE)
             # It may have gone with its worker, and would then never come.
             if seat.future.status != "finished" or not self._is_there(seat.address):
                 raise Gone(seat.address, "lost")
@@ -287,7 +283,7 @@ def call_workers(
         deadline = time.monotonic() + timeout
         pending = set(calls)
         while pending and time.monotonic() < deadline:
-            _, pending = await asyncio.wait(pending, timeout=min(_SLICE, timeout))
+            _, pending = await asyncio.wait(pending, timeout=min(SLICE, timeout))
             if pending:
                 # A worker that is gone by now will not answer.
                 scheduler: Any = client.scheduler

@@ -299,11 +299,12 @@ class Generations:
                 orders.setdefault(part.address, {})[spec.name] = spec
                 part.seat.spec = spec
             self.seats.append(part.seat)
-        for part in parts:
-            if part.seat is not None and not part.lanes:
-                self.dismissed.append(part.seat)
-                if part.address in self._membership.call():
-                    orders.setdefault(part.address, {})[part.seat.spec.name] = None
+        idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
+        there = self._membership.call() if idle else {}
+        for seat in idle:
+            self.dismissed.append(seat)
+            if seat.address in there:
+                orders.setdefault(seat.address, {})[seat.spec.name] = None
         self.visited |= self.members
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         heard = call_workers(self._client, give_orders, calls, _DELIVERY)

@@ -18,8 +18,9 @@ from distributed import Future, get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
-from daskml_dist.comm.local import LocalConnection, find_server, publish_server
-from daskml_dist.comm.socket import Credentials, Listener, SocketConnection, serve
+from daskml_dist.comm.local import publish_server
+from daskml_dist.comm.reach import reach
+from daskml_dist.comm.socket import Credentials, Listener, serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import WorkerLostError
@@ -229,10 +230,7 @@ def _connect_to(
     shadow: Endpoint, server: ParameterServer, fit: FitSpec, credentials: Credentials
 ) -> ServerConnection:
     wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: server.is_over)
-    here = find_server(shadow.key)
-    if here is not None:
-        return LocalConnection(here, wait)
-    return SocketConnection(shadow, credentials, wait, fit.dtype, fit.model.width)
+    return reach(shadow, credentials, wait, fit.dtype, fit.model.width)
 
 
 def _close_at_end(

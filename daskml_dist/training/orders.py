@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from daskml_dist.comm.base import SLICE
 from daskml_dist.comm.local import count_servers
 from daskml_dist.errors import RunAbortedError, TrainingError
 from daskml_dist.training.dask_internals import count_actors, forget_closing
@@ -43,8 +44,6 @@ TOPIC = "daskml_dist"
 _LEAVE = 3.0
 #: Seconds between two looks at what is left of a run.
 _TIDY = 0.5
-#: Seconds between two looks at whether an order will still come.
-_SLICE = 0.2
 
 Order = tuple[int, TrainerSpec | None]
 
@@ -181,7 +180,7 @@ class Line:
             while not self.is_renewed():
                 if self.is_aborted() or not self._is_wanted() or time.monotonic() > deadline:
                     raise error
-                _changed.wait(_SLICE)
+                _changed.wait(SLICE)
             self._generation, order = _orders[self._run][self._name]
         return order
 

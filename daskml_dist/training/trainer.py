@@ -13,10 +13,11 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
-from daskml_dist.comm.base import Communicator, Endpoint, ServerConnection, Wait
-from daskml_dist.comm.local import LocalConnection, NoPeers, find_server
+from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.reach import reach
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.comm.socket import Credentials, SocketConnection
+from daskml_dist.comm.socket import Credentials
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
@@ -173,15 +174,12 @@ class Trainer:
             return dict(zip(needed, ready, strict=True))
 
     def _connect(self) -> ShardedConnection:
-        connections = [self._connect_to(endpoint) for endpoint in self._spec.servers]
-        return ShardedConnection(connections, self._fit.layout, self._spec.generation)
-
-    def _connect_to(self, endpoint: Endpoint) -> ServerConnection:
-        server = find_server(endpoint.key)
-        if server is not None:
-            return LocalConnection(server, self._wait)
-        width = self._fit.model.width
-        return SocketConnection(endpoint, self._credentials, self._wait, self._fit.dtype, width)
+        fit = self._fit
+        connections = [
+            reach(endpoint, self._credentials, self._wait, fit.dtype, fit.model.width)
+            for endpoint in self._spec.servers
+        ]
+        return ShardedConnection(connections, fit.layout, self._spec.generation)
 
     def _meet(self) -> Communicator:
         """Wait until every trainer of the fit is there; connect to them where they must talk."""

@@ -1,0 +1,31 @@
+"""The shortest way to a server: without a copy in the same process, else by its socket."""
+
+from __future__ import annotations
+
+from numpy.typing import DTypeLike
+
+from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.local import LocalConnection, find_server
+from daskml_dist.comm.socket import Credentials, SocketConnection
+
+__all__ = ["reach"]
+
+
+def reach(
+    endpoint: Endpoint, credentials: Credentials, wait: Wait, dtype: DTypeLike, width: int
+) -> ServerConnection:
+    """Connect to a server.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+    credentials : Credentials
+    wait : Wait
+    dtype : dtype of the parameters
+    width : int
+        Second dimension of the parameters.
+    """
+    server = find_server(endpoint.key)
+    if server is not None:
+        return LocalConnection(server, wait)
+    return SocketConnection(endpoint, credentials, wait, dtype, width)
