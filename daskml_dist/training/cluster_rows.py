@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,13 @@ _AUTO_BUDGET = 0.4
 _REPEATED_WORK = 1.5
 #: Summaries that one task merges.
 _FAN_IN = 16
+#: Seconds in which no worker works on anything after which rows are taken for lost, and seconds
+#: that fetching the summaries of blocks that were read may take.
+_QUIET, _GATHER = 30.0, 120.0
+_AGAIN = (
+    "Fit again; keep the recipe of the collection (persist, not scatter) so that Dask can read "
+    "it again."
+)
 
 
 class ClusterRows:
@@ -107,9 +115,7 @@ class ClusterRows:
         except Exception as error:
             if is_dasks(error):
                 raise WorkerLostError(
-                    f"A worker was lost while its rows were read ({error}). Fit again; keep the "
-                    "recipe of the collection (persist, not scatter) so that Dask can read it "
-                    "again."
+                    f"A worker was lost while its rows were read ({error}). {_AGAIN}"
                 ) from error
             raise
         return self.infos
@@ -176,9 +182,14 @@ class ClusterRows:
         return self._gather(look, numbers)
 
     def _gather(self, futures: list[Any], numbers: Iterable[int]) -> list[BlockInfo]:
-        self._await_at_home(futures)
+        self._await(futures)
         try:
-            found: list[BlockInfo] = self._client.gather(futures)
+            fetch = partial(self._client.gather, futures, asynchronous=True)
+            found: list[BlockInfo] = self._client.sync(fetch, callback_timeout=_GATHER)
+        except TimeoutError as error:
+            raise WorkerLostError(
+                f"What was read of the rows cannot be fetched. {_AGAIN}"
+            ) from error
         except DaskMLDistError:
             raise
         except Exception as error:
@@ -195,18 +206,22 @@ class ClusterRows:
                 future.release()
         return found
 
-    def _await_at_home(self, futures: list[Any]) -> None:
-        """Wait for tasks that only their homes may run, as long as these are there."""
-        while self.homes and futures:
-            with suppress(TimeoutError):
+    def _await(self, futures: list[Any]) -> None:
+        """Wait for tasks as long as somebody works on them."""
+        since, done = time.monotonic(), -1
+        while futures:
+            with suppress(TimeoutError), self._client.as_current():
                 wait(futures, timeout=1)
                 return
             if gone := set(self.homes).difference(self.threads()):
                 raise WorkerLostError(
-                    f"Worker {min(gone)} was lost while its rows were read. Fit again; keep the "
-                    "recipe of the collection (persist, not scatter) so that Dask can read it "
-                    "again."
+                    f"Worker {min(gone)} was lost while its rows were read. {_AGAIN}"
                 )
+            before, done = done, sum(future.done() for future in futures)
+            if done > before or any(self._client.processing().values()):
+                since = time.monotonic()
+            elif time.monotonic() - since > _QUIET:
+                raise WorkerLostError(f"No worker goes on to read the rows. {_AGAIN}")
 
     def _find_homes(self) -> list[str]:
         """One worker for each persisted part that holds it; [] unless all are persisted."""
@@ -218,7 +233,7 @@ class ClusterRows:
         futures = {future.key: future for future in futures_of(list(graphs.values()))}
         if not all(X.key in futures for X in parts):
             return []
-        wait(list(futures.values()))
+        self._await(list(futures.values()))
         holders = self._client.who_has(list(futures.values()))
         load: Counter[str] = Counter()
         homes = []
@@ -261,8 +276,12 @@ class ClusterRows:
         while len(level) > 1:
             groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
             level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
-        found: Scales = level[0].result()
+        found: Scales = self._result(level[0])
         return found
+
+    def _result(self, future: Any) -> Any:
+        self._await([future])
+        return future.result(timeout=_GATHER)
 
     # -- where they lie --------------------------------------------------------------------------
 
@@ -335,7 +354,7 @@ class ClusterRows:
         """Time of a row in a pass, measured on the largest block."""
         largest = max(self.infos, key=lambda info: info.n_rows)
         timing = self._client.submit(_seconds_a_row, self._futures[largest.index], pure=False)
-        seconds: float = timing.result()
+        seconds: float = self._result(timing)
         return seconds
 
     def bandwidth(self) -> float:

@@ -1,0 +1,115 @@
+"""Canaries: what `distributed` does not document still works as the package uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from distributed import CancelledError, Client, LocalCluster, get_worker
+
+from daskml_dist.training.dask_internals import (
+    before_closing,
+    count_actors,
+    evict,
+    forget_closing,
+    is_dasks,
+    is_wanted,
+    list_workers,
+    retire,
+)
+
+
+class _Actor:
+    run_id = "canary"
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_all_workers_are_listed(client: Client) -> None:
+    workers = list_workers(client)
+    assert len(workers) == 2
+    assert all(worker["nthreads"] == 1 for worker in workers.values())
+
+
+def test_an_error_of_dask_is_told_apart(client: Client) -> None:
+    future = client.submit(_nothing, pure=False)
+    future.cancel()
+    with pytest.raises(CancelledError) as caught:
+        future.result(timeout=5)
+    assert is_dasks(caught.value)
+    assert not is_dasks(ValueError())
+
+
+def test_what_runs_before_closing_is_kept_and_forgotten(client: Client) -> None:
+    def note() -> None:
+        before_closing(get_worker(), "canary", _nothing)
+
+    def noted(dask_worker: Any) -> bool:
+        return "canary" in dask_worker.plugins
+
+    async def forget(dask_worker: Any) -> None:
+        await forget_closing(dask_worker, "canary")
+
+    client.submit(note, pure=False).result(timeout=10)
+    assert _until(lambda: any(client.run(noted).values()))
+    client.run(forget)
+    assert not any(client.run(noted).values())
+
+
+def test_actors_of_a_run_are_counted(client: Client) -> None:
+    def count(dask_worker: Any) -> int:
+        return count_actors(dask_worker, "canary")
+
+    future = client.submit(_Actor, actor=True)
+    actor = future.result(timeout=10)
+    assert sum(client.run(count).values()) == 1
+    del actor, future
+    assert _until(lambda: not any(client.run(count).values()))
+
+
+def test_a_running_task_knows_whether_it_is_wanted(client: Client) -> None:
+    def until_unwanted(event: str) -> None:
+        worker = get_worker()
+        key = worker.get_current_task()
+        assert is_wanted(worker, key)
+        worker.log_event("canary", event)
+        deadline = time.monotonic() + 10
+        while is_wanted(worker, key) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        worker.log_event("canary", "unwanted" if time.monotonic() < deadline else "wanted")
+
+    def told() -> list[Any]:
+        return [event for _, event in client.get_events("canary")]
+
+    future = client.submit(until_unwanted, "begun", pure=False)
+    assert _until(lambda: "begun" in told())
+    future.cancel()
+    assert _until(lambda: "unwanted" in told())
+
+
+def test_a_worker_is_evicted_and_another_retired() -> None:
+    with (
+        LocalCluster(
+            n_workers=3,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        first, second, _ = sorted(list_workers(client))
+        evict(client, first)
+        assert _until(lambda: first not in list_workers(client))
+        retire(client, second)
+        assert _until(lambda: second not in list_workers(client))
