@@ -27,6 +27,7 @@ __all__ = [
     "ModelAveraging",
     "Policy",
     "RoundGate",
+    "Rounds",
     "Synchronous",
     "get_policy",
 ]
@@ -143,15 +144,15 @@ class Policy:
     ----------
     name : str
         The string by which the policy is chosen.
-    loop : {"rounds", "replicas", "free", "shared"}
+    loop : {"rounds", "replicas", "free", "shared", "solver"}
         ``"rounds"``: all lanes step together through the server. ``"replicas"``: every lane or
         trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
         pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
-        and processes meet at the server.
+        and processes meet at the server. ``"solver"``: all lanes answer a solver's questions.
     """
 
     name: ClassVar[str]
-    loop: ClassVar[Literal["rounds", "replicas", "free", "shared"]]
+    loop: ClassVar[Literal["rounds", "replicas", "free", "shared", "solver"]]
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -168,12 +169,22 @@ class Policy:
     @property
     def lockstep(self) -> bool:
         """Whether all lanes are at the same clock at each end of a pass."""
-        return self.loop in {"rounds", "replicas"}
+        return self.loop in {"rounds", "replicas", "solver"}
 
     @property
     def uses_shards(self) -> bool:
         """Whether the parameters live in server shards."""
-        return self.loop != "replicas"
+        return self.loop not in {"replicas", "solver"}
+
+    @property
+    def uses_threads(self) -> bool:
+        """Whether a lane a thread is wanted in one process too."""
+        return self.loop in {"shared", "solver"}
+
+    @property
+    def replays(self) -> bool:
+        """Whether every trainer remembers all sums, so that any one of them can go on."""
+        return self.loop == "solver"
 
     def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
         """Updates that a shard applies in a pass in which each lane makes `n_steps` steps."""
@@ -355,6 +366,17 @@ class Hogwild(Policy):
 
     name = "hogwild"
     loop = "shared"
+
+
+@dataclass(frozen=True)
+class Rounds(Policy):
+    """What round solvers run under; users choose a solver, not this.
+
+    One trainer runs the solver; all sum what it asks for, by all-reduce.
+    """
+
+    name = "rounds"
+    loop = "solver"
 
 
 POLICIES: dict[str, type[Policy]] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
@@ -136,6 +137,12 @@ class Communicator(ABC):
     @abstractmethod
     def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
         """The arrays of every rank, by rank; shapes may differ from rank to rank."""
+
+    def broadcast(self, data: bytes = b"") -> bytes:
+        """The bytes of rank 0, on every rank; what others give is not sent."""
+        own = [np.frombuffer(data, dtype=np.uint8)] if self.rank == 0 and data else []
+        sent = self.allgather(list(own))[0]
+        return sent[0].tobytes() if sent else b""
 
     @abstractmethod
     def close(self) -> None:

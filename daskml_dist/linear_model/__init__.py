@@ -1,8 +1,7 @@
-"""Linear models trained by distributed gradient steps."""
+"""Linear models, by the names of scikit-learn."""
 
-from __future__ import annotations
-
+from daskml_dist.linear_model.logistic_regression import LogisticRegression
 from daskml_dist.linear_model.sgd_classifier import SGDClassifier
 from daskml_dist.linear_model.sgd_regressor import SGDRegressor
 
-__all__ = ["SGDClassifier", "SGDRegressor"]
+__all__ = ["LogisticRegression", "SGDClassifier", "SGDRegressor"]

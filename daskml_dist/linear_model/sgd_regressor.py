@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import RegressorMixin
-
-from daskml_dist._base import BaseSGD
-from daskml_dist.losses import Loss, get_loss
+from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._sgd import BaseSGD
+from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.policies import Policy
 from daskml_dist.schedules import Schedule
@@ -17,7 +14,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDRegressor"]
 
 
-class SGDRegressor(RegressorMixin, BaseSGD):
+class SGDRegressor(LinearRegressor, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.
 
     Parameters
@@ -247,50 +244,3 @@ class SGDRegressor(RegressorMixin, BaseSGD):
         """
         self._one_pass(X, y, sample_weight, policy, client, None)
         return self
-
-    def predict(self, X: Any) -> Any:
-        """Predicted targets.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of shape (n_rows,)
-        """
-        self._check_fitted(X)
-        loss = get_loss(self.loss, "regression")
-        return self._map(loss.inverse_link, X, self.coef_.dtype, None)
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R^2 of the prediction, in one pass over the blocks.
-
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-            NaN where y is constant.
-        """
-        loss = get_loss(self.loss, "regression")
-        total, residual, sum_y, sum_y2 = self._score_sums(_Residuals(loss), X, y, sample_weight)
-        spread = sum_y2 - sum_y**2 / total
-        return float(1 - residual / spread) if spread > 0 else float("nan")
-
-
-class _Residuals:
-    """Weighted sums from which R^2 is made."""
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
-
-    def __call__(
-        self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        y = y.astype(np.float64)
-        residual = y - self._loss.inverse_link(raw)
-        return np.array([weight.sum(), weight @ residual**2, weight @ y, weight @ y**2])

@@ -408,17 +408,19 @@ def train_in_parts(
                 fit, stopping=dataclasses.replace(fit.stopping, max_iter=last)
             )
             result = engine.train(part, watched)
+            state = result.state
+            assert isinstance(state, ShardState)
             records = records + result.records
             partial += result.partial_rows
             dropped, lost = dropped + result.dropped, lost + result.lost_rows
             events = events + result.events
             fit = dataclasses.replace(
                 fit,
-                initial=result.state,
+                initial=state,
                 stopping=dataclasses.replace(result.stopping, max_iter=max_iter),
                 first_pass=fit.first_pass + len(result.records),
             )
-            checkpoint.save(result.state, {**_identity(fit), **_progress(fit, records)})
+            checkpoint.save(state, {**_identity(fit), **_progress(fit, records)})
     except BaseException as error:
         watched.finish(error)
         raise

@@ -232,13 +232,12 @@ class TrainingRun:
             return
         if go_on is not None and sum(go_on.clocks.values()) > self._clocks:
             self._clocks, self._failures = sum(go_on.clocks.values()), 0
-        event = GenerationEvent(
-            crew.number,
-            reason,
-            self._made_again(go_on),
-            go_on is None,
-            time.monotonic() - since,
-        )
+        again = self._made_again(go_on)
+        anew = go_on is None
+        if self._fit.policy.replays and crew.kept:
+            # The open sum alone is made again.
+            again, anew = min(again, 1), False
+        event = GenerationEvent(crew.number, reason, again, anew, time.monotonic() - since)
         self._events.append(event)
         self._callbacks.on_generation(self._view, event)
 
@@ -299,7 +298,7 @@ class TrainingRun:
     def _keep_safe(self) -> None:
         """See that what the servers hold is elsewhere too."""
         now = time.monotonic()
-        if now - self._began < _SHADOW_AFTER:
+        if now - self._began < _SHADOW_AFTER or self._fit.policy.replays:
             return
         self._crew.mind_shadows()
         pause = _SAVE_SHADOWED if self._crew.is_shadowed else _SAVE

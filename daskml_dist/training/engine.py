@@ -12,6 +12,7 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState
+from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.spec import FitSpec, Streaming
 
@@ -24,8 +25,8 @@ class FitResult:
 
     Parameters
     ----------
-    state : ShardState
-        Parameters and optimizer state, whole.
+    state : ShardState or Solution
+        Parameters and optimizer state, whole; what a solver found.
     records : list of dict
         One a pass.
     stopping : StoppingRule
@@ -40,7 +41,7 @@ class FitResult:
         Changes of membership, in order.
     """
 
-    state: ShardState
+    state: ShardState | Solution
     records: list[dict[str, Any]]
     stopping: StoppingRule
     partial_rows: float

@@ -98,6 +98,8 @@ class Generations:
         #: Workers that had a part in the run.
         self.visited: set[str] = set()
         self.lost_rows = 0
+        #: Trainers that this generation took over from the one before it.
+        self.kept = 0
         #: Speed of slow workers, as a share of the others'.
         self.speeds: dict[str, float] = {}
         self._client = client
@@ -261,6 +263,7 @@ class Generations:
             holders = self._rows.holders_now()
             self._workers = reassign(self._lanes, self._workers, holders, capacity, even=even)
         self.seats = []
+        self.kept = len(seats)
         parts = []
         seated: set[int] = set()
         lanes = {lane.lane: lane for lane in self._lanes}

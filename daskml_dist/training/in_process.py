@@ -70,7 +70,7 @@ class InProcessEngine(Engine):
         endpoints = tuple(Endpoint(f"{run_id}-{s}") for s in range(len(servers)))
         for endpoint, server in zip(endpoints, servers, strict=True):
             publish_server(endpoint.key, server)
-        threads = _n_cores() if fit.policy.loop == "shared" else 1
+        threads = _n_cores() if fit.policy.uses_threads else 1
         lanes = tuple(self._lanes)
         clocks = (fit.first_clock,) * len(lanes)
         spec = TrainerSpec(

@@ -15,6 +15,7 @@ from daskml_dist.data.batches import LaneRows
 from daskml_dist.data.blocks import Block, check_finite
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.ps.ledger import PassReport
+from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["Batch", "Lane", "ReadyBlock", "prepare_block"]
@@ -154,6 +155,15 @@ class Lane:
         report.rows += batch.n_rows
         report.steps += 1
         self.reached += 1
+
+    def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
+        """Add a solver's statistic of a batch to `out`; the sum of the losses."""
+        model, loss, since = self._fit.model, 0.0, time.perf_counter()
+        for X, y, weight in batch.pieces:
+            loss += statistic.add(model, X, y, weight, out, self.backend)
+        self._busy += time.perf_counter() - since
+        self.reached += 1
+        return loss
 
     def new_gradient(self, w: Any, batch: Batch) -> NDArray[Any]:
         """The gradient SUM of a batch at `w`, in a new array of the shape of `w`."""

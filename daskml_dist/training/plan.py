@@ -24,7 +24,7 @@ from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.spec import FitSpec, Streaming
 
-__all__ = ["Settings", "Survey", "make_fit"]
+__all__ = ["Settings", "Survey", "make_class_weight", "make_fit", "make_weight_scale"]
 
 #: Steps of a pass at most, with automatic batches.
 _MANY_STEPS = 4096
@@ -190,7 +190,7 @@ def make_fit(
     _check_held_out(lanes, fraction)
     batch_size = _batch_size(settings.batch_size, lanes)
     steps = pass_steps(lanes, batch_size, fraction)
-    class_weight = _class_weight(settings.class_weight, survey, classes)
+    class_weight = make_class_weight(settings.class_weight, survey, classes)
     policy = settings.policy
     return FitSpec(
         model=model,
@@ -221,7 +221,7 @@ def make_fit(
         device=settings.device,
         classes=classes,
         class_weight=class_weight,
-        weight_scale=_weight_scale(survey, classes, class_weight, weighted),
+        weight_scale=make_weight_scale(survey, classes, class_weight, weighted),
         initial=_scaled(initial, settings.optimizer, model, survey.dtype, scales),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
@@ -284,7 +284,7 @@ def _touches_few(survey: Survey, batch_size: int | None) -> bool:
     return per_row * batch_size <= _FEW_TOUCHED * survey.n_features
 
 
-def _class_weight(
+def make_class_weight(
     class_weight: Any, survey: Survey, classes: NDArray[Any] | None
 ) -> NDArray[np.float64] | None:
     if class_weight is None or classes is None:
@@ -304,7 +304,7 @@ def _class_weight(
     return np.array([float(class_weight.get(label, 1.0)) for label in known])
 
 
-def _weight_scale(
+def make_weight_scale(
     survey: Survey,
     classes: NDArray[Any] | None,
     class_weight: NDArray[np.float64] | None,

@@ -9,6 +9,7 @@ from typing import Any
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult
 
 __all__ = ["joined_state", "make_server", "n_servers"]
@@ -59,15 +60,15 @@ def make_server(
 
 def joined_state(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
-) -> ShardState:
-    """The state at the end of a fit, from whoever holds it."""
+) -> ShardState | Solution:
+    """What a fit ends with, from whoever holds it."""
     held = next((r.state for r in results if r.state is not None), None)
     parts = [s for s in shards if s is not None]
     if not parts:
         assert held is not None
         return held
     whole = ShardState.join(parts)
-    if held is not None:
+    if isinstance(held, ShardState):
         # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
         whole.slots, whole.step = held.slots, held.step
     return whole

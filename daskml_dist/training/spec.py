@@ -16,6 +16,7 @@ from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
+from daskml_dist.solvers import Solution, Solver
 
 __all__ = ["FitSpec", "Streaming", "TrainerResult", "TrainerSpec"]
 
@@ -74,6 +75,8 @@ class FitSpec:
     streaming : Streaming or None
         None where all blocks are kept in memory.
     on_lost_data : {"raise", "skip"}
+    solver : Solver or None
+        Whose questions the lanes answer, under the policy `Rounds`; None: they make steps.
     """
 
     model: LinearModel
@@ -97,6 +100,7 @@ class FitSpec:
     first_pass: int = 0
     streaming: Streaming | None = None
     on_lost_data: str = "raise"
+    solver: Solver | None = None
 
     @property
     def first_clock(self) -> int:
@@ -166,16 +170,17 @@ class TrainerSpec:
 
 @dataclass
 class TrainerResult:
-    """What a trainer hands back: the state, from rank 0 and where trainers hold it.
+    """What a trainer hands back: what a solver found, or the state where trainers hold it.
 
     Parameters
     ----------
     rank : int
     generation : int
         The one that it ended in.
-    state : ShardState or None
+    state : ShardState, Solution or None
+        From rank 0 alone.
     """
 
     rank: int
     generation: int
-    state: ShardState | None = None
+    state: ShardState | Solution | None = None

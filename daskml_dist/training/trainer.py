@@ -23,6 +23,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard import ShardState
+from daskml_dist.solvers import Solution
 from daskml_dist.training.lane import Lane, ReadyBlock, prepare_block
 from daskml_dist.training.loops import LOOPS, Context
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
@@ -112,7 +113,7 @@ class Trainer:
                 spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
-    def _run_generation(self, ready: Any) -> ShardState | None:
+    def _run_generation(self, ready: Any) -> ShardState | Solution | None:
         spec = self._spec
         # Its own, since a loop may add conditions to it.
         self._wait = dataclasses.replace(self._bound)

@@ -144,6 +144,10 @@ class Context:
             self._idle()
         return bool(answer["stop"])
 
+    def end_pass(self) -> None:
+        """Give the calling thread its turn after a pass."""
+        self._idle()
+
     def _bytes_since(self, connection: ShardedConnection) -> tuple[int, int]:
         pushed, pulled = connection.bytes_moved
         if not self.fit.policy.uses_shards:

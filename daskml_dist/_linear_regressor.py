@@ -1,0 +1,73 @@
+"""What linear regressors predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import RegressorMixin
+
+from daskml_dist._base import BaseLinear
+from daskml_dist.losses import Loss, get_loss
+
+__all__ = ["LinearRegressor"]
+
+
+class LinearRegressor(RegressorMixin, BaseLinear):
+    """Targets and R^2, of rows in memory or lazily.
+
+    An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
+    """
+
+    _classification = False
+    loss: str | Loss
+
+    def _loss(self) -> Loss:
+        return get_loss(self.loss, "regression")
+
+    def predict(self, X: Any) -> Any:
+        """Predicted targets.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return self._map(self._loss().inverse_link, X, self.coef_.dtype, None)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R^2 of the prediction, in one pass over the blocks.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+            NaN where y is constant.
+        """
+        statistic = _Residuals(self._loss())
+        total, residual, sum_y, sum_y2 = self._score_sums(statistic, X, y, sample_weight)
+        spread = sum_y2 - sum_y**2 / total
+        return float(1 - residual / spread) if spread > 0 else float("nan")
+
+
+class _Residuals:
+    """Weighted sums from which R^2 is made."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def __call__(
+        self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        y = y.astype(np.float64)
+        residual = y - self._loss.inverse_link(raw)
+        return np.array([weight.sum(), weight @ residual**2, weight @ y, weight @ y**2])

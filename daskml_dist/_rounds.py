@@ -1,0 +1,90 @@
+"""What the linear models fitted by round solvers share: one call into training."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from typing import Any
+
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist._base import BaseLinear, check_budget, check_placement
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import Solution, Solver
+from daskml_dist.training.history import History
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.solver_plan import Rows, make_solver_fit
+
+__all__ = ["BaseRounds"]
+
+
+class BaseRounds(BaseLinear):
+    """Fitting by a round solver: sums over all rows, all-reduced, until it has a solution."""
+
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Check every parameter, before any work is started."""
+
+    @abstractmethod
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        """The model of some rows, and the solver of its objective."""
+
+    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+        """Parameters to start from; None: zeros."""
+        return None
+
+    def _fit(
+        self, X: Any, y: Any, sample_weight: Any, client: Any, class_weight: Any = None
+    ) -> Solution:
+        """Fit, and set the fitted attributes."""
+        params = self.get_params(deep=False)
+        self._check_params()
+        check_placement(params)
+        budget = check_budget(params["memory_budget"])
+        collection = self._collection(X, y, sample_weight, reset=True)
+        with open_engine(collection, client, budget) as engine:
+            survey = self._survey(engine)
+            classes = self._labels(survey, None) if self._classification else None
+            rows = Rows.of(survey, classes, class_weight, sample_weight is not None)
+            model, solver = self._problem(rows)
+            lanes = engine.lanes(params["n_lanes"], shared=True, passes=solver.max_passes)
+            fit = make_solver_fit(
+                model,
+                solver,
+                rows,
+                lanes,
+                self._start(model),
+                engine.streaming,
+                deterministic=bool(params["deterministic"]),
+                device=params["device"],
+                on_lost_data=params["on_lost_data"],
+            )
+            result = engine.train(fit, self._callbacks(None))
+        solution = result.state
+        assert isinstance(solution, Solution)
+        if not solution.converged:
+            self._warn(solution)
+        w = solution.w.astype(survey.dtype)
+        self._set_coef(w, model, classes, "Scale the features (StandardScaler).")
+        self.history_ = History(
+            result.records,
+            extra={
+                "policy": fit.policy.name,
+                "n_lanes": len(lanes),
+                "streamed": fit.streaming is not None,
+                "generations": result.events,
+                "lost_rows": result.lost_rows,
+                **engine.facts,
+            },
+        )
+        return solution
+
+    def _warn(self, solution: Solution) -> None:
+        warnings.warn(
+            f"{type(self).__name__} failed to converge after {solution.n_iter} iteration(s): "
+            f"{solution.message}. Increase max_iter, scale the features (StandardScaler), or "
+            "penalise more.",
+            ConvergenceWarning,
+            stacklevel=4,
+        )

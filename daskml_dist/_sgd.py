@@ -1,0 +1,229 @@
+"""What the linear models trained by gradient steps share: settings, fits that go on from others."""
+
+from __future__ import annotations
+
+import dataclasses
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._base import (
+    BaseLinear,
+    check_budget,
+    check_class_weight,
+    check_count,
+    check_placement,
+    seed_of,
+)
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.losses import get_loss
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.penalties import get_penalty
+from daskml_dist.policies import Policy, get_policy
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.schedules import get_schedule
+from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
+from daskml_dist.training.history import History
+from daskml_dist.training.plan import Settings, Survey, make_fit
+from daskml_dist.training.run import open_engine
+
+__all__ = ["BaseSGD"]
+
+
+class BaseSGD(BaseLinear):
+    """Parameters, fitting and prediction of the linear models trained by gradient steps."""
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def _settings(self, policy: str | Policy | None) -> Settings:
+        """Check every parameter, before any work is started."""
+        params = self.get_params(deep=False)
+        self._check_numbers(params)
+        kind: Literal["classification", "regression"]
+        kind = "classification" if self._classification else "regression"
+        optimizer = get_optimizer(params["optimizer"])
+        early = params["early_stopping"]
+        average = params["average"]
+        return Settings(
+            loss=get_loss(params["loss"], kind),
+            penalty=get_penalty(params["penalty"], params["alpha"], params["l1_ratio"]),
+            optimizer=optimizer,
+            schedule=get_schedule(
+                params["learning_rate"],
+                default=optimizer.default_learning_rate,
+                alpha=params["alpha"],
+                max_iter=params["max_iter"],
+            ),
+            policy=get_policy(params["policy"] if policy is None else policy),
+            fit_intercept=bool(params["fit_intercept"]),
+            max_iter=int(params["max_iter"]),
+            tol=params["tol"],
+            n_iter_no_change=int(params["n_iter_no_change"]),
+            shuffle=bool(params["shuffle"]),
+            batch_size=params["batch_size"],
+            n_servers=int(params["n_servers"]),
+            n_lanes=params["n_lanes"],
+            deterministic=bool(params["deterministic"]),
+            device=params["device"],
+            validation_fraction=float(params["validation_fraction"]) if early else 0.0,
+            average=int(average) if average else None,
+            class_weight=check_class_weight(params.get("class_weight")),
+            seed=seed_of(params["random_state"]),
+            memory_budget=check_budget(params["memory_budget"]),
+            on_lost_data=params["on_lost_data"],
+            auto_rate=isinstance(params["learning_rate"], str)
+            and params["learning_rate"] == "auto",
+        )
+
+    def _check_numbers(self, params: dict[str, Any]) -> None:
+        for name in ("max_iter", "n_iter_no_change", "n_servers"):
+            check_count(name, params[name])
+        check_placement(params)
+        if not isinstance(params["average"], bool | np.bool_):
+            check_count("average", params["average"], also="True or False")
+        for name in ("alpha", "l1_ratio"):
+            if not isinstance(params[name], Real):
+                raise InvalidParameterError(f"{name}={params[name]!r}: use a number.")
+        batch_size = params["batch_size"]
+        if batch_size is not None and batch_size != "auto":
+            check_count("batch_size", batch_size, also='"auto", or None for full batches')
+        fraction = params["validation_fraction"]
+        if not (isinstance(fraction, float | np.floating) and 0 < fraction < 1):
+            raise InvalidParameterError(
+                f"validation_fraction={fraction!r}: use a number between 0 and 1."
+            )
+        tol = params["tol"]
+        if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
+            raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
+        checkpoint = params["checkpoint"]
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise InvalidParameterError(
+                f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
+                "daskml_dist.training.checkpoint, or None."
+            )
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        settings: Settings,
+        client: Any,
+        classes: Any = None,
+        go_on: bool,
+    ) -> None:
+        """Fit from zero, or go on from the last fit's state."""
+        callbacks = self._callbacks(settings.max_iter)
+        collection = self._collection(X, y, sample_weight, reset=not go_on)
+        with open_engine(collection, client, settings.memory_budget) as engine:
+            survey = self._survey(engine)
+            classes = self._labels(survey, classes) if self._classification else None
+            if not self._classification:
+                self._check_targets(settings, survey)
+            initial = self._initial(survey, classes) if go_on else None
+            lanes = engine.lanes(
+                settings.n_lanes,
+                shared=settings.policy.uses_threads,
+                passes=settings.max_iter,
+            )
+            weighted = sample_weight is not None
+            scales = None
+            if settings.optimizer.uses_scales:
+                scales = engine.scales(self._classification)
+            fit = make_fit(
+                settings, survey, lanes, classes, weighted, initial, engine.streaming, scales
+            )
+            checkpoint = self.get_params(deep=False)["checkpoint"]
+            if checkpoint is None:
+                result = engine.train(fit, callbacks)
+            else:
+                result = train_in_parts(engine, fit, callbacks, checkpoint)
+        assert isinstance(result.state, ShardState)
+        self._keep(fit.model, result.state, classes)
+        self.n_iter_ = len(result.records)
+        rows = sum(record["rows"] for record in result.records) + result.partial_rows
+        self.t_: float = rows if initial is None else self.t_ + rows
+        self.history_ = History(
+            result.records,
+            extra={
+                "policy": settings.policy.name,
+                "n_lanes": len(lanes),
+                "n_servers": len(fit.layout.slices()) if settings.policy.uses_shards else 0,
+                "partial_rows": result.partial_rows,
+                "streamed": fit.streaming is not None,
+                "generations": result.events,
+                "dropped_pushes": result.dropped,
+                "lost_rows": result.lost_rows,
+                **engine.facts,
+            },
+        )
+
+    def _goes_on(self) -> bool:
+        return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")
+
+    def _one_pass(
+        self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
+    ) -> None:
+        """One pass that goes on from the last state (``partial_fit``)."""
+        if self.get_params(deep=False)["early_stopping"]:
+            raise InvalidParameterError(
+                "partial_fit makes one pass and cannot stop early. Set early_stopping=False, or "
+                "call fit."
+            )
+        settings = dataclasses.replace(self._settings(policy), max_iter=1, tol=None)
+        state = getattr(self, "_state", None)
+        if state is not None:
+            # Another order of rows in each call.
+            settings = dataclasses.replace(settings, seed=settings.seed + state.step)
+        self._fit(
+            X,
+            y,
+            sample_weight,
+            settings=settings,
+            client=client,
+            classes=classes,
+            go_on=state is not None,
+        )
+
+    def _check_targets(self, settings: Settings, survey: Survey) -> None:
+        ends = [e for info in survey.infos for e in (info.y_min, info.y_max) if e is not None]
+        settings.loss.check_target(np.array(ends))
+
+    def _initial(self, survey: Survey, classes: NDArray[Any] | None) -> ShardState | None:
+        state: ShardState | None = getattr(self, "_state", None)
+        if state is None:
+            return None
+        if survey.n_features != self.n_features_in_:
+            raise InvalidDataError(
+                f"X has {survey.n_features} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input. Select the columns of the first fit."
+            )
+        if classes is not None and not np.array_equal(classes, self.classes_):
+            raise InvalidDataError(
+                f"Going on needs the classes of the first fit, {self.classes_.tolist()}; y holds "
+                f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
+            )
+        cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
+        # The user may have changed coef_ meanwhile, and it counts; an average is no place to go on.
+        w = (self._matrix() if state.average is None else state.w).astype(survey.dtype)
+        slots = cast if cast.keys() == self._slot_names() else {}
+        if self.get_params(deep=False)["average"] is False:
+            return ShardState(w, slots, state.step, state.rows)
+        return dataclasses.replace(state, w=w, slots=slots)
+
+    def _slot_names(self) -> Any:
+        optimizer = get_optimizer(self.get_params(deep=False)["optimizer"])
+        return optimizer.init(np.zeros((1, 1))).keys()
+
+    def _keep(self, model: LinearModel, state: ShardState, classes: NDArray[Any] | None) -> None:
+        """Set the fitted attributes."""
+        w = state.w if state.average is None else state.average
+        remedy = "Lower learning_rate, or scale the features (StandardScaler)."
+        self._set_coef(w, model, classes, remedy)
+        self._state = state

@@ -1,0 +1,173 @@
+"""`LogisticRegression`."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._base import check_class_weight, check_count
+from daskml_dist._linear_classifier import LinearClassifier
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import LogLoss, Loss
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.penalties import Penalty, get_penalty
+from daskml_dist.solvers import PenalisedSolver, get_solver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["LogisticRegression"]
+
+
+class LogisticRegression(LinearClassifier, BaseRounds):
+    """Logistic regression to the optimum: the solver asks for sums over all rows, round by round.
+
+    The objective is scikit-learn's: ``C`` times the sum of the rows' losses, plus half the squared
+    norm of the coefficients (l2) or their absolute sum (l1). The intercept is not penalised.
+
+    Parameters
+    ----------
+    penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
+        ``"l1"`` and ``"elasticnet"`` need a solver that handles them (``"lbfgs"`` does, by
+        orthant-wise steps).
+    C : float, default=1.0
+        Inverse strength of the penalty; infinite: no penalty.
+    l1_ratio : float, default=0.0
+        Share of l1 in ``"elasticnet"``.
+    tol : float, default=1e-4
+        Largest component of the gradient of the mean objective at which the solver stops.
+    fit_intercept : bool, default=True
+    class_weight : dict, "balanced" or None, default=None
+    solver : {"lbfgs"}, default="lbfgs"
+        See :mod:`daskml_dist.solvers`.
+    max_iter : int, default=100
+        Iterations of the solver at most.
+    warm_start : bool, default=False
+        Start from the last fit's coefficients instead of from zero.
+    verbose : int, default=0
+        Show progress.
+    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    coef_ : ndarray of shape (1, n_features), or (n_classes, n_features) for more than two
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+    n_iter_ : ndarray of int32 of shape (1,)
+        Iterations of the solver.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass over the data: the solver's evaluations.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> clf = LogisticRegression().fit((X - X.mean(0)) / X.std(0), y)
+    >>> clf.score((X - X.mean(0)) / X.std(0), y) > 0.98
+    True
+    """
+
+    def __init__(
+        self,
+        penalty: str | None = "l2",
+        *,
+        C: float = 1.0,
+        l1_ratio: float = 0.0,
+        tol: float = 1e-4,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        solver: str = "lbfgs",
+        max_iter: int = 100,
+        warm_start: bool = False,
+        verbose: int = 0,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
+        callbacks: Any = None,
+    ) -> None:
+        self.penalty = penalty
+        self.C = C
+        self.l1_ratio = l1_ratio
+        self.tol = tol
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.solver = solver
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.verbose = verbose
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
+        self.callbacks = callbacks
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        solution = self._fit(X, y, sample_weight, client, self.class_weight)
+        self.n_iter_ = np.array([solution.n_iter], dtype=np.int32)
+        return self
+
+    def _loss(self) -> Loss:
+        return LogLoss()
+
+    def _check_params(self) -> None:
+        if not isinstance(self.C, Real) or not self.C > 0:
+            raise InvalidParameterError(f"C={self.C!r}: use a number > 0.")
+        if not isinstance(self.tol, Real) or not self.tol >= 0:
+            raise InvalidParameterError(f"tol={self.tol!r}: use a number >= 0.")
+        check_count("max_iter", self.max_iter)
+        check_class_weight(self.class_weight)
+        solver = get_solver(self.solver)
+        if self._strengths(1.0).l1 and not solver.handles_l1:
+            raise InvalidParameterError(
+                f"solver={self.solver!r} does not handle penalty={self.penalty!r}. "
+                'Use solver="lbfgs", or penalty="l2".'
+            )
+
+    def _strengths(self, weight_sum: float) -> Penalty:
+        alpha = 1.0 / (float(self.C) * weight_sum)
+        ratio = self.l1_ratio if isinstance(self.l1_ratio, Real) else np.nan
+        return get_penalty(self.penalty, alpha, float(ratio))
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
+        assert rows.classes is not None
+        survey = rows.survey
+        model = LinearModel(
+            self._loss(), survey.n_features, len(rows.classes), bool(self.fit_intercept)
+        )
+        penalty = self._strengths(rows.weight_sum)
+        return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
+
+    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+        if not self.warm_start or not hasattr(self, "coef_"):
+            return None
+        w = self._matrix()
+        return w if w.shape == model.shape else None

@@ -1,0 +1,33 @@
+"""Round solvers: each asks for sums over all rows, and updates the parameters by them."""
+
+from __future__ import annotations
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.solvers.base import PenalisedSolver, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.lbfgs import LBFGS
+
+__all__ = [
+    "SOLVERS",
+    "PenalisedSolver",
+    "Solution",
+    "Solver",
+    "Statistic",
+    "Sums",
+    "get_solver",
+]
+
+#: Solvers of penalised losses, by the names that estimators take.
+SOLVERS: dict[str, type[PenalisedSolver]] = {solver.name: solver for solver in (LBFGS,)}
+
+
+def get_solver(name: str) -> type[PenalisedSolver]:
+    """Return the solver of a name.
+
+    Raises
+    ------
+    InvalidParameterError
+        For another name; the message lists the valid ones.
+    """
+    if isinstance(name, str) and name in SOLVERS:
+        return SOLVERS[name]
+    raise InvalidParameterError(f"solver={name!r}: use one of {list(SOLVERS)}.")

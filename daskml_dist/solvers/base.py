@@ -1,0 +1,151 @@
+"""What a solver asks of the rows, and what it returns.
+
+A solver never sees a row: it asks for sums over all rows (the "statistical queries" of Chu et
+al., "Map-Reduce for Machine Learning on Multicore", NIPS 2006), makes a small update, and asks
+again. Whoever answers spreads the work: over threads, processes and machines.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.penalties import Penalty
+
+__all__ = ["PenalisedSolver", "Solution", "Solver", "Statistic", "Sums"]
+
+Array = NDArray[np.float64]
+
+
+class Statistic(ABC):
+    """A sum over rows. Small and picklable: it travels to every trainer, the model does not."""
+
+    @abstractmethod
+    def shape(self, model: Any) -> tuple[int, ...]:
+        """Shape of the sum."""
+
+    @abstractmethod
+    def add(
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
+    ) -> float:
+        """Add what some rows contribute to `out`, in place.
+
+        Parameters
+        ----------
+        model : object
+            The fit's model.
+        X : rows of shape (n, n_features), as the backend has them
+        y : ndarray of shape (n,)
+            Targets as the model encoded them.
+        weight : ndarray of shape (n,) or None
+            Row weights whose mean over all rows of the fit is 1; None: all are 1.
+        out : ndarray of float64
+            Of :meth:`shape`.
+
+        Returns
+        -------
+        float
+            Sum of the rows' losses, for the history; NaN where the statistic knows of none.
+        """
+
+
+class Sums(Protocol):
+    """All rows of a fit, seen through sums.
+
+    Attributes
+    ----------
+    n_rows : int
+        Rows of the fit; also the sum of their weights.
+    should_stop : bool
+        Whether the user asked the fit to end; a solver then returns what it has.
+    """
+
+    n_rows: int
+
+    @property
+    def should_stop(self) -> bool: ...
+
+    def __call__(self, statistic: Statistic) -> Array:
+        """The sum over all rows, float64."""
+
+
+@dataclass
+class Solution:
+    """What a solver ends with.
+
+    Parameters
+    ----------
+    w : ndarray of float64
+        Parameters, in the model's shape.
+    n_iter : int
+    converged : bool
+    message : str
+        Why it did not converge.
+    extra : dict
+        What else an estimator makes attributes of.
+    """
+
+    w: Array
+    n_iter: int = 1
+    converged: bool = True
+    message: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Solver(ABC):
+    """Finds the parameters of a model by sums over rows. Immutable: it travels to trainers.
+
+    Attributes
+    ----------
+    name : str
+        What an estimator's ``solver`` argument calls it.
+    max_passes : int
+        Passes over the data at most.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def max_passes(self) -> int: ...
+
+    @abstractmethod
+    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+        """Solve; the same sums give the same questions.
+
+        Parameters
+        ----------
+        model : object
+        sums : Sums
+        start : ndarray of float64
+            Parameters to start from, in the model's shape; may be changed.
+        """
+
+
+@dataclass(frozen=True)
+class PenalisedSolver(Solver):
+    """Minimises the mean loss of a linear model plus a penalty.
+
+    Parameters
+    ----------
+    penalty : Penalty
+        Strengths, relative to the mean loss; intercepts are not penalised.
+    max_iter : int
+    tol : float
+        What it means is the solver's own affair.
+
+    Attributes
+    ----------
+    handles_l1 : bool
+        Whether the penalty may have an l1 part.
+    """
+
+    penalty: Penalty
+    max_iter: int
+    tol: float
+    handles_l1: ClassVar[bool] = False

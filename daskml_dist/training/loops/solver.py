@@ -1,0 +1,182 @@
+"""Rounds of a solver: the first trainer asks for sums over all rows, all trainers make them.
+
+The first trainer alone runs the solver, so that machines whose digits differ cannot part ways.
+Every trainer remembers the sums. After a loss the solver begins again wherever the first trainer
+now is: it asks the same questions, and gets what is remembered without a look at the rows. Only
+the open question is asked anew, so a fit ends with the digits of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.ps.ledger import PassReport
+from daskml_dist.ps.messages import sum_in_lane_order
+from daskml_dist.solvers import Solution, Statistic
+from daskml_dist.training.lane import Lane
+from daskml_dist.training.loops.context import Context
+
+__all__ = ["run_solver"]
+
+#: Bytes of sums that a trainer remembers at most; a solver that needs more begins anew.
+_MEMORY = 2**28
+#: What follows each sum on its way: loss, rows, bytes sent, bytes received.
+_EXTRA = 4
+
+
+def run_solver(context: Context) -> Solution | None:
+    """Run the fit's solver; rank 0 returns the solution."""
+    rounds = _Rounds(context)
+    rounds.remember()
+    if context.rank:
+        rounds.answer()
+        return None
+    connection = context.connect()
+    try:
+        return _lead(context, _Asked(context, rounds, connection))
+    finally:
+        connection.close()
+
+
+def _lead(context: Context, sums: _Asked) -> Solution:
+    fit = context.fit
+    assert fit.solver is not None
+    start = fit.start_state().w.astype(np.float64)
+    solution = fit.solver.solve(fit.model, sums, start)
+    sums.end()
+    return solution
+
+
+@dataclass
+class _Log:
+    """The sums so far, and the rows that they were made of."""
+
+    n_rows: int
+    sums: list[NDArray[np.float64]] = field(default_factory=list)
+    is_whole: bool = True
+
+    def add(self, total: NDArray[np.float64]) -> None:
+        self.sums.append(total)
+        if sum(kept.nbytes for kept in self.sums) > _MEMORY:
+            self.sums, self.is_whole = [], False
+
+
+class _Rounds:
+    """A trainer's part in each sum."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        n_rows = sum(context.lane_rows)
+        log: _Log | None = context.memory.get("log")
+        if log is None or log.n_rows != n_rows or not log.is_whole:
+            log = context.memory["log"] = _Log(n_rows)
+        self.log = log
+        self._moved = 0, 0
+        for lane in context.lanes:
+            lane.seek(0)
+
+    def remember(self) -> None:
+        """Give all trainers the longest memory of any."""
+        if not self._context.generation:
+            return
+        communicator = self._context.communicator
+        lengths = communicator.allgather([np.array([len(self.log.sums)])])
+        known = [int(length[0]) for (length,) in lengths]
+        longest = known.index(max(known))
+        if min(known) < max(known):
+            own = self.log.sums if communicator.rank == longest else []
+            self.log.sums = list(communicator.allgather(own)[longest])
+
+    def answer(self) -> None:
+        """Make the sums that the first trainer asks for, until it has its solution."""
+        while question := self._context.communicator.broadcast():
+            self.sum(pickle.loads(question))
+
+    def sum(self, statistic: Statistic) -> NDArray[np.float64]:
+        """The sum over all trainers' rows, with `_EXTRA` numbers behind it."""
+        context = self._context
+        parts = context.map(lambda lane: self._part(lane, statistic), context.lanes)
+        if context.fit.deterministic:
+            total = self._in_order(parts)
+        else:
+            total = parts[0][1]
+            for _, part in parts[1:]:
+                total += part
+            total = self._reduced(total)
+        # All but the bytes is the same on every rank, and to the bit.
+        self.log.add(total)
+        return total
+
+    def _part(self, lane: Lane, statistic: Statistic) -> tuple[int, NDArray[np.float64]]:
+        shape = statistic.shape(self._context.fit.model)
+        out = np.zeros(int(np.prod(shape)) + _EXTRA)
+        batch = lane.next_batch()
+        out[-_EXTRA] = lane.add_statistic(statistic, batch, out[:-_EXTRA].reshape(shape))
+        out[1 - _EXTRA] = batch.n_rows
+        return lane.number, out
+
+    def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+        total[2 - _EXTRA :] = self._bytes()
+        return np.asarray(self._context.communicator.allreduce(total))
+
+    def _in_order(self, parts: list[tuple[int, NDArray[np.float64]]]) -> NDArray[np.float64]:
+        parts[0][1][2 - _EXTRA :] = self._bytes()
+        arrays: list[NDArray[Any]] = [np.array([number for number, _ in parts])]
+        gathered = self._context.communicator.allgather([*arrays, *(part for _, part in parts)])
+        return sum_in_lane_order(
+            [
+                (number, None, part)
+                for numbers, *rest in gathered
+                for number, part in zip(numbers.tolist(), rest, strict=True)
+            ]
+        )[1]
+
+    def _bytes(self) -> tuple[int, int]:
+        communicator = self._context.communicator
+        moved = communicator.bytes_sent, communicator.bytes_received
+        since = moved[0] - self._moved[0], moved[1] - self._moved[1]
+        self._moved = moved
+        return since
+
+
+class _Asked:
+    """The sums of all trainers, as the solver sees them (`solvers.Sums`)."""
+
+    def __init__(self, context: Context, rounds: _Rounds, connection: ShardedConnection) -> None:
+        self.n_rows = rounds.log.n_rows
+        self.should_stop = False
+        self._context = context
+        self._rounds = rounds
+        self._connection = connection
+        self._n_asked = 0
+
+    def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
+        sums = self._rounds.log.sums
+        self._n_asked += 1
+        if self._n_asked <= len(sums):
+            total = sums[self._n_asked - 1]
+        else:
+            self._context.communicator.broadcast(pickle.dumps(statistic, protocol=5))
+            total = self._rounds.sum(statistic)
+        self._report(total[-_EXTRA:])
+        return total[:-_EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
+
+    def end(self) -> None:
+        """Let the other trainers go."""
+        self._context.communicator.broadcast(b"")
+
+    def _report(self, extra: NDArray[np.float64]) -> None:
+        """Report the pass for all lanes; the ledger ignores what it knows already."""
+        context = self._context
+        report = PassReport(
+            list(range(len(context.lane_rows))), extra[0], extra[1], 1, int(extra[2]), int(extra[3])
+        )
+        message = {"pass": self._n_asked, "report": asdict(report)}
+        self.should_stop = bool(self._connection.call("report", **message)["stop"])
+        context.end_pass()
