@@ -232,12 +232,14 @@ def check_placement(params: dict[str, Any]) -> None:
 
 
 def check_count(name: str, value: Any, also: str = "") -> None:
+    """Check that a parameter is an integer >= 1; `also` names what else is valid."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         hint = f", {also}" if also else ""
         raise InvalidParameterError(f"{name}={value!r}: use an integer >= 1{hint}.")
 
 
 def check_class_weight(class_weight: Any) -> Any:
+    """Check ``class_weight`` and return it."""
     if isinstance(class_weight, dict):
         valid = all(isinstance(w, Real) and 0 <= float(w) < np.inf for w in class_weight.values())
     else:
@@ -263,6 +265,7 @@ def check_budget(memory_budget: Any) -> int | None:
 
 
 def seed_of(random_state: Any) -> int:
+    """A seed drawn from what the user gave."""
     try:
         return int(check_random_state(random_state).randint(2**31 - 1))
     except ValueError as error:

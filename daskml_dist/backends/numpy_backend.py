@@ -31,6 +31,11 @@ class CSRRows:
         # Row i of the weights belongs to columns[i]; None where they are numbered alike.
         self.columns: NDArray[np.int64] | None = None
 
+    @property
+    def dtype(self) -> Any:
+        """Of the entries."""
+        return self.X.dtype
+
 
 class NumpyBackend(Backend):
     """NumPy and numba on the CPU. One instance serves one thread: it holds scratch arrays."""

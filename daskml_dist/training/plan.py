@@ -287,6 +287,7 @@ def _touches_few(survey: Survey, batch_size: int | None) -> bool:
 def make_class_weight(
     class_weight: Any, survey: Survey, classes: NDArray[Any] | None
 ) -> NDArray[np.float64] | None:
+    """Weight of each class, of what the user gave: "balanced", a dict or None."""
     if class_weight is None or classes is None:
         return None
     if isinstance(class_weight, str):
@@ -310,6 +311,7 @@ def make_weight_scale(
     class_weight: NDArray[np.float64] | None,
     weighted: bool,
 ) -> float | None:
+    """Factor that makes the mean weight of all rows 1; None where rows have no weights."""
     if class_weight is None and not weighted:
         return None
     if class_weight is not None and classes is not None:
