@@ -20,7 +20,7 @@ from distributed import Client, LocalCluster, wait
 from sklearn.metrics import log_loss
 
 from daskml_dist.errors import DataLostError
-from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.dask_internals import list_workers
 from daskml_dist.training.lane import Lane
@@ -155,6 +155,34 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role:
     assert strike.events
     assert clf.history_.extra["generations"][0]["reason"].count("was lost")
     assert clf.history_.extra["lost_rows"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("role", _first_of("both", "trainer", "server"))
+def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, role: str) -> None:
+    X, y = _lazy()
+    X = X * np.logspace(-2, 2, 8)
+
+    def fit(*callbacks: Any) -> LogisticRegression:
+        clf = LogisticRegression(
+            max_iter=500, tol=0, n_lanes=3, deterministic=True, callbacks=list(callbacks)
+        )
+        return clf.fit(X, y)
+
+    def kill(run: Any) -> None:
+        for address in _victims(run, role):
+            _kill(crew_client, address)
+
+    calm, strike = fit(), Strike(kill, after=0)
+    clf = fit(strike)
+    assert strike.events
+    assert not strike.events[0].anew
+    assert strike.events[0].lost_versions <= 1
+    np.testing.assert_array_equal(clf.coef_, calm.coef_)
+    assert clf.n_iter_ == calm.n_iter_
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, len(calm.history_) + 1))
+    assert {record["rows"] for record in records} == {N_ROWS}
 
 
 @pytest.mark.parametrize("policy", _first_of("allreduce", "sync", "async"))
@@ -310,7 +338,7 @@ def test_a_client_that_dies_leaves_nothing(
     script = f"""
     import dask.array as da, numpy as np
     from distributed import Client
-    from daskml_dist.linear_model import SGDClassifier
+    from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 
     class Ready:
         def on_pass_end(self, run, record):
