@@ -36,6 +36,7 @@ __all__ = [
     "InvalidParameterError",
     "NotFittedError",
     "RunAbortedError",
+    "SchedulerLostError",
     "TrainingError",
     "WaitTimeoutError",
     "WorkerLostError",
@@ -65,6 +66,10 @@ class DeviceUnavailableError(DaskMLDistError, RuntimeError):
 
 class TrainingError(DaskMLDistError, RuntimeError):
     """A fit that had started could not be finished."""
+
+
+class SchedulerLostError(TrainingError):
+    """The client lost its connection to the Dask scheduler, and with it the fit."""
 
 
 class WorkerLostError(TrainingError):

@@ -22,6 +22,7 @@ from distributed import Client
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
     DaskMLDistError,
+    SchedulerLostError,
     TrainingError,
     WorkerLostError,
     is_consequence,
@@ -160,6 +161,11 @@ class TrainingRun:
             self._begin("the fit begins")
             result = self._watch()
             self._tell(result.records[self._told :])
+        except SchedulerLostError as error:
+            # Nobody is there to clean up with; workers without a scheduler end what they hold.
+            stop_listening(self._client, self._id)
+            callbacks.on_fit_end(self._view, error)
+            raise
         except BaseException as error:
             cause = error
             try:

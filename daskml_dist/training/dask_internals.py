@@ -11,6 +11,8 @@ from typing import Any
 
 from distributed import WorkerPlugin
 
+from daskml_dist.errors import SchedulerLostError
+
 __all__ = [
     "before_closing",
     "count_actors",
@@ -38,7 +40,19 @@ def list_workers(client: Any) -> dict[str, dict[str, Any]]:
 
     `Client.scheduler_info` says it too, but may return what a callback of the client's has asked
     for at the same time: a list without any worker.
+
+    Raises
+    ------
+    SchedulerLostError
+        At once, where Dask itself would first try to connect again for a minute: a scheduler
+        forgets what a client that was gone had asked for.
     """
+    if client.status != "running":
+        raise SchedulerLostError(
+            "The connection to the Dask scheduler was lost, and with it the fit. Start the cluster "
+            "again and fit again; with Checkpoint(path, resume=True) the fit goes on from its last "
+            "checkpoint."
+        )
     identity: dict[str, Any] = client.sync(client.scheduler.identity, n_workers=-1)
     return dict(identity["workers"])
 
