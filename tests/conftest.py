@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ import pytest
 from distributed import Client, LocalCluster, futures_of
 
 from daskml_dist.backends import Backend, get_backend
+
+# Tests of the benchmarks import them; behind everything, so that an installed package stays first.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 DATA_VARIABLE = "DASKML_DIST_DATA"
 

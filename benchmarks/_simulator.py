@@ -1,0 +1,380 @@
+"""An event simulator of training: real policies, modelled time.
+
+Who may go on and which pushes apply is asked of the gates of :mod:`daskml_dist.policies`, the same
+objects that a server asks. Modelled is the time: the computation of each worker with its
+stragglers, first-come-first-served queues at every network card and at each server's processor.
+A `Training` may be handed in: then every push carries a real gradient, computed from the
+parameters that the worker had pulled in simulated time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks._simulator_parts import Costs, Outcome, Stragglers, Training
+from daskml_dist.comm.allreduce import _MESH
+from daskml_dist.policies import Asynchronous, BoundedStaleness, Gate, LocalSGD, Policy
+from daskml_dist.training.loops.shared import _MEET_EVERY
+
+__all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
+
+
+#: No stragglers.
+UNDISTURBED = Stragglers()
+
+
+def simulate(
+    policy: Policy,
+    costs: Costs,
+    workers: int,
+    *,
+    servers: int = 1,
+    n_bytes: float = 1024,
+    steps: int = 100,
+    stragglers: Stragglers = UNDISTURBED,
+    seed: int = 0,
+    cached: bool = False,
+    colocated: bool = False,
+    training: Training | None = None,
+) -> Outcome:
+    """Simulate until `steps` gradients a worker have counted, or the training is over.
+
+    Parameters
+    ----------
+    policy : Policy
+    costs : Costs
+    workers, servers : int
+    n_bytes : float
+        Size of the parameters; each server holds an equal part.
+    steps : int
+    stragglers : Stragglers
+    seed : int
+    cached : bool
+        Under bounded staleness, read as in Ho et al. 2013: a worker goes on with its copy until
+        that may be older than the bound, and only then pulls. This package pulls at each step.
+    colocated : bool
+        Server s shares a process with worker s: no network between the two.
+    training : Training, optional
+        With one server and a policy that has one.
+
+    Returns
+    -------
+    Outcome
+    """
+    seconds = stragglers.seconds(costs.compute, workers, steps, seed)
+    if policy.loop == "replicas":
+        return _replicas(policy, costs, seconds, n_bytes)
+    run = _Run(policy, costs, seconds, servers, n_bytes, cached, colocated, training)
+    return run.outcome(workers * steps)
+
+
+# --- without servers -------------------------------------------------------------------------
+
+
+def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
+    """Time of an all-reduce as :mod:`daskml_dist.comm.allreduce` makes it: a mesh, or a ring."""
+    others = workers - 1
+    if others == 0:
+        return 0.0
+    if n_bytes <= _MESH or workers == 2:
+        sending = others * (costs.peer + n_bytes / costs.bandwidth)
+        return costs.latency + sending + others * n_bytes * costs.add
+    part = n_bytes / workers
+    hop = costs.latency + costs.peer + part / costs.bandwidth
+    return 2 * others * hop + others * part * costs.add
+
+
+def _replicas(
+    policy: Policy, costs: Costs, seconds: NDArray[np.float64], n_bytes: float
+) -> Outcome:
+    """Steps of all, then a meeting: no queue is needed."""
+    workers, steps = seconds.shape
+    every = policy.sync_every if isinstance(policy, LocalSGD) else steps
+    every = 1 if policy.name == "allreduce" else min(every, steps)
+    ends = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
+    meeting = allreduce_seconds(costs, workers, n_bytes)
+    # An all-reduced step is applied on every trainer at once; local ones while they compute.
+    applies = costs.apply * n_bytes * (len(ends) if every == 1 else steps)
+    total = float(ends.sum() + len(ends) * meeting + applies)
+    network = len(ends) * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
+    if n_bytes <= _MESH:
+        network *= workers / 2
+    return Outcome(
+        workers,
+        total,
+        float(seconds.sum()),
+        workers * steps,
+        updates=len(ends),
+        use={"worker network": network / total},
+    )
+
+
+# --- with servers ----------------------------------------------------------------------------
+
+
+class _Server:
+    """One shard: its gate, and when its processor and its network card are free again."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.pending: dict[int, tuple[int, list[Any]]] = {}
+        #: Lanes whose answers the gate holds back, slowest clock first.
+        self.waiting: list[tuple[int, int]] = []
+        self.version = 0
+        self.read_free = self.cpu_free = self.write_free = 0.0
+        self.read_used = self.cpu_used = self.write_used = 0.0
+
+
+class _Worker:
+    """One lane."""
+
+    def __init__(self, number: int, seconds: list[float]) -> None:
+        self.number = number
+        self.seconds = seconds
+        self.made = 0
+        self.clock = 0
+        #: Clock up to which a cached copy is fresh enough.
+        self.horizon = 0
+        self.copy: Any = None
+        self.version = 0
+        self.gradients: list[Any] = []
+        self.began = self.busy = 0.0
+        self.write_free = self.read_free = self.moved = 0.0
+        #: When the first byte of each server's answer comes, and how long it takes to read.
+        self.answers: list[tuple[float, float]] = []
+
+
+#: Time, tie-breaker, worker, server (-1: a gradient is ready), clock, (push, pull), version,
+#: gradients.
+_Event = tuple[float, int, _Worker, int, int, tuple[bool, bool], int, list[Any]]
+
+
+class _Run:
+    """The events of a run, in the order of time."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        costs: Costs,
+        seconds: NDArray[np.float64],
+        servers: int,
+        n_bytes: float,
+        cached: bool,
+        colocated: bool,
+        training: Training | None,
+    ) -> None:
+        workers = len(seconds)
+        self._policy = policy
+        self._costs = costs
+        self._bytes = n_bytes / servers
+        self._transfer = self._bytes / costs.bandwidth
+        self._colocated = colocated
+        self._training = training
+        self._push_every, self._pull_every = _pace(policy)
+        self._staleness = policy.staleness if isinstance(policy, BoundedStaleness) else None
+        self._cached = cached and self._staleness is not None
+        self._servers = [_Server(policy.gate(range(workers))) for _ in range(servers)]
+        self._workers = [_Worker(i, row) for i, row in enumerate(seconds.tolist())]
+        self._events: list[_Event] = []
+        self._ties = itertools.count()
+        self._ended = 0.0
+        self._staleness_sum = 0
+        self.result = Outcome(workers)
+
+    def outcome(self, steps: int) -> Outcome:
+        """Run until so many gradients have counted."""
+        result, events = self.result, self._events
+        for worker in self._workers:
+            self._give(worker, 0)
+            self._begin(worker, 0.0)
+        while result.steps < steps and not (self._training and self._training.over):
+            now, _, worker, server, clock, wants, version, gradients = heapq.heappop(events)
+            if server < 0:
+                self._computed(worker, now)
+            else:
+                self._arrived(now, worker, server, clock, wants, version, gradients)
+        return self._summary()
+
+    def _begin(self, worker: _Worker, now: float) -> None:
+        worker.began = now
+        done = now + worker.seconds[worker.made % len(worker.seconds)]
+        worker.made += 1
+        self._schedule((done, next(self._ties), worker, -1, 0, (False, False), 0, []))
+
+    def _schedule(self, event: _Event) -> None:
+        heapq.heappush(self._events, event)
+
+    def _computed(self, worker: _Worker, now: float) -> None:
+        """A gradient is ready: send it where the policy's loop would, or step again."""
+        worker.busy += now - worker.began
+        worker.clock += 1
+        if self._training is not None:
+            worker.gradients.append(self._training.gradient(worker.number, worker.copy))
+        push = worker.clock % self._push_every == 0
+        pull = worker.clock % self._pull_every == 0
+        if self._cached:
+            pull = worker.clock > worker.horizon
+        if push or pull:
+            self._send(worker, now, push, pull)
+        if pull:
+            worker.answers = []
+        else:
+            self._begin(worker, now)
+
+    def _send(self, worker: _Worker, now: float, push: bool, pull: bool) -> None:
+        gradients: list[Any] = []
+        if push:
+            gradients, worker.gradients = worker.gradients, []
+        duration = self._transfer if push else 0.0
+        for s in range(len(self._servers)):
+            first = now
+            if not self._is_local(worker, s):
+                start = max(worker.write_free, now)
+                worker.write_free = start + duration
+                worker.moved += duration
+                first = start + self._costs.latency
+            self._schedule(
+                (first, next(self._ties), worker, s, worker.clock, (push, pull),
+                 worker.version, gradients)
+            )  # fmt: skip
+
+    def _is_local(self, worker: _Worker, server: int) -> bool:
+        return self._colocated and worker.number == server
+
+    def _arrived(
+        self,
+        now: float,
+        worker: _Worker,
+        number: int,
+        clock: int,
+        wants: tuple[bool, bool],
+        version: int,
+        gradients: list[Any],
+    ) -> None:
+        """The first byte of a message is at a server; its turn comes in the order of arrival."""
+        server, (push, pull) = self._servers[number], wants
+        read = now
+        if push and not self._is_local(worker, number):
+            read = server.read_free = max(server.read_free, now) + self._transfer
+            server.read_used += self._transfer
+        server.cpu_free = max(server.cpu_free, read)
+        self._work(server, self._costs.message)
+        if push:
+            self._push(server, worker.number, clock, version, gradients)
+        if pull:
+            self._release(server, number, worker)
+
+    def _work(self, server: _Server, seconds: float) -> None:
+        server.cpu_free += seconds
+        server.cpu_used += seconds
+
+    def _push(
+        self, server: _Server, lane: int, clock: int, version: int, gradients: list[Any]
+    ) -> None:
+        gate, first = server.gate, server is self._servers[0]
+        if self._policy.loop == "shared":
+            # As the server does: the trainer's change is added, its lanes' clocks are set.
+            made = clock - gate.clock(lane)
+            gate.join(lane, clock)
+            self._apply(server, [(version, gradients)], made)
+            return
+        if not gate.push(lane, clock):
+            self.result.dropped += first
+            return
+        server.pending[lane] = version, gradients
+        while group := gate.due():
+            pushes = [server.pending.pop(one) for one in group]
+            self._apply(server, pushes, len(pushes) * self._push_every)
+
+    def _apply(self, server: _Server, pushes: list[tuple[int, list[Any]]], steps: int) -> None:
+        cost = self._costs.apply
+        if self._policy.loop == "rounds":
+            cost += len(pushes) * self._costs.add
+        self._work(server, cost * self._bytes)
+        if server is self._servers[0]:
+            self.result.steps += steps
+            self.result.updates += 1
+            self._staleness_sum += max(server.version - version for version, _ in pushes)
+            self._ended = server.cpu_free
+            if self._training is not None:
+                gradients = [g for _, part in pushes for g in part]
+                self._training.apply(gradients, server.cpu_free)
+        server.version += 1
+
+    def _release(self, server: _Server, number: int, worker: _Worker) -> None:
+        """Answer the asking lane if it may go, then those that wait, slowest clock first.
+
+        No gate lets a lane go and holds back a slower one that waits, so the first refusal ends
+        the search; looking at all of them at each push is quadratic in the lanes.
+        """
+        gate, waiting = server.gate, server.waiting
+        if gate.may_go(worker.number):
+            self._answer(server, number, worker)
+        else:
+            heapq.heappush(waiting, (gate.clocks[worker.number], worker.number))
+        while waiting and gate.may_go(waiting[0][1]):
+            _, lane = heapq.heappop(waiting)
+            self._answer(server, number, self._workers[lane])
+
+    def _answer(self, server: _Server, number: int, worker: _Worker) -> None:
+        if self._is_local(worker, number):
+            worker.answers.append((server.cpu_free, 0.0))
+        else:
+            start = max(server.write_free, server.cpu_free)
+            server.write_free = start + self._transfer
+            server.write_used += self._transfer
+            worker.answers.append((start + self._costs.latency, self._transfer))
+        if number == 0:
+            self._give(worker, server.gate.clock(worker.number))
+        if len(worker.answers) == len(self._servers):
+            self._begin(worker, self._received(worker))
+
+    def _give(self, worker: _Worker, clock: int) -> None:
+        """Hand over the parameters of the first server as they are."""
+        server = self._servers[0]
+        worker.version = server.version
+        if self._policy.loop == "rounds":
+            # A round may have closed without this worker.
+            worker.clock = clock
+        if self._training is not None:
+            worker.copy = self._training.pull()
+        if self._staleness is not None:
+            slowest = min(server.gate.clocks.values())
+            worker.horizon = slowest + self._staleness
+            self.result.lead = max(self.result.lead, clock - slowest)
+
+    def _received(self, worker: _Worker) -> float:
+        """When the last answer is there, through the worker's one network card."""
+        for first, duration in sorted(worker.answers):
+            worker.read_free = max(worker.read_free, first) + duration
+            worker.moved += duration
+        return worker.read_free
+
+    def _summary(self) -> Outcome:
+        result, end = self.result, self._ended
+        result.seconds = end
+        for worker in self._workers:
+            result.busy += worker.busy
+        for _, _, worker, server, *_ in self._events:
+            if server < 0:
+                result.busy += max(end - worker.began, 0.0)
+        result.staleness = self._staleness_sum / max(result.updates, 1)
+        servers = self._servers
+        result.use = {
+            "server processor": max(s.cpu_used for s in servers) / end,
+            "server network": max(max(s.read_used, s.write_used) for s in servers) / end,
+            "worker network": max(w.moved for w in self._workers) / 2 / end,
+        }
+        return result
+
+
+def _pace(policy: Policy) -> tuple[int, int]:
+    """Steps between two pushes and between two pulls, as in the policy's loop."""
+    if isinstance(policy, Asynchronous):
+        return policy.push_every, policy.pull_every
+    return (_MEET_EVERY, _MEET_EVERY) if policy.loop == "shared" else (1, 1)

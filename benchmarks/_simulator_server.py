@@ -1,0 +1,42 @@
+"""A parameter server in a process of its own, to measure what its messages cost.
+
+Apart from the measuring, so that the new process has little to import.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.comm.socket import Credentials, Listener, serve
+from daskml_dist.optimizers import SGD
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Asynchronous, Policy
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import Constant
+
+__all__ = ["make_server", "run_server"]
+
+
+def make_server(policy: Policy, lanes: int, n: int) -> ParameterServer:
+    """A server of `n` float64 parameters under plain SGD."""
+    rule = UpdateRule(SGD(), Constant(1e-3), Penalty(0.0, 0.0), n, 1e9)
+    shard = Shard(rule, ShardState(np.zeros((n, 1)), {}))
+    return ParameterServer(policy, list(range(lanes)), shard, None, 1)
+
+
+def run_server(pipe: Any, secret: bytes, n: int, lanes: int) -> None:
+    """Runs in a process of its own until the pipe says so."""
+    server = make_server(Asynchronous(), lanes, n)
+
+    def on_pair(up: socket.socket, down: socket.socket) -> None:
+        threading.Thread(target=serve, args=(server, up, down, "f8", 1), daemon=True).start()
+
+    listener = Listener("127.0.0.1", Credentials(secret), on_pair=on_pair)
+    pipe.send(listener.port)
+    pipe.recv()
+    listener.close()
