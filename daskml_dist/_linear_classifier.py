@@ -106,8 +106,9 @@ def _same(raw: NDArray[Any]) -> NDArray[Any]:
 
 
 def _labels(classes: NDArray[Any], raw: NDArray[Any]) -> NDArray[Any]:
-    at = (raw > 0).astype(int) if raw.ndim == 1 else raw.argmax(axis=1)
-    return np.asarray(classes[at])
+    if raw.ndim == 1:
+        return np.asarray(np.where(raw > 0, classes[1], classes[0]))
+    return np.asarray(classes[raw.argmax(axis=1)])
 
 
 def _hits(

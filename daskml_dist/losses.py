@@ -176,7 +176,13 @@ class LogLoss(_MarginLoss):
         """Logistic function of `raw` (two classes), or softmax over its columns."""
         if raw.ndim == 1:
             # The softmax of (0, raw); like it exact for probabilities near 0.
-            raw = np.stack([np.zeros_like(raw), raw], axis=1)
+            e = np.exp(-np.abs(raw))
+            large = 1 / (1 + e)
+            small = e * large
+            positive = raw > 0
+            return np.stack(
+                [np.where(positive, small, large), np.where(positive, large, small)], axis=1
+            )
         proba: Array = np.exp(raw - raw.max(axis=1, keepdims=True))
         proba /= proba.sum(axis=1, keepdims=True)
         return proba

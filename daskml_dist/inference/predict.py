@@ -18,6 +18,9 @@ from daskml_dist.inference.transform import map_pieces
 
 __all__ = ["map_rows"]
 
+#: Bytes of dense rows that are worked on at once, and rows that are worth a call.
+_MOST_BYTES, _FEWEST_ROWS = 2**18, 256
+
 
 def map_rows(
     function: Callable[[Any], NDArray[Any]],
@@ -76,8 +79,31 @@ def _apply(
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
     if rows.shape[0] == 0:
         return np.empty(shape, dtype=dtype)
+    if isinstance(rows, np.ndarray):
+        size = max(_MOST_BYTES // (rows.itemsize * max(rows.shape[1], 1)), _FEWEST_ROWS)
+        if rows.shape[0] > size:
+            return _in_pieces(rows, function, index, np.empty(shape, dtype=dtype), size)
     check_finite_rows(rows, index)
     return np.asarray(function(rows), dtype=dtype).reshape(shape)
+
+
+def _in_pieces(
+    rows: NDArray[Any],
+    function: Callable[[Any], NDArray[Any]],
+    index: int | None,
+    out: NDArray[Any],
+    size: int,
+) -> NDArray[Any]:
+    """Result of a block, a few rows at a time: what is made of them stays in the cache."""
+    try:
+        for start in range(0, len(rows), size):
+            piece = rows[start : start + size]
+            check_finite_rows(piece, index)
+            out[start : start + size] = np.reshape(function(piece), (-1, *out.shape[1:]))
+    except InvalidDataError:
+        check_finite_rows(rows, index)  # which names the row by its place in the block
+        raise
+    return out
 
 
 def _check_n_features(X: Any, expected: int | None) -> None:

@@ -23,6 +23,9 @@ __all__ = ["Columns", "Rows", "check_total", "is_lazy"]
 
 S = TypeVar("S")
 
+#: Rows that are summarised at once, where that is done in pieces.
+_PIECE = 2**14
+
 Reader = Callable[[Any, str, int | None], NDArray[Any]]
 
 
@@ -40,6 +43,11 @@ class Rows:
     y_true: NDArray[Any]
     y_pred: NDArray[Any]
     weight: NDArray[Any] | None
+
+    def part(self, at: slice) -> Rows:
+        """Some of the rows."""
+        weight = None if self.weight is None else self.weight[at]
+        return Rows(self.y_true[at], self.y_pred[at], weight)
 
     @property
     def weights(self) -> NDArray[np.float64]:
@@ -105,6 +113,8 @@ class Columns:
         summarise: Callable[[Rows], S],
         merge: Callable[[list[S]], S],
         collection: Collection,
+        *,
+        in_pieces: bool = False,
     ) -> S:
         """Summarise every block that has rows and merge the summaries, in one pass.
 
@@ -116,6 +126,9 @@ class Columns:
             Makes one summary of one or more. Associative. Picklable.
         collection : Collection
             Of :meth:`align`.
+        in_pieces : bool, default=False
+            Summarise a few rows at a time, so that what is made of them stays in the cache; for
+            small summaries.
 
         Returns
         -------
@@ -127,6 +140,8 @@ class Columns:
         InvalidDataError
             There is no row, or a block cannot be read.
         """
+        if in_pieces:
+            summarise = partial(_by_pieces, summarise, merge)
         summary: S | None = reduce_parts(
             collection, partial(_summarise, self, summarise), partial(_merge, merge)
         )
@@ -244,6 +259,13 @@ def _summarise(
     rows = columns.read(index, y_pred, y_true, sample_weight)
     # An empty block may have the dtype of nothing in particular.
     return summarise(rows) if len(rows.y_true) else None
+
+
+def _by_pieces(summarise: Callable[[Rows], S], merge: Callable[[list[S]], S], rows: Rows) -> S:
+    starts = range(0, len(rows.y_true), _PIECE)
+    if len(starts) == 1:
+        return summarise(rows)
+    return merge([summarise(rows.part(slice(a, a + _PIECE))) for a in starts])
 
 
 def _merge(merge: Callable[[list[S]], S], summaries: list[S | None]) -> S | None:

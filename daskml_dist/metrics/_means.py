@@ -34,7 +34,7 @@ def weighted_sums(
     weight, sum : float
     """
     collection = columns.align(y_true, y_pred, sample_weight)
-    weight, total = columns.reduce(partial(_sums, values), _add, collection)
+    weight, total = columns.reduce(partial(_sums, values), _add, collection, in_pieces=True)
     return float(weight), float(total)
 
 
@@ -55,6 +55,8 @@ def weighted_mean(
 
 def _sums(values: Values, rows: Rows) -> NDArray[np.float64]:
     found = values(rows.y_true, rows.y_pred)
+    if rows.weight is None:
+        return np.array([len(found), found.sum(dtype=np.float64)])
     return np.array([rows.weights.sum(), rows.weights @ found])
 
 

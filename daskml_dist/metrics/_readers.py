@@ -147,6 +147,9 @@ def check_not_negative(weights: NDArray[Any]) -> None:
         )
 
 
+#: Integer labels no further apart than this are counted rather than sorted.
+_NEAR = 1024
+
 # --- labels ----------------------------------------------------------------------------------
 
 
@@ -158,6 +161,8 @@ def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]
     InvalidDataError
         The labels are of types that cannot be sorted.
     """
+    if (counted := _count_whole(labels)) is not None:
+        return counted
     try:
         found, at = np.unique(labels, return_inverse=True)
     except TypeError as error:
@@ -166,6 +171,21 @@ def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]
             "y_true.astype(str)."
         ) from error
     return found, at
+
+
+def _count_whole(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] | None:
+    """Labels by counting, where they are integers that lie together; None where they are not."""
+    if labels.dtype.kind not in "iu" or not len(labels):
+        return None
+    low, high = int(labels.min()), int(labels.max())
+    if high - low > _NEAR or high > np.iinfo(np.intp).max:
+        return None
+    at = labels.astype(np.intp)
+    at -= low
+    there = np.bincount(at) > 0
+    if not there.all():
+        at = (np.cumsum(there) - 1)[at]
+    return (np.flatnonzero(there) + low).astype(labels.dtype), at
 
 
 def join_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -212,6 +232,9 @@ def _is_missing(value: Any) -> bool:
 
 
 def _check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
+    with np.errstate(all="ignore"):
+        if np.isfinite(values.sum()):
+            return  # one sum settles the usual case
     _check_none(~np.isfinite(values), "NaN or infinity", name, index)
 
 

@@ -78,7 +78,8 @@ def log_loss(
             stacklevel=2,
         )
     collection = COLUMNS.align(y_true, y_proba, sample_weight)
-    losses = COLUMNS.reduce(partial(_losses, classes=classes), _join_losses, collection)
+    summarise = partial(_losses, classes=classes)
+    losses = COLUMNS.reduce(summarise, _join_losses, collection, in_pieces=True)
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -113,12 +114,31 @@ def _losses(rows: Rows, classes: NDArray[Any] | None) -> _Losses:
     labels, at = unique_labels(rows.y_true)
     _check_labels(labels, classes, proba.shape[1])
     eps = np.finfo(proba.dtype).eps
-    sums_to_one = np.allclose(proba.sum(axis=1), 1, rtol=np.sqrt(eps), atol=0)
-    # One row a label, which holds the weights of its rows: their sums are one product.
-    places = (at, np.arange(len(at)))
-    by_label = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
-    logs = -np.log(np.clip(proba, eps, 1 - eps)).astype("float64", copy=False)
-    return _Losses(labels, by_label @ logs, float(rows.weights.sum()), bool(sums_to_one))
+    totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
+    sums_to_one = np.abs(totals - 1).max() <= np.sqrt(eps)
+    weight = float(len(at) if rows.weight is None else rows.weight.sum())
+    if len(labels) == proba.shape[1]:
+        # All labels are there, so each one's column is known.
+        by_label = np.diag(_known_losses(proba, at, rows.weight, eps))
+    else:
+        # One row a label, which holds the weights of its rows: their sums are one product.
+        places = (at, np.arange(len(at)))
+        weights = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
+        by_label = weights @ -np.log(np.clip(proba, eps, 1 - eps)).astype("float64", copy=False)
+    return _Losses(labels, by_label, weight, bool(sums_to_one))
+
+
+def _known_losses(
+    proba: NDArray[Any], at: NDArray[np.intp], weight: NDArray[Any] | None, eps: Any
+) -> NDArray[np.float64]:
+    """Loss of the rows of each label."""
+    n_columns = proba.shape[1]
+    given = proba.ravel().take(np.arange(0, proba.size, n_columns) + at, mode="clip")
+    losses = -np.log(np.clip(given, eps, 1 - eps, out=given))
+    if weight is not None:
+        losses = losses * weight
+    sums: NDArray[np.float64] = np.bincount(at, losses, minlength=n_columns).astype(np.float64)
+    return sums
 
 
 def _check_labels(labels: NDArray[Any], classes: NDArray[Any] | None, n_columns: int) -> None:
