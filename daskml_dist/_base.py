@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
 )
 
 from daskml_dist.backends.base import DEVICES, get_backend
-from daskml_dist.data.blocks import check_finite_rows, make_block
+from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
@@ -32,7 +32,7 @@ from daskml_dist.errors import (
     InvalidParameterError,
     NotFittedError,
 )
-from daskml_dist.inference.predict import map_rows
+from daskml_dist.inference.predict import map_rows, row_pieces
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
@@ -212,9 +212,12 @@ def _score_block(
     block = make_block(index, X, y, sample_weight, classification=classification)
     if block.n_rows == 0:
         return np.zeros(4)
-    check_finite_rows(block.X, index)
     weight = np.ones(block.n_rows) if block.sample_weight is None else block.sample_weight
-    return statistic(block.y, raw(block.X), weight.astype(np.float64))
+    assert block.y is not None
+    total = np.zeros(4)
+    for at, piece in row_pieces(block.X, index):
+        total += statistic(block.y[at], raw(piece), weight[at].astype(np.float64))
+    return total
 
 
 def check_placement(params: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.transform import map_pieces
 
-__all__ = ["map_rows"]
+__all__ = ["map_rows", "row_pieces"]
 
 #: Bytes of dense rows that are worked on at once, and rows that are worth a call.
 _MOST_BYTES, _FEWEST_ROWS = 2**18, 256
@@ -79,31 +79,52 @@ def _apply(
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
     if rows.shape[0] == 0:
         return np.empty(shape, dtype=dtype)
-    if isinstance(rows, np.ndarray):
-        size = max(_MOST_BYTES // (rows.itemsize * max(rows.shape[1], 1)), _FEWEST_ROWS)
-        if rows.shape[0] > size:
-            return _in_pieces(rows, function, index, np.empty(shape, dtype=dtype), size)
-    check_finite_rows(rows, index)
-    return np.asarray(function(rows), dtype=dtype).reshape(shape)
-
-
-def _in_pieces(
-    rows: NDArray[Any],
-    function: Callable[[Any], NDArray[Any]],
-    index: int | None,
-    out: NDArray[Any],
-    size: int,
-) -> NDArray[Any]:
-    """Result of a block, a few rows at a time: what is made of them stays in the cache."""
-    try:
-        for start in range(0, len(rows), size):
-            piece = rows[start : start + size]
-            check_finite_rows(piece, index)
-            out[start : start + size] = np.reshape(function(piece), (-1, *out.shape[1:]))
-    except InvalidDataError:
-        check_finite_rows(rows, index)  # which names the row by its place in the block
-        raise
+    out: NDArray[Any] | None = None
+    for at, piece in row_pieces(rows, index):
+        result = np.asarray(function(piece), dtype=dtype).reshape(-1, *shape[1:])
+        if len(result) == rows.shape[0]:
+            return result
+        if out is None:
+            out = np.empty(shape, dtype=dtype)
+        out[at] = result
+    assert out is not None
     return out
+
+
+def row_pieces(rows: Any, index: int | None) -> Iterator[tuple[slice, Any]]:
+    """A block of rows, a few at a time where they are dense: what is made of them stays in cache.
+
+    Parameters
+    ----------
+    rows : ndarray or CSR matrix of shape (n_rows, n_features)
+    index : int or None
+        Of the block, for errors.
+
+    Yields
+    ------
+    slice, ndarray or CSR matrix
+        Where the piece lies; its rows, finite and aligned in memory, as what came over a network
+        need not be.
+
+    Raises
+    ------
+    InvalidDataError
+        For NaN and infinity.
+    """
+    n_rows, n_features = rows.shape
+    is_dense = isinstance(rows, np.ndarray)
+    size = max(n_rows, 1)
+    if is_dense:
+        size = max(_MOST_BYTES // (rows.itemsize * max(n_features, 1)), _FEWEST_ROWS)
+    for start in range(0, n_rows, size):
+        at = slice(start, min(start + size, n_rows))
+        piece = np.require(rows[at], requirements=["C", "A"]) if is_dense else rows
+        try:
+            check_finite_rows(piece, index)
+        except InvalidDataError:
+            check_finite_rows(rows, index)  # it names the row by its place in the block
+            raise
+        yield at, piece
 
 
 def _check_n_features(X: Any, expected: int | None) -> None:
