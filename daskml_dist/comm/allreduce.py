@@ -8,6 +8,8 @@ trainers n (Patarasuk and Yuan 2009; Horovod). Both give all ranks the same bits
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import socket
 import threading
 import time
@@ -18,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
-from daskml_dist.comm.socket import Credentials, Inbox, Listener, Outbox, connect_peer
+from daskml_dist.comm.listener import Credentials, Listener, call_peer
+from daskml_dist.comm.socket import Inbox, Outbox
 
-__all__ = ["PeerGroup", "PeerListener"]
+__all__ = ["PeerGroup", "PeerListener", "pack", "unpack"]
 
 #: Bytes up to which a send surely fits the system's buffers, so that all may send first.
 _SMALL = 1 << 15
@@ -90,7 +93,7 @@ class PeerGroup(Communicator):
         self._listener = listener
         self._others = [r for r in range(self.size) if r != rank]
         self._out = {
-            r: Outbox(connect_peer(endpoints[r], credentials, rank), wait) for r in self._others
+            r: Outbox(call_peer(endpoints[r], credentials, rank), wait) for r in self._others
         }
         self._in = {r: listener.inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
@@ -154,35 +157,23 @@ class PeerGroup(Communicator):
 
     def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
         """The arrays of every rank, by rank."""
-        header = np.array([len(arrays)], dtype=np.int64)
-        blobs = [np.frombuffer(_describe(a), dtype=np.uint8) for a in arrays]
-        lengths = np.array([len(b) for b in blobs], dtype=np.int64)
-        payload: list[NDArray[Any]] = [header, lengths]
-        for blob, array in zip(blobs, arrays, strict=True):
-            payload += [blob, np.ascontiguousarray(array)]
-        data = b"".join(p.data.cast("B") for p in payload if p.size)
-        sending = self._send(self._others, memoryview(data))
+        data = pack(arrays)
+        sending = self._send(self._others, memoryview(len(data).to_bytes(8, "little") + data))
         gathered = [arrays if r == self.rank else self._receive_arrays(r) for r in range(self.size)]
         if sending is not None:
             sending.result()
         return gathered
 
     def _receive_arrays(self, rank: int) -> list[NDArray[Any]]:
-        header = np.empty(1, dtype=np.int64)
-        self._receive(rank, header)
-        lengths = np.empty(int(header[0]), dtype=np.int64)
-        if lengths.size:
-            self._receive(rank, lengths)
-        arrays = []
-        for length in lengths:
-            blob = np.empty(int(length), dtype=np.uint8)
-            self._receive(rank, blob)
-            dtype, *shape = blob.tobytes().decode().split()
-            array = np.empty(tuple(map(int, shape)), dtype=dtype)
-            if array.size:
-                self._receive(rank, array)
-            arrays.append(array)
-        return arrays
+        length = np.empty(1, dtype="<i8")
+        self._receive(rank, length)
+        data = np.empty(int(length[0]), dtype=np.uint8)
+        self._receive(rank, data)
+        return unpack(data)
+
+    def control(self, rank: int) -> socket.socket:
+        """The socket whose end of file tells that a rank has ended."""
+        return self._in[rank].sock
 
     def close(self) -> None:
         """Close all sockets and the sending thread."""
@@ -194,5 +185,23 @@ class PeerGroup(Communicator):
         self._sender.shutdown(wait=False)
 
 
-def _describe(array: NDArray[Any]) -> bytes:
-    return " ".join([array.dtype.str, *map(str, array.shape)]).encode()
+def pack(arrays: list[NDArray[Any]]) -> bytes:
+    """Arrays of any shapes and dtypes, as bytes."""
+    text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
+    parts: list[Any] = [len(text).to_bytes(8, "little"), text, bytes(-len(text) % 8)]
+    for array in arrays:
+        if array.size:
+            parts += [np.ascontiguousarray(array).data.cast("B"), bytes(-array.nbytes % 8)]
+    return b"".join(parts)
+
+
+def unpack(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Undo `pack`; the arrays are parts of `data`, and aligned as it is."""
+    length = int(data[:8].view("<i8")[0])
+    at = 8 + length + -length % 8
+    arrays = []
+    for dtype, shape in json.loads(data[8 : 8 + length].tobytes()):
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        arrays.append(data[at : at + size].view(dtype).reshape(shape))
+        at += size + -size % 8
+    return arrays

@@ -18,9 +18,10 @@ from distributed import Future, get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
-from daskml_dist.comm.socket import Credentials, Listener, serve
+from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import WorkerLostError
