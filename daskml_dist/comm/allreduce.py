@@ -29,6 +29,8 @@ __all__ = ["PeerGroup", "PeerListener", "pack", "unpack"]
 _SMALL = 1 << 15
 #: Bytes of an array up to which everyone sends to everyone.
 _MESH = 1 << 18
+#: Bytes that are added at a time, while they are still in the processor's cache.
+_PIECE = 1 << 18
 
 
 class PeerListener:
@@ -115,10 +117,21 @@ class PeerGroup(Communicator):
         self._in[rank].read_into(array.data.cast("B"))
         self.bytes_received += array.nbytes
 
+    def _receive_and_add(self, rank: int, array: NDArray[Any]) -> None:
+        """Add what comes while more of it is on its way."""
+        scratch = np.empty(min(len(array), _PIECE // array.itemsize), dtype=array.dtype)
+        for start in range(0, len(array), len(scratch)):
+            part = array[start : start + len(scratch)]
+            received = scratch[: len(part)]
+            self._receive(rank, received)
+            part += received
+
     def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
         """Sum over the ranks, the same to the bit on all of them."""
         array = np.ascontiguousarray(array)
-        if array.nbytes <= _MESH or self.size == 2:
+        if not array.size:
+            return array
+        if array.nbytes <= _MESH:
             return self._allreduce_mesh(array)
         return self._allreduce_ring(array)
 
@@ -140,15 +153,12 @@ class PeerGroup(Communicator):
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
         chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        scratch = np.empty(max(map(len, chunks)), dtype=flat.dtype)
         for step in range(2 * (self.size - 1)):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
             sending = self._send([after], outgoing.data.cast("B"))
             if step < self.size - 1:
-                received = scratch[: len(incoming)]
-                self._receive(before, received)
-                incoming += received
+                self._receive_and_add(before, incoming)
             else:
                 self._receive(before, incoming)
             if sending is not None:

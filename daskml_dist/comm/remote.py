@@ -20,8 +20,6 @@ from daskml_dist.ps.server import ParameterServer
 __all__ = ["RemoteConnection", "serve"]
 
 _BYE = "bye"
-#: Bytes of answers that surely fit the buffers of a channel.
-_BUFFER = 1 << 16
 
 
 class RemoteConnection(ServerConnection):
@@ -102,7 +100,7 @@ def serve(
     # Whoever reads must never wait for a send: the other side may be sending too, and not read.
     later: queue.SimpleQueue[Reply | Call | None] = queue.SimpleQueue()
     answer: Callable[[Any], None] = send
-    if server.most_answer_bytes > _BUFFER:
+    if server.most_answer_bytes > out.holds:
         answer = later.put
         threading.Thread(
             target=_drain, args=(later, send), daemon=True, name="daskml-answer"

@@ -26,9 +26,9 @@ __all__ = ["RING_BYTES", "Offer", "Ring", "RingInbox", "RingOutbox", "accept_off
 
 _HEAD, _TAIL, _READER, _WRITER = 0, WORD, 2 * WORD, 3 * WORD
 #: Bytes that may be on their way.
-RING_BYTES = 1 << 21
+RING_BYTES = 1 << 22
 #: Bytes after which the other side is told, so that it works on them meanwhile.
-_PIECE = 1 << 17
+_PIECE = 1 << 20
 #: Bytes from which a copy lets other threads run meanwhile.
 _LARGE = 1 << 15
 # network namespace, process, descriptors of the memory and of both bells; digest of the token
@@ -115,6 +115,8 @@ class RingOutbox(Outbox):
         Bound of each send; None: a minute.
     ring : Ring
     """
+
+    holds = RING_BYTES - (1 << 16)
 
     def __init__(self, control: socket.socket, wait: Wait | None, ring: Ring) -> None:
         super().__init__(control, wait)

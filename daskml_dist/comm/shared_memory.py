@@ -184,7 +184,7 @@ class Sleeper:
         RunAbortedError, GenerationError, WaitTimeoutError
         """
         now = time.perf_counter
-        end = now() + _SPIN
+        end = now() + (_SPIN if self._wait else 0)
         while now() < end:
             if words[index] >= value:
                 return True

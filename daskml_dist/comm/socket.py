@@ -29,6 +29,9 @@ class Outbox:
         Bound of each send; None: a minute.
     """
 
+    #: Bytes that may be on their way though nobody reads them yet.
+    holds = _BUFFER
+
     def __init__(self, sock: socket.socket, wait: Wait | None = None) -> None:
         sock.settimeout(SLICE if wait else SEND_TIMEOUT)
         self._sock = sock

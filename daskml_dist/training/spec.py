@@ -74,6 +74,8 @@ class FitSpec:
     streaming : Streaming or None
         None where all blocks are kept in memory.
     on_lost_data : {"raise", "skip"}
+    shared_memory : bool
+        Whether processes of one host may talk through memory that they share.
     """
 
     model: LinearModel
@@ -97,6 +99,7 @@ class FitSpec:
     first_pass: int = 0
     streaming: Streaming | None = None
     on_lost_data: str = "raise"
+    shared_memory: bool = True
 
     @property
     def first_clock(self) -> int:
