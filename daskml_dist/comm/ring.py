@@ -28,7 +28,7 @@ _HEAD, _TAIL, _READER, _WRITER = 0, WORD, 2 * WORD, 3 * WORD
 #: Bytes that may be on their way.
 RING_BYTES = 1 << 22
 #: Bytes after which the other side is told, so that it works on them meanwhile.
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 #: Bytes from which a copy lets other threads run meanwhile.
 _LARGE = 1 << 15
 # network namespace, process, descriptors of the memory and of both bells; digest of the token
