@@ -11,8 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import dask
+import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client
 
 from daskml_dist.comm import shared_memory
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
@@ -23,6 +26,7 @@ from daskml_dist.comm.ring import RING_BYTES, Offer, RingInbox, RingOutbox, acce
 from daskml_dist.comm.shared_group import SharedGroup, share_memory
 from daskml_dist.comm.shared_memory import Segment
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
+from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
@@ -127,7 +131,7 @@ def _answer_to(offer: Offer, **_: Any) -> bytes:
 
 def test_another_network_namespace_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     offer = Offer(allowed=True)
-    monkeypatch.setattr("daskml_dist.comm.ring.network", lambda: 1)
+    monkeypatch.setattr("daskml_dist.comm.ring.here", lambda: 1)
     assert offer.taken(_answer_to(offer)) is None
 
 
@@ -343,3 +347,20 @@ def test_a_segment_is_its_users_alone() -> None:
         assert again.token == segment.token
     finally:
         os.close(descriptor)
+
+
+# -- a fit -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+def test_a_fit_is_the_same_without_shared_memory(client: Client, policy: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 6))
+    y = (X @ rng.normal(size=6) > 0).astype(int)
+    rows, labels = da.from_array(X, chunks=(100, 6)), da.from_array(y, chunks=100)
+    fits = []
+    for allowed in (True, False):
+        with dask.config.set({"daskml_dist.shared_memory": allowed}):
+            clf = SGDClassifier(policy=policy, batch_size=20, max_iter=3, tol=None, random_state=0)
+            fits.append(clf.fit(rows, labels))
+    np.testing.assert_array_equal(fits[0].coef_, fits[1].coef_)

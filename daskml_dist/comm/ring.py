@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.comm.base import Wait
-from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, network
+from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import SEND_TIMEOUT, Inbox, Outbox, gone
 from daskml_dist.comm.wire import Buffers
 from daskml_dist.errors import CommunicationError, WaitTimeoutError
@@ -31,7 +31,7 @@ RING_BYTES = 1 << 22
 _PIECE = 1 << 18
 #: Bytes from which a copy lets other threads run meanwhile.
 _LARGE = 1 << 15
-# network namespace, process, descriptors of the memory and of both bells; digest of the token
+# place, process, descriptors of the memory and of both bells; digest of the token
 _OFFER = struct.Struct("<qqqqq32s")
 _NO = bytes(TOKEN)
 
@@ -70,7 +70,7 @@ class Offer:
             self.close()
             return
         self.data = _OFFER.pack(
-            network(), os.getpid(), self._memory, ring.reader.descriptor, ring.writer.descriptor,
+            here(), os.getpid(), self._memory, ring.reader.descriptor, ring.writer.descriptor,
             hashlib.sha256(segment.token).digest(),
         )  # fmt: skip
 
@@ -93,8 +93,8 @@ class Offer:
 
 def accept_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
     """Take up an offer where it can be, and the answer to send."""
-    net, pid, memory, reader, writer, digest = _OFFER.unpack(data)
-    if not (allowed and net and net == network()):
+    place, pid, memory, reader, writer, digest = _OFFER.unpack(data)
+    if not (allowed and place and place == here()):
         return None, _NO
     try:
         segment = Segment.find(pid, memory)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.allreduce import PeerGroup, pack, unpack
 from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, network
+from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
 from daskml_dist.errors import CommunicationError
 
@@ -51,7 +51,7 @@ def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
     try:
         place = _NOWHERE
         if own is not None and bell is not None:
-            place = np.array([network(), os.getpid(), memory, bell.descriptor])
+            place = np.array([here(), os.getpid(), memory, bell.descriptor])
         places = [arrays[0].tolist() for arrays in peers.allgather([place])]
         found = [
             (own, bell) if rank == peers.rank else _find(place, own is not None)
@@ -71,8 +71,8 @@ def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
 
 
 def _find(place: list[int], allowed: bool) -> tuple[Segment | None, Bell | None]:
-    net, pid, memory, bell = place
-    if allowed and net and net == network():
+    host, pid, memory, bell = place
+    if allowed and host and host == here():
         try:
             return Segment.find(pid, memory), Bell.find(pid, bell)
         except OSError:

@@ -8,6 +8,7 @@ That both see the same object is proved by a random token read from it, not by a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import secrets
@@ -16,6 +17,7 @@ import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import SLICE, Wait
 
-__all__ = ["TOKEN", "WORD", "Bell", "Segment", "Sleeper", "fence", "network"]
+__all__ = ["TOKEN", "WORD", "Bell", "Segment", "Sleeper", "fence", "here"]
 
 #: Bytes of the token that proves a segment.
 TOKEN = 32
@@ -48,16 +50,18 @@ def fence() -> None:
     lock.acquire()
 
 
-def network() -> int:
-    """Number of this process's network namespace.
+def here() -> int:
+    """Number of this machine, its boot, and this process's namespaces; 0 where unknown.
 
-    Where it differs the network between two processes can be cut while memory still works; they
-    count as two hosts.
+    Only for processes with the same number do process numbers mean the same, and cannot the
+    network between them be cut while the memory still works.
     """
     try:
-        return os.stat("/proc/self/ns/net").st_ino
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        spaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "pid")]
     except OSError:
         return 0
+    return int.from_bytes(hashlib.sha256(f"{boot}{spaces}".encode()).digest()[:7], "big")
 
 
 def _reopen(pid: int, descriptor: int) -> int:
