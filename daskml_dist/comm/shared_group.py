@@ -7,6 +7,7 @@ reading the one before the last, so an area is free again when its next turn com
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from typing import Any
@@ -36,48 +37,61 @@ def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
     Parameters
     ----------
     peers : PeerGroup
-        Its sockets stay open and tell that a rank has ended.
+        Its sockets stay open and tell that a rank has ended. Closed where this fails.
     wait : Wait
     allowed : bool
         Whether this rank takes part; all ranks must call, whatever they say.
     """
-    memory, own, bell = -1, None, None
-    if allowed:
-        try:
-            own, memory = Segment.make(2 * _AREA)
-            bell = Bell.make()
-        except OSError:
-            own = None
     try:
-        place = _NOWHERE
-        if own is not None and bell is not None:
-            place = np.array([here(), os.getpid(), memory, bell.descriptor])
+        shared = _see_all(peers, _make() if allowed else None)
+    except BaseException:
+        peers.close()
+        raise
+    # What it took to find out is no traffic of the fit.
+    peers.bytes_sent = peers.bytes_received = 0
+    return peers if shared is None else SharedGroup(peers, *shared, wait)
+
+
+def _make() -> tuple[Segment, Bell, int] | None:
+    try:
+        bell = Bell.make()
+        segment, memory = Segment.make(2 * _AREA)
+    except OSError:
+        return None
+    return segment, bell, memory
+
+
+def _see_all(
+    peers: PeerGroup, own: tuple[Segment, Bell, int] | None
+) -> tuple[list[Segment], list[Bell]] | None:
+    """Everyone's segment and bell; None, on all ranks, unless all see the same."""
+    place = _NOWHERE
+    if own is not None:
+        place = np.array([here(), os.getpid(), own[2], own[1].descriptor])
+    try:
         places = [arrays[0].tolist() for arrays in peers.allgather([place])]
         found = [
-            (own, bell) if rank == peers.rank else _find(place, own is not None)
+            None if own is None else own[:2] if rank == peers.rank else _find(place)
             for rank, place in enumerate(places)
         ]
-        read = [bytes(TOKEN) if s is None else s.token for s, _ in found]
-        tokens = [a[0] for a in peers.allgather([np.frombuffer(b"".join(read), np.uint8)])]
+        read = b"".join(bytes(TOKEN) if seen is None else seen[0].token for seen in found)
+        tokens = [a[0] for a in peers.allgather([np.frombuffer(read, np.uint8)])]
     finally:
-        if memory >= 0:
-            os.close(memory)
+        if own is not None:
+            os.close(own[2])
+    seen = [pair for pair in found if pair is not None]
     # What each has read of all segments must be what their owners wrote, and not nothing.
-    if any((t != tokens[0]).any() for t in tokens) or bytes(TOKEN) in read:
-        return peers
-    segments = [segment for segment, _ in found if segment is not None]
-    bells = [bell for _, bell in found if bell is not None]
-    return SharedGroup(peers, segments, bells, wait)
+    if any((t != tokens[0]).any() for t in tokens) or len(seen) < peers.size:
+        return None
+    return [segment for segment, _ in seen], [bell for _, bell in seen]
 
 
-def _find(place: list[int], allowed: bool) -> tuple[Segment | None, Bell | None]:
+def _find(place: list[int]) -> tuple[Segment, Bell] | None:
     host, pid, memory, bell = place
-    if allowed and host and host == here():
-        try:
+    if host and host == here():
+        with contextlib.suppress(OSError):
             return Segment.find(pid, memory), Bell.find(pid, bell)
-        except OSError:
-            pass
-    return None, None
+    return None
 
 
 class SharedGroup(Communicator):
