@@ -14,8 +14,8 @@ import numpy as np
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Channel, Credentials, Listener, call_listener
+from daskml_dist.comm.meet import share_memory
 from daskml_dist.comm.remote import RemoteConnection, serve
-from daskml_dist.comm.shared_group import share_memory
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous

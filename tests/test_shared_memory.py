@@ -21,9 +21,10 @@ from daskml_dist.comm import shared_memory
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
 from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.meet import TwoLevels, share_memory
 from daskml_dist.comm.remote import RemoteConnection, serve
 from daskml_dist.comm.ring import RING_BYTES, Offer, RingInbox, RingOutbox, accept_offer
-from daskml_dist.comm.shared_group import SharedGroup, share_memory
+from daskml_dist.comm.shared_group import SharedGroup
 from daskml_dist.comm.shared_memory import Segment
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from daskml_dist.linear_model import SGDClassifier
@@ -180,16 +181,20 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
 # -- groups ----------------------------------------------------------------------------------------
 
 
+_host = threading.local()
+
+
 class Ranks:
     """Some ranks, each in a thread of its own."""
 
-    def __init__(self, allowed: list[bool], wait: Wait) -> None:
+    def __init__(self, allowed: list[bool], wait: Wait, hosts: list[int] | None) -> None:
         credentials = Credentials(SECRET)
         listeners = [PeerListener(HOST, credentials) for _ in allowed]
         endpoints = [listener.endpoint for listener in listeners]
         self._pool = ThreadPoolExecutor(len(allowed))
 
         def meet(rank: int) -> Communicator:
+            _host.number = hosts[rank] if hosts else 1
             peers = PeerGroup(rank, endpoints, listeners[rank], credentials, wait)
             return share_memory(peers, wait, allowed[rank])
 
@@ -205,11 +210,12 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks() -> Iterator[Callable[..., Ranks]]:
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
     made: list[Ranks] = []
+    monkeypatch.setattr("daskml_dist.comm.shared_group.here", lambda: _host.number)
 
-    def make(*allowed: bool, wait: Wait | None = None) -> Ranks:
-        made.append(Ranks(list(allowed), wait or Wait(20)))
+    def make(*allowed: bool, wait: Wait | None = None, hosts: list[int] | None = None) -> Ranks:
+        made.append(Ranks(list(allowed), wait or Wait(20), hosts))
         return made[-1]
 
     yield make
@@ -274,10 +280,36 @@ def test_nobody_runs_over_what_another_still_reads(ranks: Callable[..., Ranks]) 
     assert some.each(run) == [truth] * 3
 
 
-def test_one_that_may_not_share_leaves_all_with_sockets(ranks: Callable[..., Ranks]) -> None:
-    some = ranks(True, False, True)
+@pytest.mark.parametrize(
+    ("allowed", "hosts"),
+    [([True, False, True], [1, 1, 1]), ([True] * 5, [1, 2, 1, 3, 2])],
+    ids=["one may not", "three hosts"],
+)
+def test_several_hosts_agree_to_the_bit(
+    ranks: Callable[..., Ranks], allowed: list[bool], hosts: list[int]
+) -> None:
+    some = ranks(*allowed, hosts=hosts)
+    assert all(isinstance(group, TwoLevels) for group in some.groups)
+    rng = np.random.default_rng(3)
+    for n in (28, 200_001):
+        parts = rng.normal(size=(len(allowed), n))
+        sums = some.each(lambda group, parts=parts: group.allreduce(parts[group.rank].copy()))
+        for total in sums:
+            np.testing.assert_array_equal(total, sums[0])
+        np.testing.assert_allclose(sums[0], parts.sum(axis=0), rtol=1e-12, atol=1e-12)
+    for _ in range(2):
+        for gathered in some.each(
+            lambda group: group.allgather([np.arange(group.rank), np.ones((2, 1), np.float32)])
+        ):
+            assert [len(arrays[0]) for arrays in gathered] == list(range(len(allowed)))
+            assert [arrays[1].shape for arrays in gathered] == [(2, 1)] * len(allowed)
+
+
+def test_nobody_shares_where_nobody_may(ranks: Callable[..., Ranks]) -> None:
+    some = ranks(False, False)
     assert all(isinstance(group, PeerGroup) for group in some.groups)
-    assert [float(total[0]) for total in some.each(lambda g: g.allreduce(np.ones(3)))] == [3.0] * 3
+    some = ranks(True, True, hosts=[1, 2])
+    assert all(isinstance(group, PeerGroup) for group in some.groups)
 
 
 def test_a_rank_that_ends_ends_the_others_waits(ranks: Callable[..., Ranks]) -> None:

@@ -7,6 +7,7 @@ trainers n (Patarasuk and Yuan 2009; Horovod). Both give all ranks the same bits
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -180,6 +181,16 @@ class PeerGroup(Communicator):
         data = np.empty(int(length[0]), dtype=np.uint8)
         self._receive(rank, data)
         return unpack(data)
+
+    def among(self, ranks: list[int]) -> PeerGroup:
+        """The group of some ranks, this one among them; their numbers there are their places."""
+        group = copy.copy(self)
+        group.rank, group.size = ranks.index(self.rank), len(ranks)
+        group.bytes_sent = group.bytes_received = 0
+        group._others = [place for place in range(group.size) if place != group.rank]
+        group._out = {place: self._out[ranks[place]] for place in group._others}
+        group._in = {place: self._in[ranks[place]] for place in group._others}
+        return group
 
     def control(self, rank: int) -> socket.socket:
         """The socket whose end of file tells that a rank has ended."""

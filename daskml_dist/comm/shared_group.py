@@ -21,7 +21,7 @@ from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, 
 from daskml_dist.comm.socket import gone
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["SharedGroup", "share_memory"]
+__all__ = ["Places", "SharedGroup", "see_hosts"]
 
 _TURN, _ASLEEP = 0, WORD
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
@@ -31,25 +31,53 @@ _ONE_HOP = 1 << 15
 _NOWHERE = np.zeros(4, dtype=np.int64)
 
 
-def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
-    """The group in shared memory, where every rank sees every other's; else `peers` themselves.
+Places = dict[int, tuple[Segment, Bell]]
+
+
+def see_hosts(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], Places]:
+    """Which ranks share memory: the ranks of each host, and what this rank sees of its own's.
 
     Parameters
     ----------
     peers : PeerGroup
-        Its sockets stay open and tell that a rank has ended. Closed where this fails.
-    wait : Wait
     allowed : bool
         Whether this rank takes part; all ranks must call, whatever they say.
     """
+    own = _make() if allowed else None
+    place = _NOWHERE
+    if own is not None:
+        place = np.array([here(), os.getpid(), own[2], own[1].descriptor])
     try:
-        shared = _see_all(peers, _make() if allowed else None)
-    except BaseException:
-        peers.close()
-        raise
-    # What it took to find out is no traffic of the fit.
-    peers.bytes_sent = peers.bytes_received = 0
-    return peers if shared is None else SharedGroup(peers, *shared, wait)
+        places = [arrays[0].tolist() for arrays in peers.allgather([place])]
+        seen = {
+            rank: pair
+            for rank, place in enumerate(places)
+            if own is not None and (pair := own[:2] if rank == peers.rank else _find(place))
+        }
+        read = np.zeros((peers.size, TOKEN), np.uint8)
+        for rank, (segment, _) in seen.items():
+            read[rank] = np.frombuffer(segment.token, np.uint8)
+        tokens = [arrays[0] for arrays in peers.allgather([read])]
+    finally:
+        if own is not None:
+            os.close(own[2])
+    hosts = _hosts(tokens)
+    mine = next(ranks for ranks in hosts if peers.rank in ranks)
+    return hosts, {rank: seen[rank] for rank in mine if rank in seen}
+
+
+def _hosts(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
+    """The ranks of each host; ``tokens[q][r]`` is what rank q read in the segment of rank r."""
+    ranks = range(len(tokens))
+
+    def sees(q: int, r: int) -> bool:
+        return q == r or bool(tokens[q][r].any() and (tokens[q][r] == tokens[r][r]).all())
+
+    seen = [[r for r in ranks if sees(q, r)] for q in ranks]
+    # Where some see each other and some do not, nobody shares.
+    if any(seen[r] != seen[q] for q in ranks for r in seen[q]):
+        return [[r] for r in ranks]
+    return [some for rank, some in enumerate(seen) if some[0] == rank]
 
 
 def _make() -> tuple[Segment, Bell, int] | None:
@@ -61,31 +89,6 @@ def _make() -> tuple[Segment, Bell, int] | None:
     return segment, bell, memory
 
 
-def _see_all(
-    peers: PeerGroup, own: tuple[Segment, Bell, int] | None
-) -> tuple[list[Segment], list[Bell]] | None:
-    """Everyone's segment and bell; None, on all ranks, unless all see the same."""
-    place = _NOWHERE
-    if own is not None:
-        place = np.array([here(), os.getpid(), own[2], own[1].descriptor])
-    try:
-        places = [arrays[0].tolist() for arrays in peers.allgather([place])]
-        found = [
-            None if own is None else own[:2] if rank == peers.rank else _find(place)
-            for rank, place in enumerate(places)
-        ]
-        read = b"".join(bytes(TOKEN) if seen is None else seen[0].token for seen in found)
-        tokens = [a[0] for a in peers.allgather([np.frombuffer(read, np.uint8)])]
-    finally:
-        if own is not None:
-            os.close(own[2])
-    seen = [pair for pair in found if pair is not None]
-    # What each has read of all segments must be what their owners wrote, and not nothing.
-    if any((t != tokens[0]).any() for t in tokens) or len(seen) < peers.size:
-        return None
-    return [segment for segment, _ in seen], [bell for _, bell in seen]
-
-
 def _find(place: list[int]) -> tuple[Segment, Bell] | None:
     host, pid, memory, bell = place
     if host and host == here():
@@ -95,35 +98,35 @@ def _find(place: list[int]) -> tuple[Segment, Bell] | None:
 
 
 class SharedGroup(Communicator):
-    """All ranks' areas.
+    """The areas of the ranks of one host; their numbers here are their places among them.
 
     Parameters
     ----------
     peers : PeerGroup
-        Closed with the group.
-    segments, bells : list
-        Of each rank.
+        Closed with the group; its sockets tell that a rank has ended.
+    places : dict of int to (Segment, Bell)
+        Of each rank of the host, by its number among all.
     wait : Wait
     """
 
-    def __init__(
-        self, peers: PeerGroup, segments: list[Segment], bells: list[Bell], wait: Wait
-    ) -> None:
+    def __init__(self, peers: PeerGroup, places: Places, wait: Wait) -> None:
         super().__init__()
-        self.rank, self.size = peers.rank, peers.size
+        ranks = sorted(places)
+        self.rank, self.size = ranks.index(peers.rank), len(ranks)
         self._peers = peers
         self._turn = 0
-        self._words = segments[self.rank].words
-        self._areas = [[s.data[:_AREA], s.data[_AREA:]] for s in segments]
+        own, bell = places[peers.rank]
+        self._words = own.words
+        self._areas = [[places[r][0].data[:_AREA], places[r][0].data[_AREA:]] for r in ranks]
         self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
         self._others = [
             (
-                segments[r].words,
-                bells[r],
-                Sleeper(bells[self.rank], self._words, _ASLEEP, peers.control(r), wait),
+                places[r][0].words,
+                places[r][1],
+                Sleeper(bell, self._words, _ASLEEP, peers.control(r), wait),
             )
-            for r in range(self.size)
-            if r != self.rank
+            for r in ranks
+            if r != peers.rank
         ]
 
     # -- the one move --------------------------------------------------------------------------
@@ -203,6 +206,23 @@ class SharedGroup(Communicator):
     def _count(self, size: int) -> None:
         self.bytes_sent += size
         self.bytes_received += size
+
+    def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The first rank's array; the others', of the same shape and dtype, are written over."""
+        flat = array.reshape(-1)
+        step = _AREA // flat.itemsize
+        for start in range(0, len(flat), step):
+            piece = flat[start : start + step]
+            first = self._open(piece.dtype, len(piece))[0]
+            if self.rank == 0:
+                first[...] = piece
+            self._meet()
+            if self.rank:
+                piece[...] = first
+                self.bytes_received += piece.nbytes
+            else:
+                self.bytes_sent += piece.nbytes * (self.size - 1)
+        return array
 
     def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
         """The arrays of every rank, by rank."""

@@ -16,9 +16,9 @@ from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.meet import share_memory
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.comm.shared_group import share_memory
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
