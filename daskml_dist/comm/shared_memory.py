@@ -176,6 +176,7 @@ class Sleeper:
     ) -> None:
         self._bell, self._words, self._index = bell, words, index
         self._control, self._wait = control, wait
+        self._spin = _SPIN if wait else 0.0
         self._poll = select.poll()
         self._poll.register(bell.descriptor, select.POLLIN)
         self._poll.register(control, select.POLLIN)
@@ -188,10 +189,18 @@ class Sleeper:
         RunAbortedError, GenerationError, WaitTimeoutError
         """
         now = time.perf_counter
-        end = now() + (_SPIN if self._wait else 0)
+        start = now()
+        end = start + self._spin
         while now() < end:
             if words[index] >= value:
                 return True
+        try:
+            return self._asleep_until(words, index, value)
+        finally:
+            # Looking pays where it is short; else another process wants the processor.
+            self._spin = _SPIN if self._wait and now() - start < 2 * _SPIN else 0.0
+
+    def _asleep_until(self, words: Any, index: int, value: int) -> bool:
         since = time.monotonic()
         try:
             while True:
