@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.socket import Credentials, Listener, SocketConnection, serve
+from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.remote import RemoteConnection, serve
 from daskml_dist.errors import CommunicationError
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
@@ -36,7 +37,7 @@ def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
     answer = partial(serve, server, dtype="float64", width=1)
     listener = Listener(HOST, Credentials(SECRET), on_pair=answer)
     endpoint = Endpoint("", HOST, listener.port)
-    connection = SocketConnection(endpoint, Credentials(SECRET), Wait(20), "float64", 1)
+    connection = RemoteConnection(endpoint, Credentials(SECRET), Wait(20), "float64", 1)
     try:
         for clock in (1, 2):
             for lane in range(n_lanes):
@@ -55,12 +56,10 @@ def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
 def test_a_wrong_secret_is_refused() -> None:
     listener = Listener(HOST, Credentials(SECRET), on_pair=lambda up, down: None)
     endpoint = Endpoint("", HOST, listener.port)
-    connection = SocketConnection(endpoint, Credentials(b"other"), Wait(10), "float64", 1)
     try:
         with pytest.raises(CommunicationError, match="Lost the connection"):
-            connection.receive(0)
+            RemoteConnection(endpoint, Credentials(b"other"), Wait(10), "float64", 1)
     finally:
-        connection.close()
         listener.close()
 
 
@@ -68,4 +67,4 @@ def test_nobody_listening_names_the_remedy() -> None:
     with socket.create_server((HOST, 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(CommunicationError, match="allow TCP between"):
-        SocketConnection(Endpoint("", HOST, port), Credentials(SECRET), Wait(5), "float64", 1)
+        RemoteConnection(Endpoint("", HOST, port), Credentials(SECRET), Wait(5), "float64", 1)

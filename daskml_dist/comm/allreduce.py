@@ -7,7 +7,10 @@ trainers n (Patarasuk and Yuan 2009; Horovod). Both give all ranks the same bits
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
+import math
 import socket
 import threading
 import time
@@ -18,14 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
-from daskml_dist.comm.socket import Credentials, Inbox, Listener, Outbox, connect_peer
+from daskml_dist.comm.listener import Credentials, Listener, call_peer
+from daskml_dist.comm.socket import Inbox, Outbox
 
-__all__ = ["PeerGroup", "PeerListener"]
+__all__ = ["PeerGroup", "PeerListener", "pack", "unpack"]
 
 #: Bytes up to which a send surely fits the system's buffers, so that all may send first.
 _SMALL = 1 << 15
 #: Bytes of an array up to which everyone sends to everyone.
 _MESH = 1 << 18
+#: Bytes that are added at a time, while they are still in the processor's cache.
+_PIECE = 1 << 18
 
 
 class PeerListener:
@@ -90,7 +96,7 @@ class PeerGroup(Communicator):
         self._listener = listener
         self._others = [r for r in range(self.size) if r != rank]
         self._out = {
-            r: Outbox(connect_peer(endpoints[r], credentials, rank), wait) for r in self._others
+            r: Outbox(call_peer(endpoints[r], credentials, rank), wait) for r in self._others
         }
         self._in = {r: listener.inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
@@ -112,10 +118,21 @@ class PeerGroup(Communicator):
         self._in[rank].read_into(array.data.cast("B"))
         self.bytes_received += array.nbytes
 
+    def _receive_and_add(self, rank: int, array: NDArray[Any]) -> None:
+        """Add what comes while more of it is on its way."""
+        scratch = np.empty(min(len(array), _PIECE // array.itemsize), dtype=array.dtype)
+        for start in range(0, len(array), len(scratch)):
+            part = array[start : start + len(scratch)]
+            received = scratch[: len(part)]
+            self._receive(rank, received)
+            part += received
+
     def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
         """Sum over the ranks, the same to the bit on all of them."""
         array = np.ascontiguousarray(array)
-        if array.nbytes <= _MESH or self.size == 2:
+        if not array.size:
+            return array
+        if array.nbytes <= _MESH:
             return self._allreduce_mesh(array)
         return self._allreduce_ring(array)
 
@@ -137,15 +154,12 @@ class PeerGroup(Communicator):
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
         chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        scratch = np.empty(max(map(len, chunks)), dtype=flat.dtype)
         for step in range(2 * (self.size - 1)):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
             sending = self._send([after], outgoing.data.cast("B"))
             if step < self.size - 1:
-                received = scratch[: len(incoming)]
-                self._receive(before, received)
-                incoming += received
+                self._receive_and_add(before, incoming)
             else:
                 self._receive(before, incoming)
             if sending is not None:
@@ -154,35 +168,33 @@ class PeerGroup(Communicator):
 
     def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
         """The arrays of every rank, by rank."""
-        header = np.array([len(arrays)], dtype=np.int64)
-        blobs = [np.frombuffer(_describe(a), dtype=np.uint8) for a in arrays]
-        lengths = np.array([len(b) for b in blobs], dtype=np.int64)
-        payload: list[NDArray[Any]] = [header, lengths]
-        for blob, array in zip(blobs, arrays, strict=True):
-            payload += [blob, np.ascontiguousarray(array)]
-        data = b"".join(p.data.cast("B") for p in payload if p.size)
-        sending = self._send(self._others, memoryview(data))
+        data = pack(arrays)
+        sending = self._send(self._others, memoryview(len(data).to_bytes(8, "little") + data))
         gathered = [arrays if r == self.rank else self._receive_arrays(r) for r in range(self.size)]
         if sending is not None:
             sending.result()
         return gathered
 
     def _receive_arrays(self, rank: int) -> list[NDArray[Any]]:
-        header = np.empty(1, dtype=np.int64)
-        self._receive(rank, header)
-        lengths = np.empty(int(header[0]), dtype=np.int64)
-        if lengths.size:
-            self._receive(rank, lengths)
-        arrays = []
-        for length in lengths:
-            blob = np.empty(int(length), dtype=np.uint8)
-            self._receive(rank, blob)
-            dtype, *shape = blob.tobytes().decode().split()
-            array = np.empty(tuple(map(int, shape)), dtype=dtype)
-            if array.size:
-                self._receive(rank, array)
-            arrays.append(array)
-        return arrays
+        length = np.empty(1, dtype="<i8")
+        self._receive(rank, length)
+        data = np.empty(int(length[0]), dtype=np.uint8)
+        self._receive(rank, data)
+        return unpack(data)
+
+    def among(self, ranks: list[int]) -> PeerGroup:
+        """The group of some ranks, this one among them; their numbers there are their places."""
+        group = copy.copy(self)
+        group.rank, group.size = ranks.index(self.rank), len(ranks)
+        group.bytes_sent = group.bytes_received = 0
+        group._others = [place for place in range(group.size) if place != group.rank]
+        group._out = {place: self._out[ranks[place]] for place in group._others}
+        group._in = {place: self._in[ranks[place]] for place in group._others}
+        return group
+
+    def control(self, rank: int) -> socket.socket:
+        """The socket whose end of file tells that a rank has ended."""
+        return self._in[rank].sock
 
     def close(self) -> None:
         """Close all sockets and the sending thread."""
@@ -194,5 +206,23 @@ class PeerGroup(Communicator):
         self._sender.shutdown(wait=False)
 
 
-def _describe(array: NDArray[Any]) -> bytes:
-    return " ".join([array.dtype.str, *map(str, array.shape)]).encode()
+def pack(arrays: list[NDArray[Any]]) -> bytes:
+    """Arrays of any shapes and dtypes, as bytes."""
+    text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
+    parts: list[Any] = [len(text).to_bytes(8, "little"), text, bytes(-len(text) % 8)]
+    for array in arrays:
+        if array.size:
+            parts += [np.ascontiguousarray(array).data.cast("B"), bytes(-array.nbytes % 8)]
+    return b"".join(parts)
+
+
+def unpack(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Undo `pack`; the arrays are parts of `data`, and aligned as it is."""
+    length = int(data[:8].view("<i8")[0])
+    at = 8 + length + -length % 8
+    arrays = []
+    for dtype, shape in json.loads(data[8 : 8 + length].tobytes()):
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        arrays.append(data[at : at + size].view(dtype).reshape(shape))
+        at += size + -size % 8
+    return arrays

@@ -1,12 +1,13 @@
-"""The shortest way to a server: without a copy in the same process, else by its socket."""
+"""The shortest way to a server: without a copy in the same process, else by its channels."""
 
 from __future__ import annotations
 
 from numpy.typing import DTypeLike
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import LocalConnection, find_server
-from daskml_dist.comm.socket import Credentials, SocketConnection
+from daskml_dist.comm.remote import RemoteConnection
 
 __all__ = ["reach"]
 
@@ -28,4 +29,4 @@ def reach(
     server = find_server(endpoint.key)
     if server is not None:
         return LocalConnection(server, wait)
-    return SocketConnection(endpoint, credentials, wait, dtype, width)
+    return RemoteConnection(endpoint, credentials, wait, dtype, width)

@@ -147,8 +147,9 @@ class Reader:
         index = self._array((n_index,), np.int64) if n_index >= 0 else None
         wanted = self._array((n_wanted,), np.int64) if n_wanted >= 0 else None
         return Request(
-            lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress
-        )
+            lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
+            owned=True,
+        )  # fmt: skip
 
     def _reply(self) -> Reply:
         _, status, stop, lane, version, clock, rows = self._header(REPLY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -57,6 +57,8 @@ class Request:
     progress : ndarray of float64 of shape (len(lanes), 3), optional
         Where lanes push together but step apart: clock, and rows and loss since the last push,
         of each.
+    owned : bool
+        Whether the server may overwrite `values`: nobody else holds them.
     """
 
     lanes: tuple[int, ...]
@@ -70,6 +72,7 @@ class Request:
     pull_index: NDArray[np.int64] | None = None
     loss: float = 0.0
     progress: NDArray[np.float64] | None = None
+    owned: bool = False
 
 
 @dataclass(slots=True)
@@ -99,25 +102,29 @@ class Reply:
     values: NDArray[Any] | None = None
 
 
-def sum_in_lane_order(parts: list[Part]) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+def sum_in_lane_order(
+    parts: list[Part], owned: Container[int] = ()
+) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
     """Add gradients in the order of their lanes, whatever the order of their arrival.
 
     Parameters
     ----------
     parts : list of (lane, index, values)
         Either all indices are None (values of the same shape), or none is.
+    owned : container of int
+        Lanes whose values may be overwritten.
 
     Returns
     -------
     index : ndarray of int64 or None
         Sorted union of the indices.
     total : ndarray of shape (n, width)
-        A new array.
+        A new array, or one of an owned lane.
     """
     parts = sorted(parts, key=lambda part: part[0])
-    _, first, values = parts[0]
+    lane, first, values = parts[0]
     if first is None or len(parts) == 1:
-        total = values.copy()
+        total = values if lane in owned else values.copy()
         for _, _, values in parts[1:]:
             total += values
         return first, total

@@ -161,7 +161,8 @@ class ParameterServer:
             loss = sum(push.loss for push in pushes)
             self.ledger.count(self._pass_of(pushes[0].clock), rows, loss, 1)
         index, total = sum_in_lane_order(
-            [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None]
+            [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
+            {p.lanes[0] for p in pushes if p.owned},
         )
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
         self._shadow_when_due(shard.version)

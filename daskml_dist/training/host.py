@@ -18,9 +18,10 @@ from distributed import Future, get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
-from daskml_dist.comm.socket import Credentials, Listener, serve
+from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import WorkerLostError
@@ -43,11 +44,11 @@ _PATIENCE = 60.0
 _SHADOW_TIMEOUT = 10.0
 
 
-def _credentials(worker: Any, secret: bytes) -> Credentials:
-    """TLS contexts of the cluster's `Security`, where it has them."""
+def _credentials(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
+    """The run's secret, and TLS contexts of the cluster's `Security`, where it has them."""
     listen = worker.security.get_listen_args("worker").get("ssl_context")
     connect = worker.security.get_connection_args("worker").get("ssl_context")
-    return Credentials(secret, listen, connect)
+    return Credentials(secret, listen, connect, shared_memory)
 
 
 def _host(worker: Any) -> str:
@@ -105,7 +106,7 @@ class ServerHost:
         self._fit = fit
         self._server = make_server(fit, number, n_trainers, generation=generation)
         publish_server(key, self._server)
-        self._credentials = _credentials(worker, secret)
+        self._credentials = _credentials(worker, secret, fit.shared_memory)
         self._alarm = partial(raise_alarm, worker, run_id)
         say_hello(worker, run_id)
         before_closing(worker, run_id, partial(take_leave, worker, run_id))
@@ -269,7 +270,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
         fit,
         spec,
         wait,
-        _credentials(worker, spec.secret),
+        _credentials(worker, spec.secret, fit.shared_memory),
         _host(worker),
         next_spec=line.next_spec,
     )

@@ -7,8 +7,8 @@ import uuid
 from typing import Any
 
 from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
-from daskml_dist.comm.socket import Credentials
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, make_block
 from daskml_dist.data.collection import Collection

@@ -226,6 +226,7 @@ def make_fit(
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
         on_lost_data=settings.on_lost_data,
+        shared_memory=bool(dask.config.get("daskml_dist.shared_memory", True)),
     )
 
 

@@ -77,6 +77,8 @@ class FitSpec:
     on_lost_data : {"raise", "skip"}
     solver : Solver or None
         Whose questions the lanes answer, under the policy `Rounds`; None: they make steps.
+    shared_memory : bool
+        Whether processes of one host may talk through memory that they share.
     """
 
     model: LinearModel
@@ -101,6 +103,7 @@ class FitSpec:
     streaming: Streaming | None = None
     on_lost_data: str = "raise"
     solver: Solver | None = None
+    shared_memory: bool = True
 
     @property
     def first_clock(self) -> int:

@@ -14,10 +14,11 @@ from threadpoolctl import ThreadpoolController
 
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.meet import share_memory
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.comm.socket import Credentials
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
@@ -194,7 +195,8 @@ class Trainer:
             if listener is None:
                 return NoPeers()
             endpoints = [Endpoint("", host, port) for host, port in peers]
-            return PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
+            group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
+            return share_memory(group, self._wait, self._credentials.shared_memory)
         except BaseException:
             if listener is not None:
                 listener.close()

@@ -1,0 +1,146 @@
+"""What benchmarks/transport.py runs in processes of its own: ranks, trainers, a server, gloo."""
+
+from __future__ import annotations
+
+import queue
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.comm.allreduce import PeerGroup, PeerListener
+from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.listener import Channel, Credentials, Listener, call_listener
+from daskml_dist.comm.meet import share_memory
+from daskml_dist.comm.remote import RemoteConnection, serve
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Asynchronous
+from daskml_dist.ps.messages import Request
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import Constant
+
+HOST, SECRET = "127.0.0.1", b"s" * 32
+#: Repetitions of which the median counts.
+REPEATS = 5
+
+#: Elements of an array, and how often it is moved in a repetition.
+Plan = list[tuple[int, int]]
+
+
+def microseconds(act: Callable[[], Any], times: int) -> float:
+    """Median over the repetitions of the mean time of `act`, after some to warm up."""
+    for _ in range(5):
+        act()
+    taken = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        for _ in range(times):
+            act()
+        taken.append((time.perf_counter() - start) / times * 1e6)
+    return statistics.median(taken)
+
+
+def copies(plan: Plan) -> list[float]:
+    """Microseconds to copy arrays in this process."""
+    taken = []
+    for n, times in plan:
+        array, other = np.zeros(n, np.float32), np.zeros(n, np.float32)
+        taken.append(microseconds(partial(np.copyto, other, array), times))
+    return taken
+
+
+def allreduce_rank(rank: int, shared: bool, plan: Plan, pipe: Any) -> None:
+    """Sum float32 arrays with another process."""
+    credentials = Credentials(SECRET, shared_memory=shared)
+    listener = PeerListener(HOST, credentials)
+    pipe.send(listener.endpoint.port)
+    endpoints = [Endpoint("", HOST, port) for port in pipe.recv()]
+    peers = PeerGroup(rank, endpoints, listener, credentials, Wait(60))
+    group = share_memory(peers, Wait(60), shared)
+    taken = []
+    for n, times in plan:
+        taken.append(microseconds(partial(group.allreduce, np.zeros(n, np.float32)), times))
+    pipe.send(taken)
+    pipe.recv()
+    group.close()
+
+
+def gloo_rank(rank: int, meeting: str, plan: Plan, pipe: Any) -> None:
+    """The same by PyTorch."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
+    )
+    pipe.send(0)
+    pipe.recv()
+    taken = []
+    for n, times in plan:
+        act = partial(torch.distributed.all_reduce, torch.zeros(n))
+        taken.append(microseconds(act, times))
+    torch.distributed.destroy_process_group()
+    pipe.send(taken)
+
+
+def echo(rank: int, shared: bool, times: int, pipe: Any) -> None:
+    """Send 8 bytes forth and back; microseconds of one way."""
+    credentials = Credentials(SECRET, shared_memory=shared)
+    pairs: queue.SimpleQueue[tuple[Channel, Channel]] = queue.SimpleQueue()
+    listener = Listener(HOST, credentials, on_pair=lambda *pair: pairs.put(pair))
+    pipe.send(listener.port)
+    port = pipe.recv()[0]
+    if rank == 0:
+        source, sink = pairs.get(timeout=60)
+    else:
+        sink, source = call_listener(Endpoint("", HOST, port), credentials)
+    inbox, outbox = source.inbox(Wait(60)), sink.outbox(Wait(60))
+    data = memoryview(bytearray(8))
+
+    def turn() -> None:
+        if rank == 0:
+            outbox.send([data])
+        inbox.read_into(data)
+        if rank == 1:
+            outbox.send([data])
+
+    pipe.send([microseconds(turn, times) / 2])
+    pipe.recv()
+    listener.close()
+
+
+def server(shared: bool, sizes: list[int], pipe: Any) -> None:
+    """Shards of float32 under plain SGD, one size after the other."""
+    for n in sizes:
+        rule = UpdateRule(get_optimizer("sgd"), Constant(0.1), Penalty(0, 0), n, 1.0)
+        shard = Shard(rule, ShardState(np.zeros((n, 1), np.float32), {}))
+        state = ParameterServer(Asynchronous(), [0, 1], shard, None, 2)
+        answer = partial(serve, state, dtype="float32", width=1)
+        listener = Listener(HOST, Credentials(SECRET, shared_memory=shared), on_pair=answer)
+        pipe.send(listener.port)
+        pipe.recv()
+        listener.close()
+
+
+def trainer(lane: int, shared: bool, plan: Plan, pipe: Any) -> None:
+    """Push and pull; tells the seconds of each repetition."""
+    for n, times in plan:
+        endpoint = Endpoint("", HOST, pipe.recv())
+        credentials = Credentials(SECRET, shared_memory=shared)
+        connection = RemoteConnection(endpoint, credentials, Wait(60), "float32", 1)
+        gradient, clock, version = np.zeros((n, 1), np.float32), 0, 0
+        for _ in range(REPEATS):
+            pipe.send("ready")
+            pipe.recv()
+            start = time.perf_counter()
+            for _ in range(times):
+                clock += 1
+                connection.send(Request((lane,), 0, clock, version, 1.0, gradient))
+                version = connection.receive(lane).version
+            pipe.send(time.perf_counter() - start)
+        connection.close()

@@ -1,0 +1,100 @@
+"""Which way all-reduce goes: by memory within a host, by sockets between hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.allreduce import PeerGroup, pack, unpack
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.shared_group import SharedGroup, see_hosts
+
+__all__ = ["TwoLevels", "share_memory"]
+
+
+def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
+    """The fastest communicator of the same ranks.
+
+    Parameters
+    ----------
+    peers : PeerGroup
+        Its sockets stay open and tell that a rank has ended. Closed where this fails.
+    wait : Wait
+    allowed : bool
+        Whether this rank takes part; all ranks must call, whatever they say.
+    """
+    try:
+        hosts, places = see_hosts(peers, allowed)
+    except BaseException:
+        peers.close()
+        raise
+    # What it took to find out is no traffic of the fit.
+    peers.bytes_sent = peers.bytes_received = 0
+    if len(hosts) == peers.size:
+        return peers
+    local = SharedGroup(peers, places, wait) if len(places) > 1 else None
+    if len(hosts) == 1 and local is not None:
+        return local
+    return TwoLevels(peers, local, hosts)
+
+
+class TwoLevels(Communicator):
+    """Several hosts: each sums by itself, their first ranks among them, and tell the others.
+
+    Parameters
+    ----------
+    peers : PeerGroup
+        All ranks; closed with the communicator.
+    local : SharedGroup or None
+        This host's; None for a rank that is alone there.
+    hosts : list of list of int
+        The ranks of each host.
+    """
+
+    def __init__(self, peers: PeerGroup, local: SharedGroup | None, hosts: list[list[int]]) -> None:
+        super().__init__()
+        self.rank, self.size = peers.rank, peers.size
+        self._peers, self._local = peers, local
+        self._order = [rank for ranks in hosts for rank in ranks]
+        firsts = [ranks[0] for ranks in hosts]
+        self._first = peers.among(firsts) if self.rank in firsts else None
+
+    def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Sum over the ranks, the same to the bit on all of them."""
+        total = array
+        if self._local is not None:
+            total = self._local.allreduce(total)
+        if self._first is not None:
+            total = self._first.allreduce(total)
+        if self._local is not None:
+            total = self._local.broadcast(total)
+        self._count()
+        return total
+
+    def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
+        """The arrays of every rank, by rank."""
+        data = [_packed(arrays)]
+        if self._local is not None:
+            data = [own for (own,) in self._local.allgather(data)]
+        if self._first is not None:
+            data = [one for some in self._first.allgather(data) for one in some]
+        if self._local is not None:
+            data = self._local.allgather(data if self._first is not None else [])[0]
+        self._count()
+        by_rank = dict(zip(self._order, data, strict=True))
+        return [unpack(by_rank[rank]) for rank in range(self.size)]
+
+    def _count(self) -> None:
+        parts: list[Communicator] = [p for p in (self._local, self._first) if p is not None]
+        self.bytes_sent = sum(part.bytes_sent for part in parts)
+        self.bytes_received = sum(part.bytes_received for part in parts)
+
+    def close(self) -> None:
+        """Close the sockets; the memory goes with its last user."""
+        self._peers.close()
+
+
+def _packed(arrays: list[NDArray[Any]]) -> NDArray[np.uint8]:
+    return np.frombuffer(pack(arrays), np.uint8)

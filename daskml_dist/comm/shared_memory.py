@@ -1,0 +1,240 @@
+"""Memory that two processes of one host and user share, and how one wakes the other.
+
+A segment is an anonymous file (``memfd_create``) that the other process opens through
+``/proc/PID/fd``: it has no name in ``/dev/shm``, so whatever ends a process, nothing is left.
+That both see the same object is proved by a random token read from it, not by a host's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import secrets
+import select
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.base import SLICE, Wait
+
+__all__ = ["TOKEN", "WORD", "Bell", "Segment", "Sleeper", "fence", "here"]
+
+#: Bytes of the token that proves a segment.
+TOKEN = 32
+#: Words (of 8 bytes) from one counter to the next: each has a cache line of its own.
+WORD = 16
+#: Bytes before the data: the counters, then the token.
+_HEAD = 4096
+_TOKEN_AT = _HEAD - TOKEN
+#: Seconds to look without sleeping: about what going to sleep and waking up cost.
+_SPIN = 20e-6
+
+
+def fence() -> None:
+    """Let all reads and writes before it happen before all after it, on any processor.
+
+    Python has no such call. Letting go of a lock and taking it again are two atomic operations
+    that together order everything around them.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+def here() -> int:
+    """Number of this machine, its boot, and this process's namespaces; 0 where unknown.
+
+    Only for processes with the same number do process numbers mean the same, and cannot the
+    network between them be cut while the memory still works.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        spaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "pid")]
+    except OSError:
+        return 0
+    return int.from_bytes(hashlib.sha256(f"{boot}{spaces}".encode()).digest()[:7], "big")
+
+
+def _reopen(pid: int, descriptor: int) -> int:
+    return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class Segment:
+    """A mapped piece of memory: 64-bit counters (`words`) and bytes (`data`)."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        view = memoryview(memory)
+        self.words = view[:_TOKEN_AT].cast("Q")
+        self.token = bytes(view[_TOKEN_AT:_HEAD])
+        self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEAD)
+
+    @classmethod
+    def make(cls, size: int) -> tuple[Segment, int]:
+        """A new segment of `size` bytes of data, and its descriptor, to be closed once found.
+
+        Pages that are never touched cost nothing.
+
+        Raises
+        ------
+        OSError
+            Where there is no such memory.
+        """
+        if not hasattr(os, "memfd_create"):
+            raise OSError("no memfd_create on this system")
+        descriptor = os.memfd_create("daskml_dist", os.MFD_CLOEXEC)
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.ftruncate(descriptor, _HEAD + size)
+            memory = mmap.mmap(descriptor, _HEAD + size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        memory[_TOKEN_AT:_HEAD] = secrets.token_bytes(TOKEN)
+        return cls(memory), descriptor
+
+    @classmethod
+    def find(cls, pid: int, number: int) -> Segment:
+        """The segment of another process, by its descriptor there.
+
+        Raises
+        ------
+        OSError
+            Where it cannot be reached, or is not this user's alone.
+        """
+        descriptor = _reopen(pid, number)
+        try:
+            state = os.fstat(descriptor)
+            if state.st_uid != os.geteuid() or state.st_mode & 0o077 or state.st_size <= _HEAD:
+                raise OSError("not a private segment of this user")
+            return cls(mmap.mmap(descriptor, state.st_size))
+        finally:
+            os.close(descriptor)
+
+
+class Bell:
+    """What a process sleeps at, and others ring: a pipe that both hold whole."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @classmethod
+    def make(cls) -> Bell:
+        """A new bell."""
+        ends = os.pipe()
+        try:
+            # Both ends in one, so that a pipe whose other holder is gone is merely silent.
+            return cls(_reopen(os.getpid(), ends[0]))
+        finally:
+            for end in ends:
+                os.close(end)
+
+    @classmethod
+    def find(cls, pid: int, number: int) -> Bell:
+        """The bell of another process, by its descriptor there."""
+        return cls(_reopen(pid, number))
+
+    def ring(self) -> None:
+        """Wake whoever sleeps at it; nothing happens where it rings already."""
+        with contextlib.suppress(OSError):
+            os.write(self.descriptor, b"!")
+
+    def quiet(self) -> None:
+        """Forget that it rang."""
+        with contextlib.suppress(OSError):
+            os.read(self.descriptor, 4096)
+
+    def __del__(self) -> None:
+        # Not before its last user is gone: the number could belong to another file by then.
+        os.close(self.descriptor)
+
+
+class Sleeper:
+    """Waits until the other side has done something: looks for a moment, then sleeps.
+
+    Parameters
+    ----------
+    bell : Bell
+    asleep : memoryview, int
+        Words and the index of the one that tells the other side to ring.
+    control : socket
+        Its end of file means that the other side is gone.
+    wait : Wait or None
+        Bound of the wait; None: none but the other side's life.
+    """
+
+    def __init__(
+        self, bell: Bell, words: Any, index: int, control: socket.socket, wait: Wait | None
+    ) -> None:
+        self._bell, self._words, self._index = bell, words, index
+        self._control, self._wait = control, wait
+        self._spin = _SPIN if wait else 0.0
+        self._poll = select.poll()
+        self._poll.register(bell.descriptor, select.POLLIN)
+        self._poll.register(control, select.POLLIN)
+
+    def until(self, words: Any, index: int, value: int) -> bool:
+        """Wait until ``words[index] >= value``; False where the other side is gone before.
+
+        Raises
+        ------
+        RunAbortedError, GenerationError, WaitTimeoutError
+        """
+        now = time.perf_counter
+        start = now()
+        end = start + self._spin
+        while now() < end:
+            if words[index] >= value:
+                return True
+        try:
+            return self._asleep_until(words, index, value)
+        finally:
+            # Looking pays where it is short; else another process wants the processor.
+            self._spin = _SPIN if self._wait and now() - start < 2 * _SPIN else 0.0
+
+    def _asleep_until(self, words: Any, index: int, value: int) -> bool:
+        since = time.monotonic()
+        try:
+            while True:
+                self._words[self._index] = 1
+                # The other side looks whether we sleep after it has done its part.
+                fence()
+                if words[index] >= value:
+                    return True
+                if not self._sleep(since):
+                    # What it did before it went counts.
+                    return bool(words[index] >= value)
+        finally:
+            self._words[self._index] = 0
+
+    def _sleep(self, since: float) -> bool:
+        events = self._poll.poll(SLICE * 1e3)
+        for descriptor, _ in events:
+            if descriptor == self._bell.descriptor:
+                self._bell.quiet()
+            elif _is_gone(self._control):
+                return False
+        if not events:
+            if self._wait is not None:
+                self._wait.check(since, "the other side of a connection")
+            return self._control.fileno() >= 0
+        return True
+
+
+def _is_gone(control: socket.socket) -> bool:
+    """Whether the other side, or this one, has closed a control socket; nothing is sent on it."""
+    try:
+        control.setblocking(False)
+        return len(control.recv(1)) == 0
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    except OSError:
+        return True

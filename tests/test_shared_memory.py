@@ -1,0 +1,398 @@
+"""Shared memory between processes of one host: bytes arrive, ends are noticed, nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist.comm import shared_memory
+from daskml_dist.comm.allreduce import PeerGroup, PeerListener
+from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.meet import TwoLevels, share_memory
+from daskml_dist.comm.remote import RemoteConnection, serve
+from daskml_dist.comm.ring import RING_BYTES, Offer, RingInbox, RingOutbox, accept_offer
+from daskml_dist.comm.shared_group import SharedGroup
+from daskml_dist.comm.shared_memory import Segment
+from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Asynchronous
+from daskml_dist.ps.messages import Request
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import Constant
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it"),
+    pytest.mark.timeout(30),
+]
+HOST, SECRET = "127.0.0.1", b"s" * 32
+
+Boxes = tuple[RingOutbox, RingInbox]
+
+
+@pytest.fixture
+def boxes() -> Iterator[Callable[..., Boxes]]:
+    """Makes both ends of a ring."""
+    sockets: list[socket.socket] = []
+
+    def make(send_wait: Wait | None = None, read_wait: Wait | None = None) -> Boxes:
+        one, other = socket.socketpair()
+        sockets.extend([one, other])
+        offer = Offer(allowed=True)
+        found, answer = accept_offer(offer.data, allowed=True)
+        ring = offer.taken(answer)
+        assert ring is not None
+        assert found is not None
+        outbox = RingOutbox(one, send_wait or Wait(20), ring)
+        return outbox, RingInbox(other, read_wait or Wait(20), found)
+
+    yield make
+    for sock in sockets:
+        sock.close()
+
+
+def test_frames_of_any_size_arrive_whole(boxes: Callable[..., Boxes]) -> None:
+    outbox, inbox = boxes()
+    rng = np.random.default_rng(0)
+    sizes = [1, 7, 4096, RING_BYTES // 3, RING_BYTES, 2 * RING_BYTES + 5, 0, 100_001, 3]
+    frames = [rng.integers(0, 256, size, np.uint8) for size in sizes]
+
+    def send() -> None:
+        for frame in frames:
+            outbox.send([b"head", frame.data])
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        for frame in frames:
+            head, got = bytearray(4), np.empty_like(frame)
+            inbox.read_into(memoryview(head))
+            inbox.read_into(got.data)
+            assert head == b"head"
+            np.testing.assert_array_equal(got, frame)
+        sending.result()
+    assert outbox.sent == inbox.received == sum(sizes) + 4 * len(sizes)
+
+
+def test_the_end_of_the_control_socket_is_the_end_of_the_ring(boxes: Callable[..., Boxes]) -> None:
+    outbox, inbox = boxes()
+    outbox.send([b"last words"])
+    outbox.close()
+    got = bytearray(10)
+    inbox.read_into(memoryview(got))
+    assert got == b"last words"
+    with pytest.raises(CommunicationError, match="Lost the connection"):
+        inbox.read_into(memoryview(got))
+
+
+def test_a_writer_notices_that_nobody_reads_any_more(boxes: Callable[..., Boxes]) -> None:
+    outbox, inbox = boxes()
+    inbox.close()
+    with pytest.raises(CommunicationError, match="Lost the connection"):
+        outbox.send([bytes(RING_BYTES + 1)])
+
+
+@pytest.mark.parametrize(
+    ("wait", "error"),
+    [
+        (Wait(20, is_aborted=lambda: True), RunAbortedError),
+        (Wait(20, is_renewed=lambda: True), GenerationError),
+    ],
+)
+def test_waits_end_as_their_bound_says(
+    boxes: Callable[..., Boxes], wait: Wait, error: type[Exception]
+) -> None:
+    _, inbox = boxes(read_wait=wait)
+    with pytest.raises(error):
+        inbox.read_into(memoryview(bytearray(1)))
+    outbox, _ = boxes(send_wait=wait)
+    with pytest.raises(error):
+        outbox.send([bytes(RING_BYTES + 1)])
+
+
+def _answer_to(offer: Offer, **_: Any) -> bytes:
+    ring, answer = accept_offer(offer.data, allowed=True)
+    assert ring is None
+    return answer
+
+
+def test_another_network_namespace_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = Offer(allowed=True)
+    monkeypatch.setattr("daskml_dist.comm.ring.here", lambda: 1)
+    assert offer.taken(_answer_to(offer)) is None
+
+
+def test_memory_that_others_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory.os, "fchmod", lambda descriptor, mode: None)
+    offer = Offer(allowed=True)
+    assert offer.taken(_answer_to(offer)) is None
+
+
+def test_another_object_under_the_same_number_is_refused() -> None:
+    offer = Offer(allowed=True)
+    # The last 32 bytes are the digest of the token.
+    offer.data = offer.data[:-32] + bytes(32)
+    assert offer.taken(_answer_to(offer)) is None
+
+
+def test_a_false_proof_ends_the_connection() -> None:
+    with pytest.raises(ConnectionError, match="false answer"):
+        Offer(allowed=True).taken(b"x" * Offer.ANSWER)
+
+
+@pytest.mark.parametrize("caller", [True, False])
+@pytest.mark.parametrize("listening", [True, False])
+def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> None:
+    """Rings where both sides allow them; the bytes counted are the same."""
+    rule = UpdateRule(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
+    shard = Shard(rule, ShardState(np.zeros((5, 1)), {}))
+    server = ParameterServer(Asynchronous(), [0], shard, None, 1)
+    answer = partial(serve, server, dtype="float64", width=1)
+    listener = Listener(HOST, Credentials(SECRET, shared_memory=listening), on_pair=answer)
+    endpoint = Endpoint("", HOST, listener.port)
+    credentials = Credentials(SECRET, shared_memory=caller)
+    connection = RemoteConnection(endpoint, credentials, Wait(20), "float64", 1)
+    try:
+        assert isinstance(connection._in, RingInbox) == (caller and listening)
+        connection.send(Request((0,), 0, 1, rows=2.0, values=np.full((5, 1), 4.0)))
+        np.testing.assert_array_equal(connection.receive(0).values, np.full((5, 1), -2.0))
+        assert connection.call("leave", {"generation": 0, "lanes": [0]})["status"] == 0
+        assert connection.bytes_pushed > 40
+        assert connection.bytes_pulled > 40
+    finally:
+        connection.close()
+        listener.close()
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+_host = threading.local()
+
+
+class Ranks:
+    """Some ranks, each in a thread of its own."""
+
+    def __init__(self, allowed: list[bool], wait: Wait, hosts: list[int] | None) -> None:
+        credentials = Credentials(SECRET)
+        listeners = [PeerListener(HOST, credentials) for _ in allowed]
+        endpoints = [listener.endpoint for listener in listeners]
+        self._pool = ThreadPoolExecutor(len(allowed))
+
+        def meet(rank: int) -> Communicator:
+            _host.number = hosts[rank] if hosts else 1
+            peers = PeerGroup(rank, endpoints, listeners[rank], credentials, wait)
+            return share_memory(peers, wait, allowed[rank])
+
+        self.groups = list(self._pool.map(meet, range(len(allowed))))
+
+    def each(self, act: Callable[[Communicator], Any]) -> list[Any]:
+        return list(self._pool.map(act, self.groups))
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
+    made: list[Ranks] = []
+    monkeypatch.setattr("daskml_dist.comm.shared_group.here", lambda: _host.number)
+
+    def make(*allowed: bool, wait: Wait | None = None, hosts: list[int] | None = None) -> Ranks:
+        made.append(Ranks(list(allowed), wait or Wait(20), hosts))
+        return made[-1]
+
+    yield make
+    for some in made:
+        some.close()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_allreduce_is_the_sum_and_the_same_bits_everywhere(
+    ranks: Callable[..., Ranks], size: int, shared: bool
+) -> None:
+    some = ranks(*[shared] * size)
+    assert all(isinstance(group, SharedGroup) == shared for group in some.groups)
+    rng = np.random.default_rng(1)
+    for dtype in ("float32", "float64"):
+        for shape in [(1,), (28, 1), (0, 3), (9_001,), (70_003, 2), (300_000,)]:
+            parts = rng.normal(size=(size, *shape)).astype(dtype)
+            sums = some.each(lambda group, parts=parts: group.allreduce(parts[group.rank].copy()))
+            for total in sums:
+                assert total.dtype == dtype
+                np.testing.assert_array_equal(total, sums[0])
+            truth = parts.astype("float64").sum(axis=0)
+            np.testing.assert_allclose(sums[0], truth, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+def test_allgather_gives_everyone_everything(ranks: Callable[..., Ranks], shared: bool) -> None:
+    some = ranks(*[shared] * 3)
+
+    def arrays(rank: int) -> list[Any]:
+        return [
+            np.arange(rank),
+            np.full((rank, 2), 0.5, np.float32),
+            np.arange(100_000 * rank, dtype=np.float64).reshape(-1, 2),
+        ][: rank + 1]
+
+    for _ in range(3):
+        for gathered in some.each(lambda group: group.allgather(arrays(group.rank))):
+            for rank, got in enumerate(gathered):
+                for one, truth in zip(got, arrays(rank), strict=True):
+                    assert one.dtype == truth.dtype
+                    np.testing.assert_array_equal(one, truth)
+
+
+def test_nobody_runs_over_what_another_still_reads(ranks: Callable[..., Ranks]) -> None:
+    """Many rounds of changing sizes, one rank late now and then."""
+    some = ranks(True, True, True)
+    late = threading.Event()
+
+    def run(group: Communicator) -> list[float]:
+        rng = np.random.default_rng(2)
+        seen = []
+        for turn in range(300):
+            n = int(rng.integers(1, 20_000))
+            if turn % 3 == group.rank:
+                late.wait(1e-4)
+            seen.append(np.unique(group.allreduce(np.full(n, float(turn + group.rank)))).tolist())
+        return seen
+
+    truth = [[3.0 * turn + 3.0] for turn in range(300)]
+    assert some.each(run) == [truth] * 3
+
+
+@pytest.mark.parametrize(
+    ("allowed", "hosts"),
+    [([True, False, True], [1, 1, 1]), ([True] * 5, [1, 2, 1, 3, 2])],
+    ids=["one may not", "three hosts"],
+)
+def test_several_hosts_agree_to_the_bit(
+    ranks: Callable[..., Ranks], allowed: list[bool], hosts: list[int]
+) -> None:
+    some = ranks(*allowed, hosts=hosts)
+    assert all(isinstance(group, TwoLevels) for group in some.groups)
+    rng = np.random.default_rng(3)
+    for n in (28, 200_001):
+        parts = rng.normal(size=(len(allowed), n))
+        sums = some.each(lambda group, parts=parts: group.allreduce(parts[group.rank].copy()))
+        for total in sums:
+            np.testing.assert_array_equal(total, sums[0])
+        np.testing.assert_allclose(sums[0], parts.sum(axis=0), rtol=1e-12, atol=1e-12)
+    for _ in range(2):
+        for gathered in some.each(
+            lambda group: group.allgather([np.arange(group.rank), np.ones((2, 1), np.float32)])
+        ):
+            assert [len(arrays[0]) for arrays in gathered] == list(range(len(allowed)))
+            assert [arrays[1].shape for arrays in gathered] == [(2, 1)] * len(allowed)
+
+
+def test_nobody_shares_where_nobody_may(ranks: Callable[..., Ranks]) -> None:
+    some = ranks(False, False)
+    assert all(isinstance(group, PeerGroup) for group in some.groups)
+    some = ranks(True, True, hosts=[1, 2])
+    assert all(isinstance(group, PeerGroup) for group in some.groups)
+
+
+def test_a_rank_that_ends_ends_the_others_waits(ranks: Callable[..., Ranks]) -> None:
+    some = ranks(True, True)
+    some.each(lambda group: group.allreduce(np.ones(5)))
+    some.groups[1].close()
+    with pytest.raises(CommunicationError, match="Lost the connection"):
+        some.groups[0].allreduce(np.ones(5))
+
+
+def test_the_last_sum_of_a_rank_that_has_left_still_counts(ranks: Callable[..., Ranks]) -> None:
+    some = ranks(True, True)
+    slow = threading.Event()
+
+    def run(group: Communicator) -> Any:
+        if group.rank == 1:
+            slow.wait(0.05)
+        total = group.allreduce(np.ones(5))
+        group.close()
+        return total
+
+    for total in some.each(run):
+        np.testing.assert_array_equal(total, np.full(5, 2.0))
+
+
+def test_a_group_hears_of_a_new_generation(ranks: Callable[..., Ranks]) -> None:
+    renewed = threading.Event()
+    some = ranks(True, True, wait=Wait(20, is_renewed=renewed.is_set))
+    renewed.set()
+    with pytest.raises(GenerationError):
+        some.groups[0].allreduce(np.ones(5))
+
+
+# -- nothing is left -------------------------------------------------------------------------------
+
+
+def test_memory_has_no_name_that_a_killed_process_could_leave() -> None:
+    before = set(os.listdir("/dev/shm"))
+    offer = Offer(allowed=True)
+    assert any(offer.data)
+    assert set(os.listdir("/dev/shm")) <= before
+    offer.close()
+
+
+def test_descriptors_are_given_back(boxes: Callable[..., Boxes]) -> None:
+    def count() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    for _ in range(5):
+        Offer(allowed=True).close()
+        offer = Offer(allowed=True)
+        found, answer = accept_offer(offer.data, allowed=True)
+        taken = offer.taken(answer)
+        del offer, found, taken
+    assert count() <= before
+
+
+def test_a_segment_is_its_users_alone() -> None:
+    segment, descriptor = Segment.make(100)
+    try:
+        assert os.fstat(descriptor).st_mode & 0o777 == 0o600
+        again = Segment.find(os.getpid(), descriptor)
+        again.data[7] = 42
+        assert segment.data[7] == 42
+        assert again.token == segment.token
+    finally:
+        os.close(descriptor)
+
+
+# -- a fit -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+def test_a_fit_is_the_same_without_shared_memory(client: Client, policy: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 6))
+    y = (X @ rng.normal(size=6) > 0).astype(int)
+    rows, labels = da.from_array(X, chunks=(100, 6)), da.from_array(y, chunks=100)
+    fits = []
+    for allowed in (True, False):
+        with dask.config.set({"daskml_dist.shared_memory": allowed}):
+            clf = SGDClassifier(policy=policy, batch_size=20, max_iter=3, tol=None, random_state=0)
+            fits.append(clf.fit(rows, labels))
+    np.testing.assert_array_equal(fits[0].coef_, fits[1].coef_)
