@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from scipy import sparse
 from daskml_dist.backends.base import Backend
 
 __all__ = ["CSRRows", "NumpyBackend"]
+
+#: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
+_BLOCK = 1 << 20
+#: Entries of X from which a fused kernel is worth loading numba for.
+_FUSED_FROM = 1 << 13
 
 
 class CSRRows:
@@ -126,3 +132,37 @@ class NumpyBackend(Backend):
             csr_kernels.add_tdot(*csr, g, out)
         else:
             csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)
+
+    def add_fused(
+        self,
+        kernel: str | None,
+        w: NDArray[Any],
+        X: Any,
+        y: NDArray[Any],
+        weight: NDArray[Any] | None,
+        out: NDArray[Any],
+    ) -> float | None:
+        """One reading of dense rows, for losses with a kernel and weights of one column."""
+        if kernel is None or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
+            return None
+        if sparse.issparse(X) or not (X.flags.c_contiguous and X.flags.aligned):
+            return None
+        from daskml_dist.backends import dense_kernels
+
+        dtype = X.dtype
+        weight = np.empty(0, dtype) if weight is None else weight
+        if not dtype == y.dtype == w.dtype == weight.dtype:
+            return None
+        total = np.zeros(len(w))
+        run = dense_kernels.kernel(kernel, dtype.char)
+        loss: float = run(X, y, weight, w.reshape(-1), total)
+        out[:, 0] += total
+        return loss
+
+    def row_blocks(self, X: Any) -> Iterable[slice]:
+        """Dense rows by the megabyte; sparse ones at once."""
+        n = X.shape[0]
+        if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK:
+            return (slice(0, n),)
+        size = max(64, _BLOCK * n // X.nbytes)
+        return (slice(start, min(start + size, n)) for start in range(0, n, size))
