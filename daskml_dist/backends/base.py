@@ -37,6 +37,10 @@ class Backend(ABC):
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
         """The rows of a block that make up (a piece of) a batch."""
 
+    def gather(self, array: Any, rows: NDArray[np.intp], out: Any) -> None:
+        """Copy rows of a dense array to `out`."""
+        out[...] = array[rows]
+
     @abstractmethod
     def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
         """Sorted unique columns that sparse pieces touch; renumbers the pieces to them."""

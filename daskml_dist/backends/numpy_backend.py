@@ -76,6 +76,10 @@ class NumpyBackend(Backend):
             return X[rows]
         return X.take(rows, axis=0, mode="clip")
 
+    def gather(self, array: NDArray[Any], rows: NDArray[np.intp], out: NDArray[Any]) -> None:
+        """Copy rows of a dense array to `out`."""
+        array.take(rows, axis=0, out=out, mode="clip")
+
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
         from daskml_dist.backends import csr_kernels

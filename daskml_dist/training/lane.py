@@ -92,6 +92,9 @@ class Lane:
         self._blocks = blocks
         self._rows = rows
         self._batches: Iterator[Batch] = iter(())
+        self._room = _Room(self.backend)
+        # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
+        self._in_arrays = fit.n_steps > 1 and not fit.rule.coordinates
         self._report = PassReport([self.number])
         self._busy = 0.0
         #: Sum of the losses of the last batch.
@@ -120,14 +123,20 @@ class Lane:
             yield self._batch([])
 
     def next_batch(self) -> Batch:
-        """The next batch; passes follow each other, after the last one batches are empty."""
+        """The next batch; passes follow each other, after the last one batches are empty.
+
+        Its arrays are good until the next batch is asked for.
+        """
         return next(self._batches)
 
     def _batch(self, rows: list[tuple[int, Any]]) -> Batch:
         n_rows = sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in rows)
         if self._fit.n_steps == 1 and self._fit.streaming is not None:
             return Batch(_Pieces(self, rows), n_rows, None)
-        pieces = [self._piece(self._blocks[number], at) for number, at in rows]
+        blocks = [(self._blocks[number], at) for number, at in rows]
+        if self._in_arrays and all(isinstance(b.X, np.ndarray) for b, _ in blocks):
+            return Batch(self._room.gather(blocks, n_rows), n_rows, None)
+        pieces = [self._piece(block, at) for block, at in blocks]
         return Batch(pieces, n_rows, self._touched(pieces))
 
     def _piece(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
@@ -186,6 +195,34 @@ class Lane:
     @sums.setter
     def sums(self, sums: tuple[float, float, int]) -> None:
         self._report.loss, self._report.rows, self._report.steps = sums
+
+
+class _Room:
+    """Where a lane gathers the dense rows of its batches, the same memory for all of them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._arrays: tuple[Any, Any, Any] | None = None
+
+    def gather(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> list[Any]:
+        """One piece of all rows; none where there are no rows."""
+        if n_rows == 0:
+            return []
+        if self._arrays is None or len(self._arrays[0]) < n_rows:
+            first = blocks[0][0]
+            self._arrays = tuple(  # type: ignore[assignment]
+                None if a is None else np.empty((n_rows, *a.shape[1:]), a.dtype)
+                for a in (first.X, first.y, first.weight)
+            )
+        assert self._arrays is not None
+        start = 0
+        for block, at in blocks:
+            stop = start + len(at)
+            for source, room in zip((block.X, block.y, block.weight), self._arrays, strict=True):
+                if room is not None:
+                    self._backend.gather(source, at, room[start:stop])
+            start = stop
+        return [tuple(None if room is None else room[:n_rows] for room in self._arrays)]
 
 
 class _Pieces:
