@@ -180,12 +180,12 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
     y : ndarray of shape (n,), -1 or +1
     weight : ndarray of shape (n,), or of shape (0,) where rows have none
     w : ndarray of shape (n_features,), or one longer with an intercept
-    out : ndarray of float64 of the shape of `w`
+    out : ndarray of the shape of `w`, of its dtype or float64
     """
     n, n_features = X.shape
     size = min(n, _MOST_ROWS, max(16, _BLOCK // (n_features * X.itemsize)))
     raw, values = np.empty(size, X.dtype), np.empty(size, X.dtype)
-    part = np.empty(n_features, X.dtype)
+    part, sums = np.empty(n_features, X.dtype), np.zeros(len(w))
     coef, loss = w[:n_features], 0.0
     for start in range(0, n, size):
         stop = min(start + size, n)
@@ -200,9 +200,11 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
         loss += total
         np.dot(g, rows, part)
         for j in range(n_features):
-            out[j] += part[j]
+            sums[j] += part[j]
         if len(w) > n_features:
-            out[n_features] += slope
+            sums[n_features] += slope
+    for j in range(len(w)):
+        out[j] += sums[j]
     return loss
 
 
@@ -211,9 +213,13 @@ KERNELS = {"log_loss": _add_log_loss}
 
 
 @cache
-def kernel(loss: str, dtype: str) -> Any:
-    """The compiled kernel of a loss; one version also takes arrays that are read-only."""
+def kernel(loss: str, dtype: str, out: str) -> Any:
+    """The kernel of a loss compiled for rows and sums of these dtypes.
+
+    One version takes arrays that are read-only and others.
+    """
     scalar = numba.from_dtype(np.dtype(dtype))
+    sums = types.Array(numba.from_dtype(np.dtype(out)), 1, "C")
     row, matrix = (types.Array(scalar, ndim, "C", readonly=True) for ndim in (1, 2))
-    signature = types.float64(matrix, row, row, row, types.float64[::1])
+    signature = types.float64(matrix, row, row, row, sums)
     return numba.njit(signature, nogil=True, cache=True)(KERNELS[loss])

@@ -153,14 +153,12 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        dtype = X.dtype
+        dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
-        if not dtype == y.dtype == w.dtype == weight.dtype:
+        if not dtype == y.dtype == w.dtype == weight.dtype or not sums.flags.c_contiguous:
             return None
-        total = np.zeros(len(w))
-        run = dense_kernels.kernel(kernel, dtype.char)
-        loss: float = run(X, y, weight, w.reshape(-1), total)
-        out[:, 0] += total
+        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
+        loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
