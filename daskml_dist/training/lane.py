@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.data.batches import LaneRows
-from daskml_dist.data.blocks import Block, check_finite
+from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.training.spec import FitSpec
@@ -49,8 +49,10 @@ class Batch:
 
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     """Check a block for NaN and infinity, encode its targets and make its row weights."""
-    check_finite(block)
     backend = get_backend(fit.device)
+    # Aligned before anything reads it: NumPy is several times slower over what is not.
+    X = backend.to_device(block.X.astype(fit.dtype, copy=False))
+    check_finite_rows(X, block.index)
     assert block.y is not None
     y = fit.model.encode(block.y, fit.classes, fit.dtype)
     weight = None
@@ -61,8 +63,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         if fit.class_weight is not None and fit.classes is not None:
             weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
         weight = backend.to_device(weight.astype(fit.dtype))
-    X = block.X.astype(fit.dtype, copy=False)
-    return ReadyBlock(backend.to_device(X), backend.to_device(y), weight)
+    return ReadyBlock(X, backend.to_device(y), weight)
 
 
 class Lane:
