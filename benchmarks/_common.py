@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gzip
+import multiprocessing
 import os
 import platform
+import statistics
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,49 @@ def persisted(values: NDArray[Any], blocks: int) -> Any:
     with warnings.catch_warnings():
         # Rows made here are sent to the workers once; that is what a large graph is for.
         warnings.filterwarnings("ignore", "Sending large graph")
-        return da.from_array(values, chunks=(size, *values.shape[1:])).persist()
+        sent = da.from_array(values, chunks=(size, *values.shape[1:]))
+        # A copy lies in memory as rows that workers read themselves do; what came over a network
+        # may begin at any byte, and every fit would copy it.
+        return sent.map_blocks(np.copy).persist()
+
+
+def read_bandwidth(processes: int = 1, repeats: int = 5) -> float:
+    """Bytes a second that processes read from memory, one core each: the floor of any pass.
+
+    Each looks for the largest of 64 million float32 (256 MB), NumPy's fastest reading.
+    """
+    if processes == 1:
+        return _read(repeats)
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(processes)
+    with context.Pool(processes, initializer=_meet_at, initargs=(barrier,)) as pool:
+        return sum(pool.map(_read, [repeats] * processes, chunksize=1))
+
+
+_start: Any = None
+
+
+def _meet_at(barrier: Any) -> None:
+    global _start
+    _start = barrier
+
+
+def _read(repeats: int) -> float:
+    values = np.ones(1 << 26, dtype=np.float32)
+    if _start is not None:
+        _start.wait(timeout=60)
+    return values.nbytes / median_seconds(values.max, repeats)
+
+
+def median_seconds(work: Callable[[], Any], repeats: int = 5) -> float:
+    """Median time of a call, after one that warms up."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
 
 
 def data_folder() -> Path:

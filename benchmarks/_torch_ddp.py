@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 
-def step_milliseconds(n_features: int, batch: int, steps: int) -> float:
+def step_milliseconds(n_features: int, batch: int, steps: int, dtype: str = "float64") -> float:
     """Median milliseconds of a logistic step in two processes."""
     import torch.multiprocessing as mp
 
@@ -16,21 +16,25 @@ def step_milliseconds(n_features: int, batch: int, steps: int) -> float:
         meeting = f"{folder}/meeting"
         context = mp.get_context("spawn")
         times = context.SimpleQueue()
-        mp.spawn(_train, (meeting, n_features, batch, steps, times), nprocs=2)
+        mp.spawn(_train, (meeting, n_features, batch, steps, dtype, times), nprocs=2)
         return float(times.get())
 
 
-def _train(rank: int, meeting: str, n_features: int, batch: int, steps: int, times: Any) -> None:
+def _train(
+    rank: int, meeting: str, n_features: int, batch: int, steps: int, dtype: str, times: Any
+) -> None:
     import torch
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
     )
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(n_features, 1).double())
+    kind = getattr(torch, dtype)
+    layer = torch.nn.Linear(n_features, 1, dtype=kind)
+    model = torch.nn.parallel.DistributedDataParallel(layer)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
-    rows = torch.randn(batch, n_features, dtype=torch.float64)
-    labels = (rows[:, :1] > 0).double()
+    rows = torch.randn(batch, n_features, dtype=kind)
+    labels = (rows[:, :1] > 0).to(kind)
     taken = []
     for _ in range(steps):
         start = time.perf_counter()

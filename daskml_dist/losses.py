@@ -54,6 +54,9 @@ class Loss(ABC):
         Whether :meth:`predict_proba` is defined.
     in_target_units : bool
         Whether raw predictions are in the units of the targets.
+    kernel : str or None
+        Fused kernel of ``backends/dense_kernels.py`` that computes the same for linear models.
+        Not inherited, since a subclass may compute something else.
     """
 
     name: ClassVar[str]
@@ -61,6 +64,10 @@ class Loss(ABC):
     multiclass: ClassVar[Multiclass | None] = None
     proba: ClassVar[bool] = False
     in_target_units: ClassVar[bool] = False
+    kernel: ClassVar[str | None] = None
+
+    def __init_subclass__(cls) -> None:
+        cls.kernel = vars(cls).get("kernel")
 
     @abstractmethod
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
@@ -151,6 +158,7 @@ class LogLoss(_MarginLoss):
     name = "log_loss"
     multiclass = "softmax"
     proba = True
+    kernel = "log_loss"
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
         e = np.abs(margin)

@@ -395,3 +395,34 @@ def test_block_knows_its_size_and_pickles() -> None:
     again = pickle.loads(pickle.dumps(block))
     np.testing.assert_array_equal(again.X, X)
     assert again.n_rows == 4
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([3, 0, 3, -2]),
+        np.array([5], dtype=np.uint8),
+        np.array([True, False, True]),
+        np.array([1.0, 0.0, -0.0, 15.0]),
+        np.array([0.5, 1.5, 0.5]),
+        np.array([0.0, 0.5, 1.0]),
+        np.array([2**53 + 1, 2**53]),
+        np.array([2**63, 2**63 + 1], dtype=np.uint64),
+        np.array([0, 1000, 5]),
+        np.array(["b", "a", "b"]),
+    ],
+    ids=str,
+)
+def test_labels_are_counted_as_numpy_counts_them(labels: Any) -> None:
+    weights = np.linspace(0, 1, len(labels))
+    for sample_weight in (None, weights):
+        X = np.zeros((len(labels), 1))
+        block = make_block(0, X, labels, sample_weight, classification=True)
+        info = inspect_block(block, classification=True)
+        expected, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        np.testing.assert_array_equal(info.labels, expected)
+        assert info.labels is not None
+        assert info.labels.dtype == labels.dtype
+        np.testing.assert_array_equal(info.label_counts, counts)
+        sums = counts if sample_weight is None else np.bincount(inverse, weights)
+        np.testing.assert_allclose(info.label_weights, sums)

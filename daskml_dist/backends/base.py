@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ class Backend(ABC):
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
         """The rows of a block that make up (a piece of) a batch."""
 
+    def gather(self, array: Any, rows: NDArray[np.intp], out: Any) -> None:
+        """Copy rows of a dense array to `out`."""
+        out[...] = array[rows]
+
     @abstractmethod
     def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
         """Sorted unique columns that sparse pieces touch; renumbers the pieces to them."""
@@ -47,6 +52,29 @@ class Backend(ABC):
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
+
+    def add_fused(
+        self, kernel: str | None, w: Any, X: Any, y: Any, weight: Any | None, out: Any
+    ) -> float | None:
+        """Add the gradient of a linear model's summed loss to `out`, reading X once.
+
+        Parameters
+        ----------
+        kernel : str or None
+            What a loss calls its kernel; None: it has none.
+        w, out : arrays of shape (n_features, width), or a row longer with intercepts
+        X, y, weight : rows, their encoded targets and their weights (or None)
+
+        Returns
+        -------
+        float or None
+            The summed loss; None where no kernel fits, and nothing was done.
+        """
+        return None
+
+    def row_blocks(self, X: Any) -> Iterable[slice]:
+        """Slices of X's rows to be worked on one after the other, so that caches hold them."""
+        return (slice(0, X.shape[0]),)
 
 
 def get_backend(device: str) -> Backend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from scipy import sparse
 from daskml_dist.backends.base import Backend
 
 __all__ = ["CSRRows", "NumpyBackend"]
+
+#: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
+_BLOCK = 1 << 20
+#: Entries of X from which a fused kernel is worth loading numba for.
+_FUSED_FROM = 1 << 13
 
 
 class CSRRows:
@@ -75,6 +81,10 @@ class NumpyBackend(Backend):
             return X[rows]
         return X.take(rows, axis=0, mode="clip")
 
+    def gather(self, array: NDArray[Any], rows: NDArray[np.intp], out: NDArray[Any]) -> None:
+        """Copy rows of a dense array to `out`."""
+        array.take(rows, axis=0, out=out, mode="clip")
+
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
         from daskml_dist.backends import csr_kernels
@@ -131,3 +141,35 @@ class NumpyBackend(Backend):
             csr_kernels.add_tdot(*csr, g, out)
         else:
             csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)
+
+    def add_fused(
+        self,
+        kernel: str | None,
+        w: NDArray[Any],
+        X: Any,
+        y: NDArray[Any],
+        weight: NDArray[Any] | None,
+        out: NDArray[Any],
+    ) -> float | None:
+        """One reading of dense rows, for losses with a kernel and weights of one column."""
+        if kernel is None or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
+            return None
+        if sparse.issparse(X) or not (X.flags.c_contiguous and X.flags.aligned):
+            return None
+        from daskml_dist.backends import dense_kernels
+
+        dtype, sums = X.dtype, out[:, 0]
+        weight = np.empty(0, dtype) if weight is None else weight
+        if not dtype == y.dtype == w.dtype == weight.dtype or not sums.flags.c_contiguous:
+            return None
+        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
+        loss: float = run(X, y, weight, w.reshape(-1), sums)
+        return loss
+
+    def row_blocks(self, X: Any) -> Iterable[slice]:
+        """Dense rows by the megabyte; sparse ones at once."""
+        n = X.shape[0]
+        if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK:
+            return (slice(0, n),)
+        size = max(64, _BLOCK * n // X.nbytes)
+        return (slice(start, min(start + size, n)) for start in range(0, n, size))

@@ -25,6 +25,9 @@ GROUP = 8
 #: Runs of neighbouring rows in a batch; smaller batches are drawn row by row.
 RUNS = 256
 
+#: Rows whose positions are worked out at once: several batches' where these are small.
+_AHEAD = 1 << 16
+
 Rows = NDArray[np.intp] | slice
 
 
@@ -218,11 +221,13 @@ class _Take:
         self._offsets = np.concatenate([[0], np.cumsum(sizes)])
         self._order = order
         self._run = run
+        self._ahead: NDArray[np.intp] = np.empty(0, np.intp)
+        self._ahead_from = 0
 
     def __call__(self, low: int, high: int) -> list[tuple[int, Rows]]:
         if low >= high:
             return []
-        at = self._positions(low, high)
+        at = self._next(low, high)
         if len(self._members) == 1:
             return [self._rows(0, at)]
         # Rows of a batch are summed: sorted, each block's lie together and are read in order.
@@ -233,6 +238,15 @@ class _Take:
             for m, (a, b) in enumerate(itertools.pairwise(edges))
             if a < b
         ]
+
+    def _next(self, low: int, high: int) -> NDArray[np.intp]:
+        """Positions low to high of the order; the caller's own."""
+        at = self._ahead_from
+        if not at <= low <= high <= at + len(self._ahead):
+            stop = min(max(high, low + _AHEAD), int(self._offsets[-1]))
+            self._ahead_from, self._ahead = low, self._positions(low, stop)
+            at = low
+        return self._ahead[low - at : high - at]
 
     def _positions(self, low: int, high: int) -> NDArray[np.intp]:
         if self._order is None:

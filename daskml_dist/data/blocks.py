@@ -31,6 +31,14 @@ __all__ = [
 ]
 
 
+#: Labels, rows of each, and sums of their weights.
+_Counts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+#: Labels in so small a range are counted one by one rather than sorted.
+_FEW = 16
+#: Labels that every type here holds exactly.
+_LARGEST = 1 << 20
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """Aligned rows, ready for the maths.
@@ -310,20 +318,49 @@ def _as_weights(weights: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
 
 
 def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
+    weights = block.sample_weight
     try:
-        labels, inverse, counts = np.unique(y, return_inverse=True, return_counts=True)
+        labels, counts, sums = _count_numbers(y, weights) or _count_any(y, weights)
     except TypeError as error:
         raise InvalidDataError(
             f"Block {block.index}: the labels in y are of different types ({error}). Make them "
             "one type, for example y.astype(str)."
         ) from error
-    weights = block.sample_weight
-    sums = counts if weights is None else np.bincount(inverse, weights, minlength=len(labels))
     return {
         "labels": labels,
         "label_counts": counts.astype(np.int64),
         "label_weights": sums.astype(np.float64),
     }
+
+
+def _count_any(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts:
+    """Labels, rows and sums of weights of each, by sorting."""
+    if weights is None:
+        labels, counts = np.unique(y, return_counts=True)
+        return labels, counts, counts
+    labels, inverse, counts = np.unique(y, return_inverse=True, return_counts=True)
+    return labels, counts, np.bincount(inverse, weights, minlength=len(labels))
+
+
+def _count_numbers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts | None:
+    """As `_count_any`, without sorting; None unless labels are few whole numbers in a row."""
+    if y.dtype.kind not in "biuf" or not len(y):
+        return None
+    low, high = y.min().item(), y.max().item()
+    if high - low >= _FEW or low != round(low) or abs(low) > _LARGEST:
+        return None
+    labels = np.arange(int(low), int(high) + 1)
+    masks = (y == label for label in labels)
+    facts = [
+        (np.count_nonzero(at), np.nan if weights is None else weights[at].sum(dtype=np.float64))
+        for at in masks
+    ]
+    counts, sums = np.array([c for c, _ in facts]), np.array([s for _, s in facts])
+    if counts.sum() != len(y):
+        return None
+    there = counts > 0
+    sums = counts if weights is None else sums
+    return labels[there].astype(y.dtype), counts[there], sums[there]
 
 
 def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, float | None]:

@@ -97,18 +97,38 @@ class LinearModel:
     ) -> float:
         """Add the gradient of the summed loss of a batch to `out`; return the summed loss.
 
+        Dense rows are read from memory once: block by block, each small enough for a cache.
+        Sums over blocks are float64.
+
         Parameters
         ----------
-        w, out : arrays of shape (n_rows_touched + fit_intercept, width)
+        w : array of shape (n_rows_touched + fit_intercept, width)
         X : batch of shape (n, n_features)
         y : encoded targets of shape (n,)
         weight : array of shape (n,) or None
+        out : array of the shape of `w`, of its dtype or float64
 
         Returns
         -------
         float
             Sum of the weighted losses of the rows, before the step.
         """
+        fused = backend.add_fused(self.loss.kernel, w, X, y, weight, out)
+        if fused is not None:
+            return fused
+        first, *others = backend.row_blocks(X)
+        if not others:
+            return self._add_rows(w, X, y, weight, out, backend)
+        loss, total = 0.0, np.zeros_like(out, dtype=np.float64)
+        for at in (first, *others):
+            part = None if weight is None else weight[at]
+            loss += self._add_rows(w, X[at], y[at], part, total, backend)
+        out += total
+        return loss
+
+    def _add_rows(
+        self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> float:
         raw = self.raw_prediction(w, X, backend)
         losses, g = self.loss.value_and_gradient(self.targets(y, w.dtype), raw)
         if weight is not None:

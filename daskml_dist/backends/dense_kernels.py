@@ -1,0 +1,225 @@
+"""numba kernels over dense rows: loss and gradient in one reading of X, the GIL released.
+
+Rows are taken in blocks that the second-level cache holds: the products of a block with the
+parameters, the loss, and the block's share of the gradient follow each other while it is there.
+Sums over blocks are float64, whatever X is, so that a full batch of float32 rows stays accurate.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+__all__ = ["KERNELS", "kernel"]
+
+#: Bytes of X in a block: half of a usual second-level cache.
+_BLOCK = 1 << 18
+#: Rows of a block at most: BLAS adds them in X's own dtype.
+_MOST_ROWS = 1024
+# No reassociation where digits are won from the order of operations.
+_ROWS: Any = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy", "cache": True}
+_SUMS: Any = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _rows(function: _F) -> _F:
+    return cast("_F", numba.njit(**_ROWS)(function))
+
+
+def _inlined(function: _F) -> _F:
+    return cast("_F", numba.njit(inline="always", **_ROWS)(function))
+
+
+def _sums(function: _F) -> _F:
+    return cast("_F", numba.njit(**_SUMS)(function))
+
+
+_f4, _f8 = np.float32, np.float64
+_i4, _i8 = np.int32, np.int64
+
+
+@_inlined
+def _exp_f4(x: Any) -> Any:
+    """exp(x) for x <= 0: a power of two times a Taylor polynomial; LLVM makes vectors of it."""
+    x = _f4(-87) if x < _f4(-87) else x  # NaN stays NaN
+    # Adding 1.5 * 2**23 leaves the nearest integer in the last bits.
+    shifted = x * _f4(1.4426950408889634) + _f4(12582912)
+    k = shifted - _f4(12582912)
+    r = (x - k * _f4(0.693359375)) - k * _f4(-2.12194440e-4)
+    p = _f4(1 / 5040) * r + _f4(1 / 720)
+    p = p * r + _f4(1 / 120)
+    p = p * r + _f4(1 / 24)
+    p = p * r + _f4(1 / 6)
+    p = p * r + _f4(0.5)
+    p = p * r + _f4(1)
+    p = p * r + _f4(1)
+    return p * _i4((_f4(shifted).view(np.int32) + _i4(127)) << _i4(23)).view(np.float32)
+
+
+@_inlined
+def _exp_f8(x: Any) -> Any:
+    x = -708.0 if x < -708.0 else x
+    shifted = x * 1.4426950408889634 + 6755399441055744.0
+    k = shifted - 6755399441055744.0
+    r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10
+    p = 1 / 6227020800 * r + 1 / 479001600
+    p = p * r + 1 / 39916800
+    p = p * r + 1 / 3628800
+    p = p * r + 1 / 362880
+    p = p * r + 1 / 40320
+    p = p * r + 1 / 5040
+    p = p * r + 1 / 720
+    p = p * r + 1 / 120
+    p = p * r + 1 / 24
+    p = p * r + 1 / 6
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p * _i8((_f8(shifted).view(np.int64) + _i8(1023)) << _i8(52)).view(np.float64)
+
+
+@_inlined
+def _log1p_f4(e: Any) -> Any:
+    """log(1 + e) for 0 <= e <= 1: the series of 2 atanh(e / (2 + e))."""
+    s = e / (_f4(2) + e)
+    q = s * s
+    p = _f4(1 / 15) * q + _f4(1 / 13)
+    p = p * q + _f4(1 / 11)
+    p = p * q + _f4(1 / 9)
+    p = p * q + _f4(1 / 7)
+    p = p * q + _f4(1 / 5)
+    p = p * q + _f4(1 / 3)
+    p = p * q + _f4(1)
+    return _f4(2) * s * p
+
+
+@_inlined
+def _log1p_f8(e: Any) -> Any:
+    s = e / (2.0 + e)
+    q = s * s
+    p = 1 / 33 * q + 1 / 31
+    p = p * q + 1 / 29
+    p = p * q + 1 / 27
+    p = p * q + 1 / 25
+    p = p * q + 1 / 23
+    p = p * q + 1 / 21
+    p = p * q + 1 / 19
+    p = p * q + 1 / 17
+    p = p * q + 1 / 15
+    p = p * q + 1 / 13
+    p = p * q + 1 / 11
+    p = p * q + 1 / 9
+    p = p * q + 1 / 7
+    p = p * q + 1 / 5
+    p = p * q + 1 / 3
+    p = p * q + 1.0
+    return 2.0 * s * p
+
+
+def _log_loss(margin: Any) -> Any:
+    """Log loss of a margin and its derivative."""
+
+
+def _log_loss_f4(margin: Any) -> Any:
+    e = _exp_f4(-abs(margin))
+    right = margin > _f4(0)
+    value = _log1p_f4(e) - (_f4(0) if right else margin)
+    return value, -(e if right else _f4(1)) / (_f4(1) + e)
+
+
+def _log_loss_f8(margin: Any) -> Any:
+    e = _exp_f8(-abs(margin))
+    right = margin > 0.0
+    value = _log1p_f8(e) - (0.0 if right else margin)
+    return value, -(e if right else 1.0) / (1.0 + e)
+
+
+@overload(_log_loss, jit_options=_ROWS, inline="always")
+def _log_loss_of(margin: Any) -> Any:
+    return _log_loss_f4 if margin == types.float32 else _log_loss_f8
+
+
+@_rows
+def _log_loss_rows(y: Any, raw: Any, values: Any) -> None:
+    """Loss of each row into `values`, its derivative into `raw`."""
+    for i in range(len(raw)):
+        values[i], slope = _log_loss(y[i] * raw[i])
+        raw[i] = y[i] * slope
+
+
+@_sums
+def _weigh(weight: Any, values: Any, g: Any) -> None:
+    for i in range(len(g)):
+        values[i] *= weight[i]
+        g[i] *= weight[i]
+
+
+@_sums
+def _totals(values: Any, g: Any) -> Any:
+    loss, slope = 0.0, 0.0
+    for i in range(len(g)):
+        loss += np.float64(values[i])
+        slope += np.float64(g[i])
+    return loss, slope
+
+
+def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
+    """Add the gradient of the summed log loss to `out`; return the summed loss.
+
+    Parameters
+    ----------
+    X : C-ordered ndarray of shape (n, n_features), float32 or float64
+    y : ndarray of shape (n,), -1 or +1
+    weight : ndarray of shape (n,), or of shape (0,) where rows have none
+    w : ndarray of shape (n_features,), or one longer with an intercept
+    out : ndarray of the shape of `w`, of its dtype or float64
+    """
+    n, n_features = X.shape
+    size = min(n, _MOST_ROWS, max(16, _BLOCK // (n_features * X.itemsize)))
+    raw, values = np.empty(size, X.dtype), np.empty(size, X.dtype)
+    part, sums = np.empty(n_features, X.dtype), np.zeros(len(w))
+    coef, loss = w[:n_features], 0.0
+    for start in range(0, n, size):
+        stop = min(start + size, n)
+        rows, g, v = X[start:stop], raw[: stop - start], values[: stop - start]
+        np.dot(rows, coef, g)
+        if len(w) > n_features:
+            g += w[n_features]
+        _log_loss_rows(y[start:stop], g, v)
+        if len(weight):
+            _weigh(weight[start:stop], v, g)
+        total, slope = _totals(v, g)
+        loss += total
+        np.dot(g, rows, part)
+        for j in range(n_features):
+            sums[j] += part[j]
+        if len(w) > n_features:
+            sums[n_features] += slope
+    for j in range(len(w)):
+        out[j] += sums[j]
+    return loss
+
+
+#: By the name of the loss.
+KERNELS = {"log_loss": _add_log_loss}
+
+
+@cache
+def kernel(loss: str, dtype: str, out: str) -> Any:
+    """The kernel of a loss compiled for rows and sums of these dtypes.
+
+    One version takes arrays that are read-only and others.
+    """
+    scalar = numba.from_dtype(np.dtype(dtype))
+    sums = types.Array(numba.from_dtype(np.dtype(out)), 1, "C")
+    row, matrix = (types.Array(scalar, ndim, "C", readonly=True) for ndim in (1, 2))
+    signature = types.float64(matrix, row, row, row, sums)
+    return numba.njit(signature, nogil=True, cache=True)(KERNELS[loss])
