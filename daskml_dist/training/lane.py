@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ class Lane:
         return self.backend.rows(block.X, at), block.y[at], weight
 
     def _touched(self, pieces: list[tuple[Any, Any, Any]]) -> NDArray[np.int64] | None:
-        if not self._fit.rule.coordinates:
+        if not self._fit.rule.coordinates or self._fit.single_rows:
             return None
         model = self._fit.model
         columns = (
@@ -149,6 +149,16 @@ class Lane:
         self.last_loss, since = 0.0, time.perf_counter()
         for X, y, weight in batch.pieces:
             self.last_loss += self._fit.model.add_gradient(w, X, y, weight, out, self.backend)
+        self._busy += time.perf_counter() - since
+        report.loss += self.last_loss
+        report.rows += batch.n_rows
+        report.steps += 1
+        self.reached += 1
+
+    def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
+        """Step along the rows of a batch by `run`, which returns their loss; count them."""
+        report, since = self._report, time.perf_counter()
+        self.last_loss = run(batch.pieces) if batch.n_rows else 0.0
         self._busy += time.perf_counter() - since
         report.loss += self.last_loss
         report.rows += batch.n_rows

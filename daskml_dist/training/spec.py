@@ -74,6 +74,8 @@ class FitSpec:
     streaming : Streaming or None
         None where all blocks are kept in memory.
     on_lost_data : {"raise", "skip"}
+    single_rows : bool, default=False
+        Whether each row of a batch is an update of its own.
     """
 
     model: LinearModel
@@ -97,6 +99,7 @@ class FitSpec:
     first_pass: int = 0
     streaming: Streaming | None = None
     on_lost_data: str = "raise"
+    single_rows: bool = False
 
     @property
     def first_clock(self) -> int:
