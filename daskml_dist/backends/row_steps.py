@@ -249,7 +249,7 @@ class RowSteps:
     def __init__(
         self, loss: Any, optimizer: Any, l1: float, l2: float, fit_intercept: bool
     ) -> None:
-        self._kernel = _compiled(type(loss), type(optimizer))
+        self._kernel: Any = _compiled(type(loss), type(optimizer))  # type: ignore[arg-type]
         self._n_slots = len(optimizer.slot_names)
         self._penalty = float(l1), float(l2)
         self._loss_parameters = tuple(map(float, loss.parameters))
