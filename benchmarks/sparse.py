@@ -24,7 +24,8 @@ from benchmarks._common import markdown, processes
 from daskml_dist.linear_model import SGDClassifier
 
 PER_ROW, REPEATS = 35, 5
-POLICIES = ["hogwild", "average", "async", "sync"]
+#: Worker processes, threads of each, and policy.
+SETTINGS = [(1, 2, "hogwild"), (2, 1, "hogwild"), (2, 1, "average")]
 
 
 def zipf_rows(n_rows: int, n_features: int) -> tuple[Any, NDArray[np.int64]]:
@@ -55,12 +56,10 @@ def run(tiny: bool = False) -> str:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             peers.append(_VowpalWabbit("Vowpal Wabbit", data, Path(folder)))
         ours: list[_Line] = []
-        for workers, threads in [(2, 1)] if tiny else [(1, 2), (2, 1)]:
+        for workers, threads, policy in SETTINGS[1:2] if tiny else SETTINGS:
             client = stack.enter_context(processes(workers, threads))
-            collections = _persisted(client, data)
-            where = f"{workers} x {threads}"
-            for policy in POLICIES[: 1 if tiny else None]:
-                ours.append(_Ours(f'policy="{policy}", {where}', data, client, collections, policy))
+            name = f'policy="{policy}", {workers} x {threads}'
+            ours.append(_Ours(name, data, client, _persisted(client, data), policy))
         lines = [*peers, *ours]
         for _ in range(1 if tiny else REPEATS):
             for line in lines:
