@@ -109,8 +109,7 @@ def test_one_thread_equals_plain_numpy(adagrad: bool, l1: float, l2: float) -> N
     assert (w[:-1] != 0).sum() > 10
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(("dtype", "index_dtype"), [(np.float32, np.int32), (np.float64, np.int64)])
 def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -> None:
     X, y = _rows()
     X = X.astype(dtype)
@@ -131,6 +130,20 @@ def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -
         loss = _run(shard, [(CSRRows(rows, order), y, None)], order)
         results.append([loss, *shard.w[:, 0]])
     np.testing.assert_allclose(*results, rtol=1e-4 if dtype == np.float32 else 1e-12)
+
+
+def test_a_rate_of_zero_changes_nothing_and_forgives_nothing() -> None:
+    from daskml_dist.backends.row_steps import RowSteps
+
+    X, y = _rows()
+    order = np.arange(len(y))
+    shard = _shard(Adagrad(), Penalty(0.001, 0.01), X.shape[1])
+    steps = RowSteps(LogLoss(), Adagrad(), 0.001, 0.01, True)
+    pieces, cells = [(CSRRows(X, order), y, None)], shard.interleave()
+    steps.run(pieces, order, cells, RATE, 0.0)
+    before = cells[:, [0, 2]].copy()
+    steps.run(pieces, order, cells, 0.0, 6.0)
+    np.testing.assert_array_equal(cells[:, [0, 2]], before)
 
 
 def test_weights_scale_slopes_and_losses() -> None:

@@ -30,8 +30,6 @@ __all__ = ["RowSteps"]
 
 #: Rows ahead whose entries, and whose cells, are fetched.
 _ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
-#: Blocks whose addresses are remembered.
-_MOST_BLOCKS = 64
 
 
 @intrinsic
@@ -287,13 +285,15 @@ class RowSteps:
             weight = np.concatenate([part for _, _, part in pieces])[order]
         scratch = self._room(longest + 1, cells.dtype)
         number = cells.dtype.type
+        # What is owed at a rate of zero is paid later.
+        l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
         return float(
             self._kernel(
                 blocks, np.empty(0, index_dtype), block[order],
                 np.concatenate([X.rows for X, _, _ in pieces])[order],
                 np.concatenate([y for _, y, _ in pieces])[order], weight, cells,
                 tuple(scratch[1:]), scratch[0], float(rate), float(charged),
-                *self._penalty, self._loss_parameters,
+                l1, l2, self._loss_parameters,
                 tuple(map(number, self._optimizer_parameters)), self._intercept,
             )
         )  # fmt: skip
@@ -305,19 +305,17 @@ class RowSteps:
 
     def _blocks(self, blocks: list[Any]) -> tuple[NDArray[np.int64], int, Any]:
         """Addresses of the blocks, the length of their longest row, the dtype of their indices."""
-        if len(self._known) > _MOST_BLOCKS:
-            self._known.clear()
         wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X in blocks) else np.int32)
         known = [self._known.get((id(X), wide)) or self._look_at(X, wide) for X in blocks]
+        # The next batch is of the same blocks, mostly; others must not be kept in memory.
+        self._known = {(id(X), wide): k for X, k in zip(blocks, known, strict=True)}
         return np.stack([k.addresses for k in known]), max(k.longest for k in known), wide
 
     def _look_at(self, X: Any, wide: np.dtype[Any]) -> _Known:
         # Both are of one dtype nearly always, so nothing is copied.
         indptr = np.require(X.indptr, wide, ["C", "A"])
         indices = np.require(X.indices, wide, ["C", "A"])
-        arrays = indptr, indices, X.data
+        arrays = indptr, indices, np.require(X.data, requirements=["C", "A"])
         addresses = [*(a.__array_interface__["data"][0] for a in arrays), X.has_canonical_format]
         longest = int(np.diff(X.indptr).max(initial=0))
-        known = _Known((X, *arrays), np.array(addresses, dtype=np.int64), longest)
-        self._known[id(X), wide] = known
-        return known
+        return _Known((X, *arrays), np.array(addresses, dtype=np.int64), longest)
