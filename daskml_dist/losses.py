@@ -1,11 +1,14 @@
 """Losses: value and gradient with respect to the raw prediction.
 
 A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) where a model has K > 1
-outputs. Everything here is elementwise NumPy that CuPy arrays run through as well.
+outputs. Everything here is elementwise NumPy that CuPy arrays run through as well; beside it
+stands ``at_row``, the same for the numbers of one row, which numba compiles into the steps of
+single rows (`daskml_dist.backends.row_steps`).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -57,6 +60,10 @@ class Loss(ABC):
     kernel : str or None
         Fused kernel of ``backends/dense_kernels.py`` that computes the same for linear models.
         Not inherited, since a subclass may compute something else.
+    at_row : function or None
+        Static: value and derivative of one row with one output, from its target (-1 or +1 for
+        classification), raw prediction and `parameters`. Arithmetic and `math` only, so that
+        numba compiles it. None: the loss has only its array form, and no steps of single rows.
     """
 
     name: ClassVar[str]
@@ -66,8 +73,19 @@ class Loss(ABC):
     in_target_units: ClassVar[bool] = False
     kernel: ClassVar[str | None] = None
 
+    at_row: ClassVar[Any] = None
+
     def __init_subclass__(cls) -> None:
         cls.kernel = vars(cls).get("kernel")
+        # Whoever writes the array form anew must do so with both.
+        forms = {"value_and_gradient", "_at_margin", "_at_residual"}
+        if forms & cls.__dict__.keys() and "at_row" not in cls.__dict__:
+            cls.at_row = None
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Numbers that `at_row` needs beside the row."""
+        return ()
 
     @abstractmethod
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
@@ -169,6 +187,14 @@ class LogLoss(_MarginLoss):
         values -= np.minimum(margin, 0, out=margin)
         return values, slope
 
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        margin = y * raw
+        e = math.exp(-abs(margin))
+        slope = (e if margin > 0 else 1.0) / (1.0 + e)
+        return math.log1p(e) - min(margin, 0.0), -y * slope
+
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
         if raw.ndim == 1:
             return super().value_and_gradient(y, raw)
@@ -209,6 +235,17 @@ class Hinge(_MarginLoss):
         np.subtract(self._threshold, margin, out=margin)
         return np.maximum(margin, 0, out=margin), slope
 
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """The margin from which on the loss is zero."""
+        return (self._threshold,)
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        gap = parameters[0] - y * raw
+        return max(gap, 0.0), -y if gap >= 0 else 0.0
+
 
 @dataclass(frozen=True)
 class Perceptron(Hinge):
@@ -231,6 +268,12 @@ class SquaredHinge(_MarginLoss):
         gap *= -2
         return values, gap
 
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        gap = max(1.0 - y * raw, 0.0)
+        return gap * gap, -2.0 * gap * y
+
 
 @dataclass(frozen=True)
 class ModifiedHuber(_MarginLoss):
@@ -248,6 +291,13 @@ class ModifiedHuber(_MarginLoss):
         gap *= slope
         slope *= -2
         return gap, slope
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        gap = max(1.0 - y * raw, 0.0)
+        slope = min(gap, 2.0)
+        return (2.0 * gap - slope) * slope, -2.0 * slope * y
 
     def predict_proba(self, raw: Array) -> Array:
         """``(clip(raw, -1, 1) + 1) / 2``, normalised over the columns (Zadrozny and Elkan 2002).
@@ -288,6 +338,12 @@ class SquaredError(_ResidualLoss):
         values *= 0.5
         return values, residual
 
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        return 0.5 * residual * residual, residual
+
 
 @dataclass(frozen=True)
 class _EpsilonLoss(_ResidualLoss):
@@ -298,6 +354,11 @@ class _EpsilonLoss(_ResidualLoss):
             raise InvalidParameterError(
                 f"epsilon={self.epsilon!r} of loss={self.name!r}: use a finite number >= 0."
             )
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """`epsilon`."""
+        return (float(self.epsilon),)
 
     def _excess(self, residual: Array) -> Array:
         """``max(0, |residual| - epsilon)``, a new array."""
@@ -325,6 +386,13 @@ class Huber(_EpsilonLoss):
         residual *= gradient
         return residual, gradient
 
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        slope = min(max(residual, -parameters[0]), parameters[0])
+        return (residual - 0.5 * slope) * slope, slope
+
 
 @dataclass(frozen=True)
 class EpsilonInsensitive(_EpsilonLoss):
@@ -344,6 +412,13 @@ class EpsilonInsensitive(_EpsilonLoss):
         residual *= values > 0
         return values, residual
 
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        excess = max(abs(residual) - parameters[0], 0.0)
+        return excess, math.copysign(1.0, residual) if excess > 0 else 0.0
+
 
 @dataclass(frozen=True)
 class SquaredEpsilonInsensitive(EpsilonInsensitive):
@@ -362,6 +437,13 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
         values = excess * excess
         excess *= 2
         return values, np.copysign(excess, residual, out=excess)
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        excess = max(abs(residual) - parameters[0], 0.0)
+        return excess * excess, math.copysign(2.0 * excess, residual)
 
 
 @dataclass(frozen=True)
@@ -388,6 +470,18 @@ class Quantile(_ResidualLoss):
         slope -= self.quantile
         return slope * residual, slope
 
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """`quantile`."""
+        return (float(self.quantile),)
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        slope = (1.0 if residual > 0 else 0.0) - parameters[0]
+        return slope * residual, slope
+
 
 @dataclass(frozen=True)
 class Poisson(Loss):
@@ -403,6 +497,12 @@ class Poisson(Loss):
         y = y.astype(raw.dtype, copy=False)
         mean = np.exp(raw)
         return _per_row(mean - y * raw), mean - y
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        mean = math.exp(raw)
+        return mean - y * raw, mean - y
 
     def inverse_link(self, raw: Array) -> Array:
         """The predicted mean, ``exp(raw)``."""

@@ -7,6 +7,7 @@ parameters, which shards cut and move along with them.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,6 +50,11 @@ class Optimizer(ABC):
         Whether a pass over the rows tells it the scale of each feature before the first step.
     adaptive : bool
         Whether its steps have the size of the learning rate, whatever the gradient's scale.
+    at_entry : function or None
+        Static: `update` without l1 for entry k of 1-d arrays, in place; `state` is `w` and then
+        the slots in the order of `slot_names`. Returns the step size. Arithmetic and `math` only,
+        so that numba compiles it. None: the optimizer has only its array form, and no steps of
+        single rows.
     """
 
     name: ClassVar[str]
@@ -56,6 +62,37 @@ class Optimizer(ABC):
     slot_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
+    at_entry: ClassVar[Any] = None
+
+    def __init_subclass__(cls) -> None:
+        # Whoever writes the array form anew must do so with both.
+        if {"update", "_descend"} & cls.__dict__.keys() and "at_entry" not in cls.__dict__:
+            cls.at_entry = None
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Numbers that `at_entry` needs; they are given to it in the dtype of `w`."""
+        return ()
+
+    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+        """How far steps between two states led towards the minimum, in each parameter.
+
+        The sum of step size times curvature: a parameter's distance to its minimum has fallen by
+        the factor ``exp(-approach)``.
+
+        Parameters
+        ----------
+        before, slots : dict of ndarray
+            State before and after the steps.
+        lr : float
+            Their learning rate.
+
+        Returns
+        -------
+        ndarray of the shape of the slots, or float
+            Infinite where the state does not tell.
+        """
+        return math.inf
 
     def init(self, w: Array) -> Slots:
         """State before the first step: arrays of the shape and dtype of `w`."""
@@ -105,6 +142,12 @@ class SGD(Optimizer):
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
         grad *= lr
         w -= grad
+        return lr
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, parameters: Any) -> Any:
+        """Take one step in entry k."""
+        state[0][k] -= lr * grad
         return lr
 
 
@@ -189,6 +232,24 @@ class Adagrad(Optimizer):
         """State before the first step."""
         return {"accumulator": np.full_like(w, self.initial_accumulator)}
 
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """`epsilon`."""
+        return (float(self.epsilon),)
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, parameters: Any) -> Any:
+        """Take one step in entry k."""
+        accumulator = state[1][k] + grad * grad
+        rate = lr / (math.sqrt(accumulator) + parameters[0])
+        state[1][k] = accumulator
+        state[0][k] -= rate * grad
+        return rate
+
+    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+        """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
+        return _adagrad_approach(before, slots, lr)
+
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
         accumulator = slots["accumulator"]
         rate = grad * grad
@@ -247,6 +308,26 @@ class NAG(Optimizer):
         w *= shrink
         slots["accumulator"] *= shrink**2
         slots["scale"] = scale
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, parameters: Any) -> Any:
+        """Take one step in entry k."""
+        scale = state[2][k]
+        grad = grad / scale
+        accumulator = state[1][k] + grad * grad
+        rate = lr / (math.sqrt(accumulator) + parameters[0])
+        state[1][k] = accumulator
+        state[0][k] -= rate * grad / scale
+        return rate / scale / scale
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """What is added to the root, against division by zero."""
+        return (1e-10,)
+
+    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+        """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
+        return _adagrad_approach(before, slots, lr)
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
         accumulator, scale = slots["accumulator"], slots["scale"]
@@ -404,6 +485,13 @@ class FTRL(Optimizer):
         rate += self.beta
         np.divide(lr, rate, rate)
         return rate
+
+
+def _adagrad_approach(before: Slots, slots: Slots, lr: float) -> Array:
+    # The sum of lr g^2 / sqrt(G) over the steps, as an integral over G.
+    roots: Array = np.sqrt(slots["accumulator"]) - np.sqrt(before["accumulator"])
+    roots *= 2 * lr
+    return roots
 
 
 def _check_decay(name: str, value: float) -> None:

@@ -59,7 +59,8 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         many rows were seen.
     batch_size : int, "auto" or None, default="auto"
         Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 32 to 256
-        rows; None takes all rows of the lane (full-batch gradient descent).
+        rows; None takes all rows of the lane (full-batch gradient descent). Under ``"hogwild"``,
+        sparse rows of many features are updates of their own with ``"auto"``.
     optimizer : str or Optimizer, default="adagrad"
         See :mod:`daskml_dist.optimizers`.
     learning_rate : float, str or Schedule, default="auto"

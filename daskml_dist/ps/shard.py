@@ -190,6 +190,39 @@ class Shard:
                 self._step_at(grad, index, rate)
         self._add_to_average()
 
+    def interleave(self) -> NDArray[Any]:
+        """Lay out what each parameter needs side by side, so that it shares a cache line.
+
+        For parameters of width 1 that step by coordinates.
+
+        Returns
+        -------
+        ndarray of shape (n_rows, 1, 2 or 4)
+            ``(w, *slots, paid)``, of which the shard's own arrays are views from now on; `paid`
+            is up to where a parameter has paid its penalty.
+        """
+        assert self._paid is not None
+        names = self.rule.optimizer.slot_names
+        parts = [self.w[:, 0], *(self.slots[name][:, 0] for name in names), self._paid]
+        cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
+        for at, part in enumerate(parts):
+            cells[:, at] = part
+        self.w, self._paid = cells[:, :1], cells[:, len(parts) - 1]
+        self.slots = {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
+        return cells
+
+    @property
+    def charged(self) -> float:
+        """Sum of the learning rates of all steps, by which penalties are paid."""
+        return self._charged
+
+    def count_row_steps(self, rows: int, rate: float) -> None:
+        """Count a batch whose rows were steps of their own, made on :meth:`interleave`'s cells."""
+        self.version += 1
+        self.rows += rows
+        self._charged += rows * rate
+        self._snapshot = None
+
     def _step_all(self, grad: NDArray[Any], rate: float) -> None:
         k, l2 = self._n_penalised, self.rule.penalty.l2
         if l2 and k == len(grad):

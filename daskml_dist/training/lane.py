@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,7 @@ class Lane:
         return self.backend.rows(block.X, at), block.y[at], weight
 
     def _touched(self, pieces: list[tuple[Any, Any, Any]]) -> NDArray[np.int64] | None:
-        if not self._fit.rule.coordinates:
+        if not self._fit.rule.coordinates or self._fit.single_rows:
             return None
         model = self._fit.model
         columns = (
@@ -174,6 +174,16 @@ class Lane:
         self._busy += time.perf_counter() - since
         self.reached += 1
         return loss
+
+    def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
+        """Step along the rows of a batch by `run`, which returns their loss; count them."""
+        report, since = self._report, time.perf_counter()
+        self.last_loss = run(batch.pieces) if batch.n_rows else 0.0
+        self._busy += time.perf_counter() - since
+        report.loss += self.last_loss
+        report.rows += batch.n_rows
+        report.steps += 1
+        self.reached += 1
 
     def new_gradient(self, w: Any, batch: Batch) -> NDArray[Any]:
         """The gradient SUM of a batch at `w`, in a new array of the shape of `w`."""

@@ -188,7 +188,8 @@ def make_fit(
     model = LinearModel(settings.loss, survey.n_features, n_classes, settings.fit_intercept)
     fraction = settings.validation_fraction
     _check_held_out(lanes, fraction)
-    batch_size = _batch_size(settings.batch_size, lanes)
+    single_rows = _steps_row_by_row(settings, survey, model)
+    batch_size = _rows_at_a_time(lanes) if single_rows else _batch_size(settings.batch_size, lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     class_weight = make_class_weight(settings.class_weight, survey, classes)
     policy = settings.policy
@@ -203,7 +204,8 @@ def make_fit(
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             average_after=settings.average,
             # Streamed full batches are never in memory as a whole, so nobody knows their columns.
-            coordinates=_touches_few(survey, batch_size) and not (streaming and steps == 1),
+            coordinates=single_rows
+            or (_touches_few(survey, batch_size) and not (streaming and steps == 1)),
         ),
         layout=Layout(*model.shape, settings.n_servers),
         stopping=StoppingRule(
@@ -227,6 +229,7 @@ def make_fit(
         streaming=streaming,
         on_lost_data=settings.on_lost_data,
         shared_memory=bool(dask.config.get("daskml_dist.shared_memory", True)),
+        single_rows=single_rows,
     )
 
 
@@ -276,6 +279,26 @@ def _batch_size(batch_size: int | str | None, lanes: list[LaneSpec]) -> int | No
     rows = max(lane.n_rows for lane in lanes)
     few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, 256))
     return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / _MANY_STEPS))))
+
+
+def _steps_row_by_row(settings: Settings, survey: Survey, model: LinearModel) -> bool:
+    """Whether each row is an update of its own (``"hogwild"`` on sparse rows of many features)."""
+    return (
+        settings.policy.loop == "shared"
+        and settings.batch_size in ("auto", 1)
+        and settings.average is None
+        and model.width == 1
+        and settings.loss.at_row is not None
+        and settings.optimizer.at_entry is not None
+        and all(info.device == "cpu" for info in survey.infos)
+        and _touches_few(survey, 1)
+    )
+
+
+def _rows_at_a_time(lanes: list[LaneSpec]) -> int:
+    """Rows that a thread takes at once where each is an update: about 32 times a pass."""
+    rows = max(lane.n_rows for lane in lanes)
+    return int(np.clip(2 ** round(np.log2(max(rows, 1) / 32)), 32, 8192))
 
 
 def _touches_few(survey: Survey, batch_size: int | None) -> bool:

@@ -79,6 +79,8 @@ class FitSpec:
         Whose questions the lanes answer, under the policy `Rounds`; None: they make steps.
     shared_memory : bool
         Whether processes of one host may talk through memory that they share.
+    single_rows : bool, default=False
+        Whether each row of a batch is an update of its own.
     """
 
     model: LinearModel
@@ -104,6 +106,7 @@ class FitSpec:
     on_lost_data: str = "raise"
     solver: Solver | None = None
     shared_memory: bool = True
+    single_rows: bool = False
 
     @property
     def first_clock(self) -> int:

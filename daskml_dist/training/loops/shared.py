@@ -1,13 +1,20 @@
 """Shared memory without locks (``"hogwild"``): threads race, processes meet at the server.
 
-The threads of a trainer update one replica. Every few steps one of them sends the server what
+The threads of a trainer update one replica. Every now and then one of them sends the server what
 the trainer has changed since the last meeting and adds what the others changed meanwhile.
+
+A step is a batch's mean gradient; or, on sparse rows of many features, each row is an update of
+its own (`backends/row_steps.py`). Then a pass takes milliseconds, and sending all parameters would
+take most of the time; so trainers meet seldom, and each sends its changes damped by how far they
+have gone towards the minimum: what several trainers have found out is averaged, what only began
+to move is added up (`_damping`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -15,13 +22,16 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
-from daskml_dist.training.lane import Lane
+from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
+from daskml_dist.training.spec import FitSpec
 
 __all__ = ["run_shared"]
 
 #: Steps of a trainer between two meetings at the server.
 _MEET_EVERY = 8
+#: Where rows are steps: time between two meetings, in times of the last one (so 5 % at most).
+_MEET_AFTER = 20.0
 
 
 def run_shared(context: Context) -> ShardState | None:
@@ -71,6 +81,10 @@ class _Shared:
         self._clock = 0
         self._steps = 0
         self._stopped = False
+        self._rows: _RowByRow | None = None
+        if fit.single_rows:
+            self._rows = _RowByRow(fit, self.replica, share)
+        self._met, self._meeting_took = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
         """The work of one thread."""
@@ -91,23 +105,38 @@ class _Shared:
         return lane.clock < number * self._fit.n_steps
 
     def _step(self, lane: Lane) -> None:
-        replica, batch = self.replica, lane.next_batch()
-        w = replica.w if batch.index is None else replica.w[batch.index]
-        replica.apply(lane.new_gradient(w, batch), batch.n_rows, batch.index)
+        batch = lane.next_batch()
+        if self._rows is None:
+            self._step_by_batch(lane, batch)
+        else:
+            self._rows.step(lane, batch)
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + batch.n_rows, loss + lane.last_loss
         self._steps += 1
-        if self._steps % _MEET_EVERY == 0 and self._meeting.acquire(blocking=False):
+        if self._is_due() and self._meeting.acquire(blocking=False):
             try:
                 self._meet()
             finally:
                 self._meeting.release()
 
+    def _step_by_batch(self, lane: Lane, batch: Batch) -> None:
+        replica = self.replica
+        w = replica.w if batch.index is None else replica.w[batch.index]
+        replica.apply(lane.new_gradient(w, batch), batch.n_rows, batch.index)
+
+    def _is_due(self) -> bool:
+        if self._rows is None:
+            return self._steps % _MEET_EVERY == 0
+        return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
+
     def _meet(self) -> Any:
         """Exchange changes with the other trainers; the lock is held."""
+        since = time.perf_counter()
         progress = self._progress()
         delta = self.replica.w - self._base
+        if self._rows is not None:
+            self._rows.damp(delta)
         self._clock += 1
         self._connection.send(
             tuple(self._lanes), self._clock, progress[:, 1].sum(), delta, progress=progress
@@ -117,6 +146,8 @@ class _Shared:
         self.replica.w += pulled.w - (self._base + delta)
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
+        self._met = time.perf_counter()
+        self._meeting_took = self._met - since
         return pulled.w
 
     def _progress(self) -> NDArray[np.float64]:
@@ -149,3 +180,70 @@ class _Shared:
             self.replica.settle()
             self._meet()
             self._connection.call_all("leave", lanes=self._lanes)
+
+
+class _RowByRow:
+    """Steps of single rows on the replica's cells, by all threads of a trainer."""
+
+    def __init__(self, fit: FitSpec, replica: Shard, share: float) -> None:
+        self._fit = fit
+        self._replica = replica
+        self._cells = replica.interleave()
+        self._share = share
+        self._before = self._slots()
+        self._lanes: dict[int, Any] = {}
+        self._orders: dict[int, NDArray[np.intp]] = {}
+
+    def step(self, lane: Lane, batch: Batch) -> None:
+        """Step along the rows of a batch, at the learning rate of its first."""
+        replica, rate = self._replica, self._replica.learning_rate()
+        steps, order = self._steps_of(lane.number), self._order(batch.n_rows)
+        charged = replica.charged
+        lane.add_row_steps(
+            lambda pieces: steps.run(list(pieces), order, self._cells, rate, charged), batch
+        )
+        replica.count_row_steps(batch.n_rows, rate)
+
+    def _steps_of(self, lane: int) -> Any:
+        if lane not in self._lanes:
+            from daskml_dist.backends.row_steps import RowSteps
+
+            fit, rule = self._fit, self._fit.rule
+            self._lanes[lane] = RowSteps(
+                fit.model.loss, rule.optimizer, rule.penalty.l1, rule.penalty.l2,
+                fit.model.fit_intercept,
+            )  # fmt: skip
+        return self._lanes[lane]
+
+    def _order(self, n_rows: int) -> NDArray[np.intp]:
+        """A batch's rows are drawn at random, but come sorted; one order serves all batches."""
+        if n_rows not in self._orders:
+            n = np.arange(n_rows)
+            self._orders[n_rows] = (
+                np.random.default_rng(n_rows).permutation(n) if self._fit.shuffle else n
+            )
+        return self._orders[n_rows]
+
+    def _slots(self) -> dict[str, NDArray[Any]]:
+        if self._share >= 1:
+            return {}
+        return {name: slot.copy() for name, slot in self._replica.slots.items()}
+
+    def damp(self, delta: NDArray[Any]) -> None:
+        """Damp the changes since the last meeting, where other trainers make the same ones."""
+        if self._share >= 1:
+            return
+        slots, optimizer = self._slots(), self._fit.rule.optimizer
+        approach = optimizer.approach(self._before, slots, self._replica.learning_rate())
+        delta *= _damping(approach, self._share)
+        self._before = slots
+
+
+def _damping(approach: Any, share: float) -> Any:
+    """Factor on the changes of one of ``1 / share`` trainers that went the same way.
+
+    One that makes the share `share` of all steps leaves ``exp(-a)`` of the distance to the
+    minimum, where all steps in a row would have left ``exp(-a / share)``.
+    """
+    a = np.maximum(approach, 1e-6)
+    return share * np.expm1(-a / share) / np.expm1(-a)

@@ -1,0 +1,321 @@
+"""Steps of single rows over CSR blocks, without locks: product, slope and update in one loop.
+
+A row costs its stored entries: they are gathered into scratch arrays that stay in the cache, the
+loss and the optimizer move them there (`Loss.at_row`, `Optimizer.at_entry`), and they are
+scattered back with plain writes, so that threads may race on the parameters (HOGWILD!, Recht et
+al. 2011). Penalties are paid when a parameter is touched, for all the steps since (lazy
+regularisation, Carpenter 2008). What one parameter needs lies side by side in a *cell*:
+``(w, *slots, paid)``. Rows are visited in any order; those ahead are prefetched.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+__all__ = ["RowSteps"]
+
+#: Rows ahead whose entries, and whose cells, are fetched.
+_ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
+
+
+@intrinsic
+def _to_pointer(context: Any, address: Any) -> Any:
+    """An address as a pointer, for `numba.carray`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _fetch(context: Any, address: Any) -> Any:
+    """Fetch the cache line of an address, which need not be valid."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(32)
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        fetch = cgutils.get_or_insert_function(builder.module, of, "llvm.prefetch.p0")
+        builder.call(fetch, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+_array: Any = numba.carray  # type: ignore[attr-defined]
+_pointer: Any = _to_pointer
+_prefetch: Any = _fetch
+
+
+# `_loss` and `_move` stand for the functions of a loss and an optimizer.
+def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
+def _move(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> Any: ...
+
+
+def _steps(
+    blocks: Any,
+    like: Any,
+    block: Any,
+    row: Any,
+    y: Any,
+    weight: Any,
+    cells: Any,
+    state: Any,
+    paid: Any,
+    rate: Any,
+    charged: Any,
+    l1: Any,
+    l2: Any,
+    loss_parameters: Any,
+    move_parameters: Any,
+    intercept: Any,
+) -> Any:
+    """Step along each row; return the sum of their losses before the steps.
+
+    Parameters
+    ----------
+    blocks : int64 (n_blocks, 4)
+        Addresses of indptr, indices and data; whether a row never holds a column twice.
+    like : integers (0,)
+        Of the dtype of indptr and indices.
+    block, row : int64 (n_rows,)
+    y, weight : (n_rows,)
+        `weight` may be None.
+    cells : (n_parameters, n) floats
+        The last cell is the intercept's, where there is one.
+    state, paid : scratch for w, the slots, and up to where penalties are paid
+        Each for the longest row and the intercept.
+    rate, charged : float
+        Learning rate, and sum of the learning rates before these steps.
+    """
+    n_rows, n_state, bias = len(row), len(state), len(cells) - 1
+    number, item = cells.dtype.type, cells.itemsize
+    index_item = like.itemsize
+    base, stride = cells.ctypes.data, cells.strides[0]
+    penalised = l1 > 0 or l2 > 0
+    # A row not touched for long must not be thrown past zero.
+    longest = number(1 / (rate * l2)) if l2 > 0 else number(np.inf)
+    step, per_step = number(rate), number(1 / rate)
+    loss = 0.0
+    for i in range(n_rows):
+        if i + _ENTRIES_AHEAD < n_rows:
+            ahead = blocks[block[i + _ENTRIES_AHEAD]]
+            ends = _array(_pointer(ahead[0] + row[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype)
+            for at in range(ahead[1] + ends[0] * index_item, ahead[1] + ends[1] * index_item, 64):
+                _prefetch(at)
+            for at in range(ahead[2] + ends[0] * item, ahead[2] + ends[1] * item, 64):
+                _prefetch(at)
+        if i + 3 * _ENTRIES_AHEAD < n_rows:
+            far = i + 3 * _ENTRIES_AHEAD
+            _prefetch(blocks[block[far], 0] + row[far] * index_item)
+        if i + _CELLS_AHEAD < n_rows:
+            ahead = blocks[block[i + _CELLS_AHEAD]]
+            ends = _array(_pointer(ahead[0] + row[i + _CELLS_AHEAD] * index_item), 2, like.dtype)
+            n_ahead = ends[1] - ends[0]
+            soon = _array(_pointer(ahead[1] + ends[0] * index_item), n_ahead, like.dtype)
+            for k in range(n_ahead):
+                _prefetch(base + np.int64(soon[k]) * stride)
+
+        here = blocks[block[i]]
+        ends = _array(_pointer(here[0] + row[i] * index_item), 2, like.dtype)
+        n = ends[1] - ends[0]
+        column = _array(_pointer(here[1] + ends[0] * index_item), n, like.dtype)
+        x = _array(_pointer(here[2] + ends[0] * item), n, cells.dtype)
+
+        for k in range(n):
+            j: Any = np.uint64(column[k])
+            for s in range(n_state):
+                state[s][k] = cells[j, s]
+            if penalised:
+                paid[k] = cells[j, n_state]
+        raw = number(0)
+        for k in range(n):
+            raw += x[k] * state[0][k]
+        if intercept:
+            for s in range(n_state):
+                state[s][n] = cells[bias, s]
+            raw += state[0][n]
+
+        value, slope = _loss(y[i], raw, loss_parameters)
+        if weight is not None:
+            value, slope = value * weight[i], slope * weight[i]
+        loss += value
+        g = number(slope)
+        charged += rate
+        now = number(charged)
+
+        if here[3] == 0:
+            # The row may hold a column twice: its entries move one after the other.
+            for k in range(n):
+                j = np.uint64(column[k])
+                for s in range(n_state):
+                    state[s][k] = cells[j, s]
+                elapsed = number(0)
+                if penalised:
+                    elapsed = max((now - cells[j, n_state]) * per_step, number(0))
+                    cells[j, n_state] = now
+                pull = number(l2) * min(elapsed, longest) * state[0][k]
+                size = _move(state, k, x[k] * g + pull, step, move_parameters)
+                most = size * number(l1) * elapsed
+                state[0][k] -= min(max(state[0][k], -most), most)
+                for s in range(n_state):
+                    cells[j, s] = state[s][k]
+        else:
+            if l1 > 0:
+                for k in range(n):
+                    elapsed = max((now - paid[k]) * per_step, number(0))
+                    pull = number(l2) * min(elapsed, longest) * state[0][k]
+                    size = _move(state, k, x[k] * g + pull, step, move_parameters)
+                    most = size * number(l1) * elapsed
+                    state[0][k] -= min(max(state[0][k], -most), most)
+            elif l2 > 0:
+                for k in range(n):
+                    elapsed = min(max((now - paid[k]) * per_step, number(0)), longest)
+                    pull = number(l2) * elapsed * state[0][k]
+                    _move(state, k, x[k] * g + pull, step, move_parameters)
+            else:
+                for k in range(n):
+                    _move(state, k, x[k] * g, step, move_parameters)
+            for k in range(n):
+                j = np.uint64(column[k])
+                for s in range(n_state):
+                    cells[j, s] = state[s][k]
+                if penalised:
+                    cells[j, n_state] = now
+        if intercept:
+            _move(state, n, g, step, move_parameters)
+            for s in range(n_state):
+                cells[bias, s] = state[s][n]
+    return loss
+
+
+@cache
+def _compiled(loss: Any, optimizer: Any) -> Any:
+    """`_steps` with the functions of a loss and an optimizer.
+
+    numba keeps what it compiled on disk, by the name of the function and the date of this file;
+    so the name tells of the code of the two functions too.
+    """
+    parts = loss.at_row, optimizer.at_entry
+    code = b"".join(p.__code__.co_code + repr(p.__code__.co_consts).encode() for p in parts)
+    name = f"steps_{loss.__name__}_{optimizer.__name__}_{zlib.crc32(code):08x}"
+    inner = numba.njit(inline="never", error_model="numpy")
+    scope = {**globals(), "_loss": inner(parts[0]), "_move": inner(parts[1])}
+    function = FunctionType(_steps.__code__, scope, name)
+    function.__qualname__ = name
+    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Where a block lies; `arrays` keeps it there."""
+
+    arrays: tuple[Any, ...]
+    addresses: NDArray[np.int64]
+    longest: int
+
+
+class RowSteps:
+    """Steps of single rows by one thread, on cells that others may write as well.
+
+    Parameters
+    ----------
+    loss : Loss
+        With an `at_row`.
+    optimizer : Optimizer
+        With an `at_entry`.
+    l1, l2 : float
+        Strengths of the penalty on all parameters but the intercept.
+    fit_intercept : bool
+    """
+
+    def __init__(
+        self, loss: Any, optimizer: Any, l1: float, l2: float, fit_intercept: bool
+    ) -> None:
+        self._kernel: Any = _compiled(type(loss), type(optimizer))  # type: ignore[arg-type]
+        self._n_slots = len(optimizer.slot_names)
+        self._penalty = float(l1), float(l2)
+        self._loss_parameters = tuple(map(float, loss.parameters))
+        self._optimizer_parameters = optimizer.parameters
+        self._intercept = bool(fit_intercept)
+        self._known: dict[tuple[int, np.dtype[Any]], _Known] = {}
+        self._scratch: list[NDArray[Any]] = []
+
+    def run(
+        self,
+        pieces: list[tuple[Any, Any, Any]],
+        order: NDArray[np.intp],
+        cells: NDArray[Any],
+        rate: float,
+        charged: float,
+    ) -> float:
+        """Step along rows; return the sum of their losses.
+
+        Parameters
+        ----------
+        pieces : list of (CSRRows, y, weight or None)
+        order : ndarray of shape (n_rows,)
+            In which to visit the rows of all pieces.
+        cells : ndarray of shape (n_parameters, n), C-contiguous
+            ``(w, *slots, paid)`` of each parameter.
+        rate : float
+            Learning rate of each step.
+        charged : float
+            Sum of the learning rates of all steps before.
+        """
+        blocks, longest, index_dtype = self._blocks([X.X for X, _, _ in pieces])
+        block = np.repeat(np.arange(len(pieces)), [len(X.rows) for X, _, _ in pieces])
+        weight = None
+        if pieces[0][2] is not None:
+            weight = np.concatenate([part for _, _, part in pieces])[order]
+        scratch = self._room(longest + 1, cells.dtype)
+        number = cells.dtype.type
+        # What is owed at a rate of zero is paid later.
+        l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
+        return float(
+            self._kernel(
+                blocks, np.empty(0, index_dtype), block[order],
+                np.concatenate([X.rows for X, _, _ in pieces])[order],
+                np.concatenate([y for _, y, _ in pieces])[order], weight, cells,
+                tuple(scratch[1:]), scratch[0], float(rate), float(charged),
+                l1, l2, self._loss_parameters,
+                tuple(map(number, self._optimizer_parameters)), self._intercept,
+            )
+        )  # fmt: skip
+
+    def _room(self, length: int, dtype: Any) -> list[NDArray[Any]]:
+        if not self._scratch or len(self._scratch[0]) < length:
+            self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_slots)]
+        return self._scratch
+
+    def _blocks(self, blocks: list[Any]) -> tuple[NDArray[np.int64], int, Any]:
+        """Addresses of the blocks, the length of their longest row, the dtype of their indices."""
+        wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X in blocks) else np.int32)
+        known = [self._known.get((id(X), wide)) or self._look_at(X, wide) for X in blocks]
+        # The next batch is of the same blocks, mostly; others must not be kept in memory.
+        self._known = {(id(X), wide): k for X, k in zip(blocks, known, strict=True)}
+        return np.stack([k.addresses for k in known]), max(k.longest for k in known), wide
+
+    def _look_at(self, X: Any, wide: np.dtype[Any]) -> _Known:
+        # Both are of one dtype nearly always, so nothing is copied.
+        indptr = np.require(X.indptr, wide, ["C", "A"])
+        indices = np.require(X.indices, wide, ["C", "A"])
+        arrays = indptr, indices, np.require(X.data, requirements=["C", "A"])
+        addresses = [*(a.__array_interface__["data"][0] for a in arrays), X.has_canonical_format]
+        longest = int(np.diff(X.indptr).max(initial=0))
+        return _Known((X, *arrays), np.array(addresses, dtype=np.int64), longest)
