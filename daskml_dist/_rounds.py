@@ -63,6 +63,8 @@ class BaseRounds(BaseLinear):
             result = engine.train(fit, self._callbacks(None))
         solution = result.state
         assert isinstance(solution, Solution)
+        for text in solution.extra.get("warnings", ()):
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
         if not solution.converged:
             self._warn(solution)
         w = solution.w.astype(survey.dtype)

@@ -48,6 +48,10 @@ class Backend(ABC):
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
 
+    @abstractmethod
+    def add_sandwich(self, X: Any, h: Any, out: Any) -> None:
+        """Add ``X.T @ diag(h) @ X`` to `out` of shape (n_features, n_features), in place; h >= 0."""
+
 
 def get_backend(device: str) -> Backend:
     """Return the backend of a device; called on the worker, never on the client.

@@ -36,6 +36,10 @@ class CSRRows:
         """Of the entries."""
         return self.X.dtype
 
+    def __getitem__(self, at: slice) -> CSRRows:
+        """Some of the rows."""
+        return CSRRows(self.X, self.rows[at])
+
 
 class NumpyBackend(Backend):
     """NumPy and numba on the CPU. One instance serves one thread: it holds scratch arrays."""
@@ -131,3 +135,14 @@ class NumpyBackend(Backend):
             csr_kernels.add_tdot(*csr, g, out)
         else:
             csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)
+
+    def add_sandwich(self, X: Any, h: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add ``X.T @ diag(h) @ X`` to `out` in place; h >= 0."""
+        if isinstance(X, CSRRows):
+            from daskml_dist.backends import csr_kernels
+
+            csr_kernels.add_sandwich(X.X.indptr, X.X.indices, X.X.data, X.rows, h, out)
+            return
+        # A matrix times its own transpose is symmetric, and BLAS then does half the work.
+        scaled = X * np.sqrt(h)[:, None]
+        out += scaled.T @ scaled
