@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.models.linear import LinearModel
 
-__all__ = ["add_curvature"]
+__all__ = ["add_curvature", "row_blocks"]
 
 #: Bytes of rows that are worked on together: they and their scaled copy stay in a core's cache.
-_BLOCK_BYTES = 2**18
+_BLOCK_BYTES = 2**20
 
 
 def add_curvature(
@@ -50,7 +50,7 @@ def add_curvature(
         Weight of the rows whose curvature is not positive.
     """
     loss = flat = 0.0
-    for at in _row_blocks(X):
+    for at in row_blocks(X):
         rows = X[at]
         raw = model.raw_prediction(w, rows, backend)
         losses, g, h = model.loss.value_gradient_hessian(y[at], raw)
@@ -73,7 +73,8 @@ def add_curvature(
     return loss, flat
 
 
-def _row_blocks(X: Any) -> Iterator[slice]:
+def row_blocks(X: Any) -> Iterator[slice]:
+    """Slices of rows of `X` that are worked on one after the other."""
     n_rows, n_features = X.shape
     # With many features the sum of a block costs as much as a few rows for each of them.
     step = max(64, _BLOCK_BYTES // (n_features * X.dtype.itemsize), min(4 * n_features, 2**14))
