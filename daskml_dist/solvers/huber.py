@@ -17,7 +17,6 @@ __all__ = ["HuberScale", "HuberSums"]
 
 #: The scale at least, as in scikit-learn: at zero the objective has no gradient.
 _MIN_SCALE = 10 * float(np.finfo(np.float64).eps)
-_FTOL = 64 * float(np.finfo(float).eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +66,8 @@ class HuberSums(Statistic):
 class HuberScale(Solver):
     """L-BFGS on the coefficients and the scale, which stays positive; a pass an evaluation.
 
-    The objective is ``sum(weight * (scale + loss)) + alpha * |coef|^2``.
+    Like scikit-learn it stops by SciPy's own bound on small gains too: with a perfect fit the
+    scale goes to zero for ever. The objective is ``sum(weight * (scale + loss)) + alpha * |coef|^2``.
 
     Parameters
     ----------
@@ -123,7 +123,6 @@ class HuberScale(Solver):
             options={
                 "maxiter": self.max_iter,
                 "gtol": self.tol,
-                "ftol": _FTOL,
                 "maxfun": self.max_passes,
             },
         )

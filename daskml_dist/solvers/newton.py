@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss
 from daskml_dist.models.curvature import add_curvature
+from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.objective import SmoothObjective
 
-__all__ = ["LossHessian", "NewtonCholesky"]
+__all__ = ["LossHessian", "NewtonCholesky", "NewtonRun", "NewtonSteps"]
 
 #: Share of the expected decrease that a step must bring (Armijo), as in scikit-learn.
 _SUFFICIENT = 2.0**-11
@@ -37,9 +39,11 @@ class LossHessian(Statistic):
     """Sum of the losses at `w`, its gradient and its Hessian.
 
     Flat: ``[loss, weight of rows without curvature, *gradient.ravel(), *hessian.ravel()]``.
+    `loss` stands in for the model's own where it is given.
     """
 
     w: Array
+    loss: Loss | None = None
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (2 + self.w.size + self.w.size**2,)
@@ -48,6 +52,8 @@ class LossHessian(Statistic):
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
     ) -> float:
         w = self.w.astype(X.dtype)
+        if self.loss is not None:
+            model = replace(model, loss=self.loss)
         gradient = out[2 : 2 + w.size].reshape(w.shape)
         hessian = out[2 + w.size :].reshape(w.shape * 2)
         # A step that a line search tries may be far too long; it sees that by the loss.
@@ -68,8 +74,18 @@ class _Point:
     flat: float
 
 
-class _Fallback(Exception):
-    """Why Newton's steps end and L-BFGS goes on."""
+class _TroubleError(Exception):
+    """Why Newton's steps cannot go on."""
+
+
+@dataclass(frozen=True)
+class NewtonRun:
+    """What Newton's steps ended with: solved, in trouble (why), or at the limit of iterations."""
+
+    w: Array
+    n_iter: int
+    solved: bool
+    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,51 +113,65 @@ class NewtonCholesky(PenalisedSolver):
 
     def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
         """Minimise the penalised mean loss."""
-        if start.size > _MAX_SIZE:
-            raise InvalidParameterError(
-                f'solver="newton-cholesky" needs a matrix of {start.size:,} x {start.size:,} '
-                f'numbers on every worker. Use solver="lbfgs" for more than {_MAX_SIZE:,} '
-                "parameters."
-            )
-        problem = _Problem(model, sums, self)
-        w, n_iter = problem.standardised(start), 0
-        try:
-            point = problem.at(w)
-            while n_iter < self.max_iter and not sums.should_stop:
-                w, n_iter = point.w, n_iter + 1
-                step = problem.newton_step(point)
-                new = problem.search(point, step)
-                if problem.is_solved(new, point.hessian, step):
-                    return Solution(problem.symmetric(new.w), n_iter)
-                point = new
-        except _Fallback as reason:
-            return self._by_lbfgs(model, sums, w, n_iter, str(reason))
+        run = NewtonSteps(model, sums, self.penalty, self.tol).run(start, self.max_iter)
+        if run.trouble:
+            return self._by_lbfgs(model, sums, run)
         message = f"the limit of {self.max_iter} iterations was reached"
-        return Solution(problem.symmetric(point.w), n_iter, sums.should_stop, message)
+        return Solution(run.w, run.n_iter, run.solved or sums.should_stop, message)
 
-    def _by_lbfgs(self, model: Any, sums: Sums, w: Array, n_iter: int, reason: str) -> Solution:
-        left = max(1, self.max_iter - n_iter + 1)
-        solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, w)
+    def _by_lbfgs(self, model: Any, sums: Sums, run: NewtonRun) -> Solution:
+        left = max(1, self.max_iter - run.n_iter)
+        solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, run.w)
         text = (
-            f"Newton's method met {reason} in iteration {n_iter}, and L-BFGS went on from there. "
-            "Remove collinear features, penalise more, or use solver='lbfgs'."
+            f"Newton's method met {run.trouble} in iteration {run.n_iter + 1}, and L-BFGS went on "
+            "from there. Remove collinear features, penalise more, or use solver='lbfgs'."
         )
         extra = {**solution.extra, "warnings": [text]}
-        return replace(solution, n_iter=n_iter - 1 + solution.n_iter, extra=extra)
+        return replace(solution, n_iter=run.n_iter + solution.n_iter, extra=extra)
 
 
-class _Problem:
-    """Newton steps of one fit.
+class NewtonSteps:
+    """Newton steps on one objective.
 
     A softmax does not change when a number is added to the raw predictions of all classes. What
     the penalty does not hold of that is held by fixing the last class at zero.
+
+    Parameters
+    ----------
+    model : LinearModel
+    sums : Sums
+    penalty : Penalty
+    tol : float
+    loss : Loss or None
+        In place of the model's.
+    many_flat : float
+        Share of rows without curvature from which the Hessian counts as saying little.
+
+    Raises
+    ------
+    InvalidParameterError
+        For too many parameters.
     """
 
-    def __init__(self, model: Any, sums: Sums, solver: NewtonCholesky) -> None:
-        self._model = model
-        self._sums = sums
-        self._tol = solver.tol
-        self._objective = SmoothObjective(model, sums, solver.penalty)
+    def __init__(
+        self,
+        model: Any,
+        sums: Sums,
+        penalty: Penalty,
+        tol: float,
+        loss: Loss | None = None,
+        many_flat: float = _MANY_FLAT,
+    ) -> None:
+        size = int(np.prod(model.shape))
+        if size > _MAX_SIZE:
+            raise InvalidParameterError(
+                f"Newton's method needs a matrix of {size:,} x {size:,} numbers on every worker. "
+                f'Use solver="lbfgs" (LinearSVR: loss="squared_epsilon_insensitive") for more than '
+                f"{_MAX_SIZE:,} parameters."
+            )
+        self._model, self._sums, self._loss = model, sums, loss
+        self._tol, self._many_flat = tol, many_flat
+        self._objective = SmoothObjective(model, sums, penalty)
         softmax = model.width > 1 and model.loss.multiclass == "softmax"
         # Rows of the parameters that all classes can be shifted by at no cost.
         self._loose = softmax & (self._objective.l2[:, 0] == 0)
@@ -149,47 +179,61 @@ class _Problem:
         free[self._loose, -1] = False
         self._free = np.flatnonzero(free)
 
-    def standardised(self, w: Array) -> Array:
-        """`w` with the last class at zero wherever that changes nothing."""
-        w = w.copy()
+    def run(self, start: Array, max_iter: int) -> NewtonRun:
+        """Take steps until the objective is solved, or something ends them."""
+        w = start.copy()
         w[self._loose] -= w[self._loose, -1:]
-        return w
+        point, n_iter = self._at(w), 0
+        while n_iter < max_iter and not self._sums.should_stop:
+            try:
+                step = self._step(point)
+                new = self._search(point, step)
+            except _TroubleError as trouble:
+                # At a minimum, even of a loss that bends nowhere, there is nowhere to go.
+                solved = float(np.abs(point.gradient).max()) <= self._tol
+                reason = "" if solved else str(trouble)
+                return NewtonRun(self._symmetric(point.w), n_iter, solved, reason)
+            n_iter += 1
+            if self._is_solved(new, point.hessian, step):
+                return NewtonRun(self._symmetric(new.w), n_iter, True)
+            point = new
+        return NewtonRun(self._symmetric(point.w), n_iter, False)
 
-    def symmetric(self, w: Array) -> Array:
-        """`w` with a mean of zero over the classes instead, as scikit-learn gives it."""
+    def _symmetric(self, w: Array) -> Array:
+        """`w` with a mean of zero over the classes wherever that changes nothing."""
         w = w.copy()
         if self._loose.any():
             w[self._loose] -= w[self._loose].mean(axis=1, keepdims=True)
         return w
 
-    def at(self, w: Array) -> _Point:
+    def _at(self, w: Array) -> _Point:
         """One pass."""
         size = w.size
-        total = self._sums(LossHessian(w)) / self._sums.n_rows
+        total = self._sums(LossHessian(w, self._loss)) / self._sums.n_rows
         gradient = total[2 : 2 + size].reshape(w.shape)
         value, gradient = self._objective.penalised(float(total[0]), gradient, w)
         hessian = total[2 + size :].reshape(size, size)
         hessian[np.diag_indices(size)] += np.repeat(self._objective.l2, w.shape[1])
         return _Point(w, value, gradient.ravel(), hessian, float(total[1]))
 
-    def newton_step(self, point: _Point) -> Array:
+    def _step(self, point: _Point) -> Array:
         """The flat step, zero where a parameter is fixed."""
-        if point.flat > _MANY_FLAT:
-            raise _Fallback("a loss without curvature in many rows")
+        if point.flat > self._many_flat:
+            raise _TroubleError("a loss without curvature in many rows")
         free = self._free
         step = np.zeros(point.w.size)
         hessian = point.hessian[np.ix_(free, free)]
         step[free] = -_solve(hessian, point.gradient[free])
         if point.gradient @ step > 0:
-            raise _Fallback("a step uphill")
+            raise _TroubleError("a step uphill")
         return step
 
-    def search(self, point: _Point, step: Array) -> _Point:
+    def _search(self, point: _Point, step: Array) -> _Point:
         """The first point along the step that helps: by half a step each time."""
         slope = float(point.gradient @ step)
         t = 1.0
         for _ in range(_MAX_STEPS):
-            new = self.at(point.w + t * step.reshape(point.w.shape))
+            new = self._at(point.w + t * step.reshape(point.w.shape))
             gain = new.value - point.value
             if gain <= t * _SUFFICIENT * slope:
                 return new
@@ -197,9 +241,9 @@ class _Problem:
             if same and np.abs(new.gradient).sum() < np.abs(point.gradient).sum():
                 return new
             t /= 2
-        raise _Fallback("a direction in which no step lowers the loss")
+        raise _TroubleError("a direction in which no step lowers the loss")
 
-    def is_solved(self, point: _Point, hessian: Array, step: Array) -> bool:
+    def _is_solved(self, point: _Point, hessian: Array, step: Array) -> bool:
         """Whether gradient and Newton decrement are small."""
         if float(np.abs(point.gradient).max()) > self._tol:
             return False
@@ -209,9 +253,10 @@ class _Problem:
 def _solve(hessian: Array, gradient: Array) -> NDArray[Any]:
     """The solution of ``hessian @ x = gradient``."""
     # Features of very different sizes are not collinear: judge by the matrix of unit diagonal.
-    scale = np.sqrt(np.diag(hessian))
-    if not np.isfinite(hessian).all() or not scale.all():
-        raise _Fallback("a singular Hessian")
+    diagonal = np.diag(hessian)
+    if not np.isfinite(hessian).all() or not (diagonal > 0).all():
+        raise _TroubleError("a singular Hessian")
+    scale = np.sqrt(diagonal)
     with warnings.catch_warnings():
         warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
         try:
@@ -219,5 +264,5 @@ def _solve(hessian: Array, gradient: Array) -> NDArray[Any]:
                 hessian / (scale * scale[:, None]), gradient / scale, assume_a="pos"
             )
         except (np.linalg.LinAlgError, scipy.linalg.LinAlgWarning) as error:
-            raise _Fallback("a singular Hessian") from error
+            raise _TroubleError("a singular Hessian") from error
     return np.asarray(x / scale)
