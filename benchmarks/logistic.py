@@ -82,10 +82,8 @@ def _by_size(tiny: bool) -> str:
                 seconds, fitted = _median(fit, tiny)
                 records = fitted.history_.records
                 one = statistics.median(r["seconds"] for r in records[1:]) * 1e3
-                rows.append(
-                    [workers, f"{n_rows:,}", n_features, solver, f"{seconds:.3f}", len(records)]
-                    + [f"{one:.1f}"]
-                )
+                size = workers, f"{n_rows:,}", n_features, solver
+                rows.append([*size, f"{seconds:.3f}", len(records), f"{one:.1f}"])
     columns = ["workers", "rows", "features", "solver", "seconds", "passes", "ms a pass"]
     return markdown("By workers, rows and features, float32", columns, rows)
 

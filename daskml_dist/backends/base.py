@@ -50,7 +50,7 @@ class Backend(ABC):
 
     @abstractmethod
     def add_sandwich(self, X: Any, h: Any, out: Any) -> None:
-        """Add ``X.T @ diag(h) @ X`` to `out` of shape (n_features, n_features), in place; h >= 0."""
+        """Add ``X.T @ diag(h) @ X``, h >= 0, to `out` (n_features, n_features), in place."""
 
 
 def get_backend(device: str) -> Backend:

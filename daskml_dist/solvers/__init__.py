@@ -18,7 +18,9 @@ __all__ = [
 ]
 
 #: Solvers of penalised losses, by the names that estimators take.
-SOLVERS: dict[str, type[PenalisedSolver]] = {solver.name: solver for solver in (LBFGS, NewtonCholesky)}
+SOLVERS: dict[str, type[PenalisedSolver]] = {
+    solver.name: solver for solver in (LBFGS, NewtonCholesky)
+}
 
 
 def get_solver(name: str) -> type[PenalisedSolver]:

@@ -67,7 +67,9 @@ class HuberScale(Solver):
     """L-BFGS on the coefficients and the scale, which stays positive; a pass an evaluation.
 
     Like scikit-learn it stops by SciPy's own bound on small gains too: with a perfect fit the
-    scale goes to zero for ever. The objective is ``sum(weight * (scale + loss)) + alpha * |coef|^2``.
+    scale goes to zero for ever.
+
+    The objective is ``sum(weight * (scale + loss)) + alpha * |coef|^2``.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ import numpy as np
 
 from daskml_dist.solvers.base import Array, Solution
 
-__all__ = ["orthant_wise"]
+__all__ = ["orthant_wise", "pseudo_gradient"]
 
 #: Pairs of steps and changes of the gradient that are remembered.
 _MEMORY = 10

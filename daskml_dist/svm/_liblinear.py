@@ -29,7 +29,7 @@ class BaseLinearSVM(BaseRounds):
     def _check_liblinear(self) -> None:
         for name in ("C", "tol", "intercept_scaling"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or not value > 0:
+            if not isinstance(value, Real) or not float(value) > 0:
                 raise InvalidParameterError(f"{name}={value!r}: use a number > 0.")
         check_count("max_iter", self.max_iter)
         if not isinstance(self.dual, bool) and self.dual != "auto":

@@ -136,13 +136,13 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
         return self
 
     @property
-    def predict_proba(self) -> Any:  # type: ignore[override]
+    def predict_proba(self) -> Any:
         """Not there: wrap the machine in sklearn.calibration.CalibratedClassifierCV."""
         raise AttributeError(
             "LinearSVC has no probabilities. Wrap it in sklearn.calibration.CalibratedClassifierCV."
         )
 
-    predict_log_proba = predict_proba  # type: ignore[assignment]
+    predict_log_proba = predict_proba
 
     def _loss(self) -> Loss:
         return SquaredHinge()
