@@ -200,10 +200,19 @@ class LogLoss(_MarginLoss):
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         """As in `Loss`; products of probabilities, never differences: exact far from 1/2 too."""
-        values, gradient = self.value_and_gradient(y, raw)
         if raw.ndim == 1:
-            e = np.exp(-np.abs(raw))
-            return values, gradient, e / (1 + e) ** 2
+            y = y.astype(raw.dtype, copy=False)
+            margin = y * raw
+            e = np.abs(margin)
+            np.exp(np.negative(e, out=e), out=e)
+            values = np.log1p(e)
+            values -= np.minimum(margin, 0)
+            larger = np.reciprocal(1 + e)
+            smaller = np.multiply(e, larger, out=e)
+            gradient = np.where(margin > 0, smaller, larger)
+            gradient *= np.negative(y)
+            return values, gradient, np.multiply(smaller, larger, out=larger)
+        values, gradient = self.value_and_gradient(y, raw)
         proba = self.predict_proba(raw)
         hessian = -proba[:, :, None] * proba[:, None, :]
         diagonal = np.einsum("ikk->ik", hessian)

@@ -50,6 +50,7 @@ class NumpyBackend(Backend):
         self._seen = np.empty(0, dtype=np.bool_)
         self._position = np.empty(0, dtype=np.int32)
         self._numbered: NDArray[np.int64] | None = None
+        self._scaled: NDArray[Any] = np.empty(0)
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.
@@ -143,6 +144,9 @@ class NumpyBackend(Backend):
 
             csr_kernels.add_sandwich(X.X.indptr, X.X.indices, X.X.data, X.rows, h, out)
             return
+        if self._scaled.dtype != X.dtype or self._scaled.size < X.size:
+            self._scaled = np.empty(X.size, dtype=X.dtype)
         # A matrix times its own transpose is symmetric, and BLAS then does half the work.
-        scaled = X * np.sqrt(h)[:, None]
+        scaled = self._scaled[: X.size].reshape(X.shape)
+        np.multiply(X, np.sqrt(h)[:, None], out=scaled)
         out += scaled.T @ scaled
