@@ -65,13 +65,18 @@ class LossHessian(Statistic):
 
 @dataclass
 class _Point:
-    """The objective at some parameters."""
+    """The objective at some parameters; `hessian` is None where it was not asked for."""
 
     w: Array
     value: float
     gradient: Array
-    hessian: Array
-    flat: float
+    hessian: Array | None = None
+    flat: float = 0.0
+
+    @property
+    def slope(self) -> float:
+        """Largest component of the gradient."""
+        return float(np.abs(self.gradient).max())
 
 
 class _TroubleError(Exception):
@@ -183,20 +188,24 @@ class NewtonSteps:
         """Take steps until the objective is solved, or something ends them."""
         w = start.copy()
         w[self._loose] -= w[self._loose, -1:]
-        point, n_iter = self._at(w), 0
+        point, n_iter, before = self._at(w), 0, np.inf
         while n_iter < max_iter and not self._sums.should_stop:
+            # Newton's gradients shrink by ever larger factors. Where the next is likely small
+            # enough, its Hessian would not be needed.
+            is_last = n_iter > 0 and point.slope**2 <= self._tol * before
+            before = point.slope
             try:
                 step = self._step(point)
-                new = self._search(point, step)
+                new = self._search(point, step, is_last)
             except _TroubleError as trouble:
                 # At a minimum, even of a loss that bends nowhere, there is nowhere to go.
-                solved = float(np.abs(point.gradient).max()) <= self._tol
+                solved = point.slope <= self._tol
                 reason = "" if solved else str(trouble)
                 return NewtonRun(self._symmetric(point.w), n_iter, solved, reason)
             n_iter += 1
             if self._is_solved(new, point.hessian, step):
                 return NewtonRun(self._symmetric(new.w), n_iter, True)
-            point = new
+            point = new if new.hessian is not None else self._at(new.w)
         return NewtonRun(self._symmetric(point.w), n_iter, False)
 
     def _symmetric(self, w: Array) -> Array:
@@ -206,9 +215,12 @@ class NewtonSteps:
             w[self._loose] -= w[self._loose].mean(axis=1, keepdims=True)
         return w
 
-    def _at(self, w: Array) -> _Point:
+    def _at(self, w: Array, is_last: bool = False) -> _Point:
         """One pass."""
         size = w.size
+        if is_last and self._loss is None:
+            value, gradient = self._objective.value_and_gradient(w)
+            return _Point(w, value, gradient.ravel())
         total = self._sums(LossHessian(w, self._loss)) / self._sums.n_rows
         gradient = total[2 : 2 + size].reshape(w.shape)
         value, gradient = self._objective.penalised(float(total[0]), gradient, w)
@@ -220,6 +232,7 @@ class NewtonSteps:
         """The flat step, zero where a parameter is fixed."""
         if point.flat > self._many_flat:
             raise _TroubleError("a loss without curvature in many rows")
+        assert point.hessian is not None
         free = self._free
         step = np.zeros(point.w.size)
         hessian = point.hessian[np.ix_(free, free)]
@@ -228,12 +241,12 @@ class NewtonSteps:
             raise _TroubleError("a step uphill")
         return step
 
-    def _search(self, point: _Point, step: Array) -> _Point:
+    def _search(self, point: _Point, step: Array, is_last: bool) -> _Point:
         """The first point along the step that helps: by half a step each time."""
         slope = float(point.gradient @ step)
         t = 1.0
         for _ in range(_MAX_STEPS):
-            new = self._at(point.w + t * step.reshape(point.w.shape))
+            new = self._at(point.w + t * step.reshape(point.w.shape), is_last)
             gain = new.value - point.value
             if gain <= t * _SUFFICIENT * slope:
                 return new
@@ -243,9 +256,9 @@ class NewtonSteps:
             t /= 2
         raise _TroubleError("a direction in which no step lowers the loss")
 
-    def _is_solved(self, point: _Point, hessian: Array, step: Array) -> bool:
+    def _is_solved(self, point: _Point, hessian: Array | None, step: Array) -> bool:
         """Whether gradient and Newton decrement are small."""
-        if float(np.abs(point.gradient).max()) > self._tol:
+        if hessian is None or point.slope > self._tol:
             return False
         return float(step @ hessian @ step) / 2 <= self._tol
 
