@@ -158,7 +158,7 @@ class BaseLinear(BaseEstimator):
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         """A picklable function from rows to raw predictions."""
-        return partial(_raw_prediction, self.coef_, self.intercept_)
+        return partial(_raw_prediction, self.coef_, np.atleast_1d(self.intercept_))
 
     def _map(self, function: Callable[..., Any], X: Any, dtype: Any, n_outputs: int | None) -> Any:
         """Map `function(raw_prediction)` over the rows of X."""

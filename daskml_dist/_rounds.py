@@ -34,6 +34,17 @@ class BaseRounds(BaseLinear):
         """Parameters to start from; None: zeros."""
         return None
 
+    def _cold_start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+        """Where to start when :meth:`_start` says nothing; None: zeros."""
+        return None
+
+    def _last_fit(self, model: LinearModel) -> NDArray[Any] | None:
+        """The parameters of the last fit, where ``warm_start`` asks for them and they fit."""
+        if not self.get_params(deep=False)["warm_start"] or not hasattr(self, "coef_"):
+            return None
+        w = self._matrix()
+        return w if w.shape == model.shape else None
+
     def _fit(
         self, X: Any, y: Any, sample_weight: Any, client: Any, class_weight: Any = None
     ) -> Solution:
@@ -48,13 +59,16 @@ class BaseRounds(BaseLinear):
             classes = self._labels(survey, None) if self._classification else None
             rows = Rows.of(survey, classes, class_weight, sample_weight is not None)
             model, solver = self._problem(rows)
+            start = self._start(model)
+            if start is None:
+                start = self._cold_start(model, rows)
             lanes = engine.lanes(params["n_lanes"], shared=True, passes=solver.max_passes)
             fit = make_solver_fit(
                 model,
                 solver,
                 rows,
                 lanes,
-                self._start(model),
+                start,
                 engine.streaming,
                 deterministic=bool(params["deterministic"]),
                 device=params["device"],
@@ -63,6 +77,8 @@ class BaseRounds(BaseLinear):
             result = engine.train(fit, self._callbacks(None))
         solution = result.state
         assert isinstance(solution, Solution)
+        for text in solution.extra.get("warnings", ()):
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
         if not solution.converged:
             self._warn(solution)
         w = solution.w.astype(survey.dtype)

@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import xlogy
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = [
     "LOSSES",
     "EpsilonInsensitive",
+    "Gamma",
     "Hinge",
     "Huber",
     "LogLoss",
@@ -32,6 +34,7 @@ __all__ = [
     "SquaredEpsilonInsensitive",
     "SquaredError",
     "SquaredHinge",
+    "Tweedie",
     "get_loss",
 ]
 
@@ -64,6 +67,8 @@ class Loss(ABC):
         Static: value and derivative of one row with one output, from its target (-1 or +1 for
         classification), raw prediction and `parameters`. Arithmetic and `math` only, so that
         numba compiles it. None: the loss has only its array form, and no steps of single rows.
+    has_hessian : bool
+        Whether :meth:`value_gradient_hessian` is defined.
     """
 
     name: ClassVar[str]
@@ -72,13 +77,13 @@ class Loss(ABC):
     proba: ClassVar[bool] = False
     in_target_units: ClassVar[bool] = False
     kernel: ClassVar[str | None] = None
-
     at_row: ClassVar[Any] = None
+    has_hessian: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         cls.kernel = vars(cls).get("kernel")
         # Whoever writes the array form anew must do so with both.
-        forms = {"value_and_gradient", "_at_margin", "_at_residual"}
+        forms = {"value_and_gradient", "_at_margin", "_at_residual", "_derivatives"}
         if forms & cls.__dict__.keys() and "at_row" not in cls.__dict__:
             cls.at_row = None
 
@@ -113,6 +118,25 @@ class Loss(ABC):
     def gradient(self, y: Array, raw: Array) -> Array:
         """Gradient with respect to `raw`, of its shape."""
         return self.value_and_gradient(y, raw)[1]
+
+    def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """As :meth:`value_and_gradient`, and the second derivative with respect to `raw`.
+
+        Returns
+        -------
+        values, gradient : ndarray
+        hessian : ndarray of shape (n,), or (n, K, K) where `raw` is 2-d
+            Can be negative where the loss is not convex.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the loss has no second derivative.
+        """
+        names = sorted(name for name, loss in LOSSES.items() if loss.has_hessian)
+        raise InvalidParameterError(
+            f"loss={self.name!r} has no second derivative. Use solver='lbfgs', or one of {names}."
+        )
 
     def predict_proba(self, raw: Array) -> Array:
         """Probabilities of the classes.
@@ -149,6 +173,22 @@ def _per_row(values: Array) -> Array:
     return sums
 
 
+def _log1p(e: Array) -> Array:
+    """``log(1 + e)`` for e from 0 to 1, small ones exactly too.
+
+    In float32 a logarithm corrected for what ``1 + e`` rounds off is twice as fast as `log1p`
+    (Goldberg 1991, theorem 4).
+    """
+    if e.dtype != np.float32:
+        return np.asarray(np.log1p(e))
+    u = 1 + e
+    values: Array = np.log(u)
+    u -= 1
+    values *= e
+    values /= np.maximum(u, np.finfo(np.float32).tiny, out=u)
+    return np.where(u > 1e-10, values, e)
+
+
 class _MarginLoss(Loss):
     """A function of the margin ``y * raw``, with y in {-1, +1}."""
 
@@ -177,11 +217,12 @@ class LogLoss(_MarginLoss):
     multiclass = "softmax"
     proba = True
     kernel = "log_loss"
+    has_hessian = True
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
         e = np.abs(margin)
         np.exp(np.negative(e, out=e), out=e)
-        values = np.log1p(e)
+        values = _log1p(e)
         slope = np.where(margin > 0, e, e.dtype.type(1))
         slope /= np.subtract(-1, e, out=e)
         values -= np.minimum(margin, 0, out=margin)
@@ -205,6 +246,28 @@ class LogLoss(_MarginLoss):
         gradient /= total[:, None]
         gradient[rows, y] -= 1
         return np.log(total) - shifted[rows, y], gradient
+
+    def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """As in `Loss`; products of probabilities, never differences: exact far from 1/2 too."""
+        if raw.ndim == 1:
+            y = y.astype(raw.dtype, copy=False)
+            margin = y * raw
+            e = np.abs(margin)
+            np.exp(np.negative(e, out=e), out=e)
+            values = _log1p(e)
+            values -= np.minimum(margin, 0)
+            larger = np.reciprocal(1 + e)
+            smaller = np.multiply(e, larger, out=e)
+            gradient = np.where(margin > 0, smaller, larger)
+            gradient *= np.negative(y)
+            return values, gradient, np.multiply(smaller, larger, out=larger)
+        values, gradient = self.value_and_gradient(y, raw)
+        proba = self.predict_proba(raw)
+        hessian = -proba[:, :, None] * proba[:, None, :]
+        diagonal = np.einsum("ikk->ik", hessian)
+        diagonal[...] = 0
+        diagonal -= hessian.sum(axis=2)
+        return values, gradient, hessian
 
     def predict_proba(self, raw: Array) -> Array:
         """Logistic function of `raw` (two classes), or softmax over its columns."""
@@ -332,6 +395,7 @@ class SquaredError(_ResidualLoss):
     """Half the squared error: ``(raw - y) ** 2 / 2``."""
 
     name = "squared_error"
+    has_hessian = True
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
         values = residual * residual
@@ -343,6 +407,11 @@ class SquaredError(_ResidualLoss):
         """Value and derivative of one row."""
         residual = raw - y
         return 0.5 * residual * residual, residual
+
+    def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """As in `Loss`: the second derivative is 1."""
+        hessian = np.ones_like(raw)
+        return *self.value_and_gradient(y, raw), hessian if raw.ndim == 1 else _diagonal(hessian)
 
 
 @dataclass(frozen=True)
@@ -483,20 +552,95 @@ class Quantile(_ResidualLoss):
         return slope * residual, slope
 
 
+class _Deviance(Loss):
+    """Half the deviance of a distribution of the Tweedie family, up to what `raw` does not change.
+
+    Of a mean m and a target y it is ``c(y) - c(m) - c'(m) (y - m)`` with a convex function c, the
+    family's own.
+    """
+
+    kind = "regression"
+    has_hessian = True
+    power: float
+
+    @abstractmethod
+    def link(self, mean: Any) -> Any:
+        """The raw prediction of a mean; the inverse of :meth:`inverse_link`."""
+
+    @abstractmethod
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """Values, first and second derivatives, elementwise."""
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        values, gradient, _ = self._derivatives(y.astype(raw.dtype, copy=False), raw)
+        return _per_row(values), gradient
+
+    def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """As in `Loss`."""
+        values, gradient, hessian = self._derivatives(y.astype(raw.dtype, copy=False), raw)
+        return _per_row(values), gradient, hessian if raw.ndim == 1 else _diagonal(hessian)
+
+    def convex(self, y: Array) -> Array:
+        """The function c, float64: the null deviance is its mean less its value at the mean."""
+        y = np.asarray(y, dtype=np.float64)
+        if self.power == 1:
+            return np.asarray(xlogy(y, y) - y)
+        if self.power == 2:
+            return np.asarray(-np.log(y))
+        if self.power == 0:
+            return np.asarray(y**2 / 2)
+        one, two = 1 - self.power, 2 - self.power
+        return np.asarray(np.maximum(y, 0) ** two / (one * two))
+
+    def half_deviance(self, y: Array, raw: Array) -> Array:
+        """Half the deviance of each row, 0 for a perfect prediction; float64."""
+        y, mean = y.astype(np.float64), self.inverse_link(raw.astype(np.float64))
+        if self.power == 1:
+            return np.asarray(xlogy(y, y / mean) - y + mean)
+        if self.power == 2:
+            return np.asarray(y / mean - np.log(y / mean) - 1)
+        if self.power == 0:
+            return np.asarray((y - mean) ** 2 / 2)
+        one, two = 1 - self.power, 2 - self.power
+        return np.asarray(self.convex(y) - y * mean**one / one + mean**two / two)
+
+    def check_target(self, y: Array) -> None:
+        """Raise InvalidDataError for a target outside the distribution's domain."""
+        below = "<= 0" if self.power >= 2 else "< 0"
+        if self.power >= 1 and bool((y <= 0 if self.power >= 2 else y < 0).any()):
+            domain = "> 0" if self.power >= 2 else ">= 0"
+            raise InvalidDataError(
+                f"Some value(s) of y are out of the valid range of the loss {self.name!r}: it "
+                f"needs targets y {domain}, and some are {below}. Mend them, or use "
+                "loss='squared_error'."
+            )
+
+
+class _LogLink(_Deviance):
+    """The raw prediction is the logarithm of the mean."""
+
+    def link(self, mean: Any) -> Any:
+        return np.log(mean)
+
+    def inverse_link(self, raw: Array) -> Array:
+        """The predicted mean, ``exp(raw)``."""
+        mean: Array = np.exp(raw)
+        return mean
+
+
 @dataclass(frozen=True)
-class Poisson(Loss):
+class Poisson(_LogLink):
     """Half the Poisson deviance, up to a constant: ``exp(raw) - y * raw``, with y >= 0.
 
     The raw prediction is the logarithm of the mean.
     """
 
     name = "poisson"
-    kind = "regression"
+    power = 1.0
 
-    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        y = y.astype(raw.dtype, copy=False)
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         mean = np.exp(raw)
-        return _per_row(mean - y * raw), mean - y
+        return mean - y * raw, mean - y, mean
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
@@ -504,18 +648,91 @@ class Poisson(Loss):
         mean = math.exp(raw)
         return mean - y * raw, mean - y
 
+
+@dataclass(frozen=True)
+class Gamma(_LogLink):
+    """Half the gamma deviance, up to a constant: ``raw + y * exp(-raw)``, with y > 0.
+
+    The raw prediction is the logarithm of the mean.
+    """
+
+    name = "gamma"
+    power = 2.0
+
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        ratio = y * np.exp(-raw)
+        return raw + ratio, 1 - ratio, ratio
+
+
+@dataclass(frozen=True)
+class Tweedie(_Deviance):
+    """Half the Tweedie deviance, up to a constant (Jorgensen 1987).
+
+    Parameters
+    ----------
+    power : float, default=1.5
+        The variance of a target is the mean to this power: 0 normal, 1 Poisson, 1 to 2 compound
+        Poisson-gamma (y >= 0, with exact zeros), 2 gamma, 3 inverse Gaussian (y > 0). No
+        distribution exists between 0 and 1.
+    identity : bool, default=False
+        Whether the raw prediction is the mean itself, which must be positive unless `power` is
+        0; else it is its logarithm.
+    """
+
+    name = "tweedie"
+    power: float = 1.5
+    identity: bool = False
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.power) or 0 < self.power < 1:
+            raise InvalidParameterError(
+                f"power={self.power!r}: use a number <= 0 or >= 1; no distribution exists between."
+            )
+        # A NumPy float64 would widen a float32 fit.
+        object.__setattr__(self, "power", float(self.power))
+
+    def link(self, mean: Any) -> Any:
+        return mean if self.identity else np.log(mean)
+
     def inverse_link(self, raw: Array) -> Array:
-        """The predicted mean, ``exp(raw)``."""
-        mean: Array = np.exp(raw)
+        """The predicted mean."""
+        mean: Array = raw if self.identity else np.exp(raw)
         return mean
 
-    def check_target(self, y: Array) -> None:
-        """Raise InvalidDataError if a target is negative."""
-        if (y < 0).any():
-            raise InvalidDataError(
-                "loss='poisson' needs targets y >= 0, and some are negative. "
-                "Mend them, or use loss='squared_error'."
-            )
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        if self.identity:
+            return self._at_mean(y, raw)
+        if self.power in (1, 2):
+            return (Poisson() if self.power == 1 else Gamma())._derivatives(y, raw)
+        one, two = 1 - self.power, 2 - self.power
+        a, b = y * np.exp(one * raw), np.exp(two * raw)
+        values = (np.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
+        return values, b - a, two * b - one * a
+
+    def _at_mean(self, y: Array, mean: Array) -> tuple[Array, Array, Array]:
+        if self.power == 0:
+            return (mean - y) ** 2 / 2, mean - y, np.ones_like(mean)
+        outside = mean <= 0
+        mean = np.where(outside, 1, mean)
+        one, two = 1 - self.power, 2 - self.power
+        if self.power == 1:
+            values = mean - y * np.log(mean)
+        elif self.power == 2:
+            values = np.log(mean) + y / mean
+        else:
+            values = mean**two / two - y * mean**one / one
+        scale = mean**-self.power
+        derivatives = values, scale * (mean - y), scale * (one + self.power * y / mean)
+        # No distribution has such a mean; a line search then takes a shorter step.
+        values[outside] = np.inf
+        return derivatives
+
+
+def _diagonal(hessian: Array) -> Array:
+    """Diagonal matrices of shape (n, K, K) from second derivatives of shape (n, K)."""
+    out = np.zeros((*hessian.shape, hessian.shape[1]), dtype=hessian.dtype)
+    np.einsum("ikk->ik", out)[...] = hessian
+    return out
 
 
 # fmt: off
@@ -524,6 +741,7 @@ LOSSES: dict[str, type[Loss]] = {
     for loss in (
         LogLoss, Hinge, SquaredHinge, ModifiedHuber, Perceptron,
         SquaredError, Huber, EpsilonInsensitive, SquaredEpsilonInsensitive, Quantile, Poisson,
+        Gamma, Tweedie,
     )
 }
 # fmt: on

@@ -22,10 +22,14 @@ class Penalty:
     ----------
     l1, l2 : float
         Strengths, relative to the mean loss of a row.
+    intercept_scaling : float or None
+        Penalise ``intercept / intercept_scaling`` like a coefficient, as liblinear does; None:
+        intercepts are not penalised. Round solvers alone heed it.
     """
 
     l1: float
     l2: float
+    intercept_scaling: float | None = None
 
     def value(self, w: NDArray[Any]) -> float:
         """Value of the term for the penalised rows `w`."""

@@ -12,7 +12,7 @@ from sklearn import metrics
 from sklearn.linear_model import SGDClassifier
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.losses import LOSSES, Huber, Loss, Quantile, get_loss
+from daskml_dist.losses import LOSSES, Huber, Loss, Quantile, Tweedie, get_loss
 
 N, K = 60, 3
 NAMES = list(LOSSES)
@@ -52,6 +52,52 @@ def test_gradient_equals_finite_differences(name: str, shape: tuple[int, ...]) -
         move[(slice(None), *column)] = h
         slope = (loss.value(y, raw + move) - loss.value(y, raw - move)) / (2 * h)
         np.testing.assert_allclose(gradient[(slice(None), *column)], slope, rtol=1e-6, atol=1e-8)
+
+
+@SHAPES
+@pytest.mark.parametrize("name", [name for name in NAMES if LOSSES[name].has_hessian])
+def test_hessian_equals_finite_differences(name: str, shape: tuple[int, ...]) -> None:
+    loss = LOSSES[name]()
+    y, raw = _draw(loss, shape)
+    values, gradient, hessian = loss.value_gradient_hessian(y, raw)
+    np.testing.assert_allclose(values, loss.value(y, raw), rtol=1e-12)
+    np.testing.assert_allclose(gradient, loss.gradient(y, raw), rtol=1e-12)
+    h = 1e-6
+    for column in [()] if raw.ndim == 1 else [(c,) for c in range(K)]:
+        move = np.zeros_like(raw)
+        move[(slice(None), *column)] = h
+        slope = (loss.gradient(y, raw + move) - loss.gradient(y, raw - move)) / (2 * h)
+        np.testing.assert_allclose(hessian[(slice(None), *column)], slope, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("power", [-1.0, 0.0, 1.0, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("identity", [False, True])
+def test_tweedie_derivatives(power: float, identity: bool) -> None:
+    loss = Tweedie(power, identity)
+    rng = np.random.default_rng(0)
+    y, raw = rng.gamma(2, size=N), rng.uniform(0.3, 2, size=N)
+    h = 1e-6
+    _, gradient, hessian = loss.value_gradient_hessian(y, raw)
+    slope = (loss.value(y, raw + h) - loss.value(y, raw - h)) / (2 * h)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-5, atol=1e-7)
+    slope = (loss.gradient(y, raw + h) - loss.gradient(y, raw - h)) / (2 * h)
+    np.testing.assert_allclose(hessian, slope, rtol=1e-5, atol=1e-7)
+    deviance = metrics.mean_tweedie_deviance(y, loss.inverse_link(raw), power=power)
+    assert loss.half_deviance(y, raw).mean() == pytest.approx(deviance / 2, rel=1e-10)
+    null = loss.convex(y).mean() - loss.convex(y.mean())
+    constant = metrics.mean_tweedie_deviance(y, np.full(N, y.mean()), power=power)
+    assert null == pytest.approx(constant / 2, rel=1e-10)
+
+
+@pytest.mark.parametrize("power", [0.5, float("nan"), float("inf")])
+def test_wrong_power(power: float) -> None:
+    with pytest.raises(InvalidParameterError, match=r"power=.*<= 0 or >= 1"):
+        Tweedie(power)
+
+
+def test_loss_without_a_second_derivative() -> None:
+    with pytest.raises(InvalidParameterError, match=r"hinge.*lbfgs.*log_loss"):
+        LOSSES["hinge"]().value_gradient_hessian(np.ones(2), np.ones(2))
 
 
 @DTYPES
@@ -293,7 +339,11 @@ def test_wrong_quantile(quantile: float) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_target_outside_the_domain(name: str) -> None:
     loss = LOSSES[name]()
+    if name == "gamma":
+        with pytest.raises(InvalidDataError, match=r"y > 0.*squared_error"):
+            loss.check_target(np.array([0.0, 2.0]))
+        return
     loss.check_target(np.array([0.0, 2.0]))
-    if name == "poisson":
+    if name in {"poisson", "tweedie"}:
         with pytest.raises(InvalidDataError, match=r"y >= 0.*squared_error"):
             loss.check_target(np.array([1.0, -1.0]))

@@ -76,6 +76,10 @@ class Backend(ABC):
         """Slices of X's rows to be worked on one after the other, so that caches hold them."""
         return (slice(0, X.shape[0]),)
 
+    @abstractmethod
+    def add_sandwich(self, X: Any, h: Any, out: Any) -> None:
+        """Add ``X.T @ diag(h) @ X``, h >= 0, to `out` (n_features, n_features), in place."""
+
 
 def get_backend(device: str) -> Backend:
     """Return the backend of a device; called on the worker, never on the client.

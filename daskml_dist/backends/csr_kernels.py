@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-__all__ = ["add_tdot", "add_tdot_at", "dot", "dot_at", "new_columns"]
+__all__ = ["add_sandwich", "add_tdot", "add_tdot_at", "dot", "dot_at", "new_columns"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,6 +69,17 @@ def add_tdot_at(
             at = position[indices[k]]
             for c in range(width):
                 out[at, c] += data[k] * g[i, c]
+
+
+@_kernel
+def add_sandwich(indptr: Any, indices: Any, data: Any, rows: Any, h: Any, out: Any) -> None:
+    """out += X[rows].T @ diag(h) @ X[rows]."""
+    for i in range(len(rows)):
+        row = rows[i]
+        for a in range(indptr[row], indptr[row + 1]):
+            scaled = h[i] * data[a]
+            for b in range(indptr[row], indptr[row + 1]):
+                out[indices[a], indices[b]] += scaled * data[b]
 
 
 @_kernel

@@ -42,6 +42,10 @@ class CSRRows:
         """Of the entries."""
         return self.X.dtype
 
+    def __getitem__(self, at: slice) -> CSRRows:
+        """Some of the rows."""
+        return CSRRows(self.X, self.rows[at])
+
 
 class NumpyBackend(Backend):
     """NumPy and numba on the CPU. One instance serves one thread: it holds scratch arrays."""
@@ -52,6 +56,7 @@ class NumpyBackend(Backend):
         self._seen = np.empty(0, dtype=np.bool_)
         self._position = np.empty(0, dtype=np.int32)
         self._numbered: NDArray[np.int64] | None = None
+        self._scaled: NDArray[Any] = np.empty(0)
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.
@@ -173,3 +178,17 @@ class NumpyBackend(Backend):
             return (slice(0, n),)
         size = max(64, _BLOCK * n // X.nbytes)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+    def add_sandwich(self, X: Any, h: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add ``X.T @ diag(h) @ X`` to `out` in place; h >= 0."""
+        if isinstance(X, CSRRows):
+            from daskml_dist.backends import csr_kernels
+
+            csr_kernels.add_sandwich(X.X.indptr, X.X.indices, X.X.data, X.rows, h, out)
+            return
+        if self._scaled.dtype != X.dtype or self._scaled.size < X.size:
+            self._scaled = np.empty(X.size, dtype=X.dtype)
+        # A matrix times its own transpose is symmetric, and BLAS then does half the work.
+        scaled = self._scaled[: X.size].reshape(X.shape)
+        np.multiply(X, np.sqrt(h)[:, None], out=scaled)
+        out += scaled.T @ scaled

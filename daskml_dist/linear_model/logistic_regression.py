@@ -40,8 +40,9 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         Largest component of the gradient of the mean objective at which the solver stops.
     fit_intercept : bool, default=True
     class_weight : dict, "balanced" or None, default=None
-    solver : {"lbfgs"}, default="lbfgs"
-        See :mod:`daskml_dist.solvers`.
+    solver : {"lbfgs", "newton-cholesky"}, default="lbfgs"
+        ``"newton-cholesky"`` takes few passes and suits many rows and few features (and classes):
+        its sums are the square of their number. See :mod:`daskml_dist.solvers`.
     max_iter : int, default=100
         Iterations of the solver at most.
     warm_start : bool, default=False
@@ -167,7 +168,4 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
 
     def _start(self, model: LinearModel) -> NDArray[Any] | None:
-        if not self.warm_start or not hasattr(self, "coef_"):
-            return None
-        w = self._matrix()
-        return w if w.shape == model.shape else None
+        return self._last_fit(model)

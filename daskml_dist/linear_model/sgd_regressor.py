@@ -21,7 +21,8 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     ----------
     loss : str or Loss, default="squared_error"
         ``"squared_error"``, ``"huber"``, ``"epsilon_insensitive"``,
-        ``"squared_epsilon_insensitive"``, ``"quantile"`` or ``"poisson"`` (log link), or an object
+        ``"squared_epsilon_insensitive"``, ``"quantile"``, or with a log link ``"poisson"``,
+        ``"gamma"`` or ``"tweedie"``, or an object
         with other parameters such as ``Quantile(0.9)``.
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
         ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (not

@@ -5,6 +5,7 @@ from __future__ import annotations
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.base import PenalisedSolver, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lbfgs import LBFGS
+from daskml_dist.solvers.newton import NewtonCholesky
 
 __all__ = [
     "SOLVERS",
@@ -17,7 +18,9 @@ __all__ = [
 ]
 
 #: Solvers of penalised losses, by the names that estimators take.
-SOLVERS: dict[str, type[PenalisedSolver]] = {solver.name: solver for solver in (LBFGS,)}
+SOLVERS: dict[str, type[PenalisedSolver]] = {
+    solver.name: solver for solver in (LBFGS, NewtonCholesky)
+}
 
 
 def get_solver(name: str) -> type[PenalisedSolver]:

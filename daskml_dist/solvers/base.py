@@ -87,7 +87,7 @@ class Solution:
     message : str
         Why it did not converge.
     extra : dict
-        What else an estimator makes attributes of.
+        What else an estimator makes attributes of; ``"warnings"``: texts that the user is to see.
     """
 
     w: Array

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, minimize
 
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums
-from daskml_dist.solvers.objective import SmoothObjective
+from daskml_dist.solvers.objective import SmoothObjective, row_strengths
+from daskml_dist.solvers.owlqn import orthant_wise
 
 __all__ = ["LBFGS"]
 
@@ -24,7 +25,8 @@ _MAXLS = 50
 class LBFGS(PenalisedSolver):
     """Quasi-Newton steps from the last ten gradients; each evaluation is one pass.
 
-    It stops once no component of the gradient is larger than `tol`.
+    It stops once no component of the gradient is larger than `tol`. A penalty with an l1 part
+    takes orthant-wise steps, see :mod:`daskml_dist.solvers.owlqn`.
 
     References
     ----------
@@ -33,6 +35,7 @@ class LBFGS(PenalisedSolver):
     """
 
     name = "lbfgs"
+    handles_l1 = True
 
     @property
     def max_passes(self) -> int:
@@ -41,7 +44,7 @@ class LBFGS(PenalisedSolver):
 
     def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
         """Minimise the penalised mean loss."""
-        objective = SmoothObjective(model, sums, self.penalty.l2)
+        objective = SmoothObjective(model, sums, self.penalty)
         shape = start.shape
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
@@ -52,6 +55,16 @@ class LBFGS(PenalisedSolver):
             if sums.should_stop:
                 raise StopIteration
 
+        if self.penalty.l1:
+            l1 = row_strengths(model, self.penalty.l1, self.penalty.intercept_scaling, power=1)
+            return orthant_wise(
+                evaluate,
+                start,
+                np.broadcast_to(l1, shape).ravel(),
+                max_iter=self.max_iter,
+                tol=self.tol,
+                should_stop=lambda: sums.should_stop,
+            )
         found = minimize(
             evaluate,
             start.ravel(),

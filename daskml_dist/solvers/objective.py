@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
+from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, Statistic, Sums
 
-__all__ = ["LossGradient", "SmoothObjective"]
+__all__ = ["LossGradient", "SmoothObjective", "row_strengths"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,26 +28,28 @@ class LossGradient(Statistic):
     ) -> float:
         w = self.w.astype(X.dtype)
         gradient = out[1:].reshape(self.w.shape)
-        loss: float = model.add_gradient(w, X, y, weight, gradient, backend)
+        # A step that a line search tries may be far too long; it sees that by the loss.
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss: float = model.add_gradient(w, X, y, weight, gradient, backend)
         out[0] += loss
         return loss
 
 
 class SmoothObjective:
-    """Mean loss plus ``l2 / 2 * |coef|^2``; the intercepts are not penalised.
+    """Mean loss plus the l2 part of a penalty.
 
     Parameters
     ----------
     model : LinearModel
     sums : Sums
-    l2 : float
-        Strength, relative to the mean loss.
+    penalty : Penalty
+        Strengths, relative to the mean loss.
     """
 
-    def __init__(self, model: Any, sums: Sums, l2: float) -> None:
+    def __init__(self, model: Any, sums: Sums, penalty: Penalty) -> None:
         self._model = model
         self._sums = sums
-        self._l2 = l2
+        self.l2 = row_strengths(model, penalty.l2, penalty.intercept_scaling, power=2)
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
         """Value and gradient at `w`, in its shape."""
@@ -55,8 +58,26 @@ class SmoothObjective:
 
     def penalised(self, loss: float, gradient: Array, w: Array) -> tuple[float, Array]:
         """Value and gradient with the penalty, of those of the mean loss."""
-        coef = w[: self._model.n_penalised]
-        if self._l2:
-            loss += self._l2 / 2 * float(np.vdot(coef, coef))
-            gradient[: len(coef)] += self._l2 * coef
+        if self.l2.any():
+            pull = self.l2 * w
+            loss += float(np.vdot(pull, w)) / 2
+            gradient += pull
         return loss, gradient
+
+
+def row_strengths(model: Any, strength: float, scaling: float | None, power: int) -> Array:
+    """Strength of a penalty on each row of the parameters; float64 of shape (n_rows, 1).
+
+    Parameters
+    ----------
+    model : LinearModel
+    strength : float
+        On the coefficients.
+    scaling : float or None
+        The penalty's `intercept_scaling`.
+    power : {1, 2}
+        1 for l1, 2 for l2.
+    """
+    rows = np.full((model.shape[0], 1), float(strength))
+    rows[model.n_penalised :] *= 0.0 if scaling is None else scaling**-power
+    return rows

@@ -1,0 +1,176 @@
+"""What the generalised linear regressors share."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._base import check_count
+from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.losses import Loss, Tweedie
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.penalties import Penalty
+from daskml_dist.solvers import PenalisedSolver, get_solver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["GeneralizedLinearRegressor"]
+
+
+class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
+    """Half the mean deviance plus ``alpha / 2 * |coef|^2``, to the optimum.
+
+    A subclass gives the distribution and the link by :meth:`_loss`.
+    """
+
+    #: What solves; the first is the default.
+    _solvers: ClassVar[tuple[str, ...]] = ("lbfgs", "newton-cholesky")
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        fit_intercept: bool = True,
+        solver: str = "lbfgs",
+        max_iter: int = 100,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        verbose: int = 0,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.verbose = verbose
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
+        self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        try:
+            self._deviance().check_target(np.array([-1.0]))
+        except InvalidDataError:
+            tags.target_tags.positive_only = True
+        except InvalidParameterError:
+            pass  # fit says so
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`. A weight of k equals a row
+            repeated k times.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass); also for
+            a target outside the distribution's domain.
+        TrainingError
+            When the fit cannot go on.
+        """
+        solution = self._fit(X, y, sample_weight, client)
+        self.intercept_ = self.intercept_[0]
+        self.n_iter_ = solution.n_iter
+        return self
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """D^2, the share of the deviance that the model explains, in one pass over the blocks.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+            1 is best; NaN where y is constant.
+        """
+        statistic = _Deviances(self._deviance())
+        total, deviance, sum_y, convex = self._score_sums(statistic, X, y, sample_weight)
+        null = convex / total - float(statistic.loss.convex(np.array(sum_y / total)))
+        return float(1 - deviance / total / null) if null > 0 else float("nan")
+
+    def _deviance(self) -> Any:
+        """The loss; with a link and the function that makes its deviance."""
+        raise NotImplementedError
+
+    def _loss(self) -> Loss:
+        loss: Loss = self._deviance()
+        return loss
+
+    def _check_params(self) -> None:
+        if not isinstance(self.alpha, Real) or not 0 <= self.alpha < np.inf:
+            raise InvalidParameterError(f"alpha={self.alpha!r}: use a finite number >= 0.")
+        if not isinstance(self.tol, Real) or not self.tol > 0:
+            raise InvalidParameterError(f"tol={self.tol!r}: use a number > 0.")
+        check_count("max_iter", self.max_iter)
+        get_solver(self.solver)
+        if self.solver not in self._solvers:
+            raise InvalidParameterError(
+                f"solver={self.solver!r}: {type(self).__name__} has {list(self._solvers)}."
+            )
+        self._deviance()
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
+        survey, loss = rows.survey, self._loss()
+        ends = [end for i in survey.infos for end in (i.y_min, i.y_max) if end is not None]
+        loss.check_target(np.array(ends))
+        model = LinearModel(loss, survey.n_features, 0, bool(self.fit_intercept))
+        penalty = Penalty(0.0, float(self.alpha))
+        return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
+
+    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+        return self._last_fit(model)
+
+    def _cold_start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+        """No effect of any feature: the raw prediction of the mean target."""
+        if not self.fit_intercept:
+            return None
+        infos = rows.survey.infos
+        mean = sum(i.y_sum or 0.0 for i in infos) / sum(i.weight_sum for i in infos)
+        w = np.zeros(model.shape)
+        with np.errstate(divide="ignore"):
+            at_mean = self._deviance().link(np.float64(mean))
+        # A mean of 0 has no logarithm.
+        w[-1] = at_mean if np.isfinite(at_mean) else 0.0
+        return w
+
+
+class _Deviances:
+    """Weighted sums from which D^2 is made."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss: Tweedie = loss
+
+    def __call__(
+        self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        self.loss.check_target(y)
+        y = y.astype(np.float64)
+        deviance = weight @ self.loss.half_deviance(y, raw)
+        return np.array([weight.sum(), deviance, weight @ y, weight @ self.loss.convex(y)])

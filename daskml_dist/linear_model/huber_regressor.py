@@ -1,0 +1,170 @@
+"""`HuberRegressor`."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._base import check_count
+from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.data.collection import take_columns
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import Solver
+from daskml_dist.solvers.huber import HuberScale
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["HuberRegressor"]
+
+
+class HuberRegressor(LinearRegressor, BaseRounds):
+    """Linear regression that outliers do not bend: Huber's loss, in units of a fitted scale.
+
+    The objective is scikit-learn's: the sum over the rows of ``scale + scale * H(r / scale)`` plus
+    ``alpha * |coef|^2``, with residuals r and ``H(z) = z**2`` for ``|z| <= epsilon``, a line
+    beyond.
+
+    Parameters
+    ----------
+    epsilon : float, default=1.35
+        Residuals of more than so many scales are outliers; at least 1.
+    max_iter : int, default=100
+        Iterations of L-BFGS at most.
+    alpha : float, default=0.0001
+        Strength of the penalty; the intercept is not penalised.
+    warm_start : bool, default=False
+        Start from the last fit's coefficients and scale.
+    fit_intercept : bool, default=True
+    tol : float, default=1e-5
+        Largest component of the gradient at which the solver stops.
+    verbose : int, default=0
+        Show progress.
+    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    scale_ : float
+        What residuals are measured in.
+    n_iter_ : int
+        Iterations of the solver.
+    outliers_ : ndarray of bool of shape (n_rows,), or None
+        Rows further off than ``epsilon * scale_``. None where the rows are a Dask collection:
+        ``abs(y - reg.predict(X)) > reg.epsilon * reg.scale_`` is the mask, lazily.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass over the data: the solver's evaluations.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import HuberRegressor
+    >>> X = np.arange(20.0)[:, None]
+    >>> y = 3 * X[:, 0] + 1
+    >>> y[4] = 500
+    >>> reg = HuberRegressor().fit(X, y)
+    >>> reg.coef_.round(2), reg.outliers_.nonzero()[0]
+    (array([3.]), array([4]))
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.35,
+        max_iter: int = 100,
+        alpha: float = 0.0001,
+        warm_start: bool = False,
+        fit_intercept: bool = True,
+        tol: float = 1e-05,
+        verbose: int = 0,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
+        callbacks: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.max_iter = max_iter
+        self.alpha = alpha
+        self.warm_start = warm_start
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.verbose = verbose
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
+        self.callbacks = callbacks
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        solution = self._fit(X, y, sample_weight, client)
+        self.intercept_ = self.intercept_[0]
+        self.n_iter_ = solution.n_iter
+        self.scale_ = solution.extra["scale"]
+        self.outliers_ = self._outliers(X, y, sample_weight)
+        return self
+
+    def _outliers(self, X: Any, y: Any, sample_weight: Any) -> NDArray[np.bool_] | None:
+        X, y, _ = take_columns(X, y, sample_weight)
+        if is_dask(X) or is_dask(y):
+            return None
+        residual = np.ravel(np.asarray(y)) - self.predict(X)
+        return np.asarray(np.abs(residual) > self.scale_ * self.epsilon)
+
+    def _loss(self) -> Loss:
+        return SquaredError()
+
+    def _check_params(self) -> None:
+        if not isinstance(self.epsilon, Real) or not 1 <= self.epsilon < np.inf:
+            raise InvalidParameterError(f"epsilon={self.epsilon!r}: use a finite number >= 1.")
+        for name in ("alpha", "tol"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 <= value < np.inf:
+                raise InvalidParameterError(f"{name}={value!r}: use a finite number >= 0.")
+        check_count("max_iter", self.max_iter)
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        model = LinearModel(self._loss(), rows.survey.n_features, 0, bool(self.fit_intercept))
+        warm = self._start(model) is not None
+        solver = HuberScale(
+            float(self.epsilon),
+            float(self.alpha),
+            int(self.max_iter),
+            float(self.tol),
+            rows.weight_sum,
+            float(self.scale_) if warm else 1.0,
+        )
+        return model, solver
+
+    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+        return self._last_fit(model)

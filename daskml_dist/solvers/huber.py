@@ -1,0 +1,147 @@
+"""Robust regression with its own scale: Huber's loss and a scale, found together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import OptimizeResult, minimize
+
+from daskml_dist.backends import Backend
+from daskml_dist.models.curvature import row_blocks
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+
+__all__ = ["HuberScale", "HuberSums"]
+
+#: The scale at least, as in scikit-learn: at zero the objective has no gradient.
+_MIN_SCALE = 10 * float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, eq=False)
+class HuberSums(Statistic):
+    """``[loss, its derivative by the scale, *its gradient by w]``, of residuals r.
+
+    The loss is ``r**2 / scale`` for ``|r| <= epsilon * scale``, and goes on as a line.
+    """
+
+    w: Array
+    scale: float
+    epsilon: float
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (2 + self.w.size,)
+
+    def add(
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
+    ) -> float:
+        w, gradient = self.w.astype(X.dtype), out[2:].reshape(self.w.shape)
+        total = 0.0
+        for at in row_blocks(X):
+            rows = X[at]
+            residual = y[at] - model.raw_prediction(w, rows, backend)
+            with np.errstate(over="ignore"):
+                losses, by_scale, g = self._at(residual)
+            if weight is not None:
+                losses, by_scale, g = (part * weight[at] for part in (losses, by_scale, g))
+            backend.add_tdot(rows, g, gradient[: model.n_features])
+            if model.fit_intercept:
+                gradient[-1] += g.sum(dtype=np.float64)
+            total += float(losses.sum(dtype=np.float64))
+            out[1] += by_scale.sum(dtype=np.float64)
+        out[0] += total
+        return total
+
+    def _at(self, residual: NDArray[Any]) -> tuple[Any, Any, Any]:
+        """Loss of each row, and its derivatives by the scale and by the raw prediction."""
+        bound = self.epsilon * self.scale
+        inside = np.clip(residual, -bound, bound)
+        ratio = inside / self.scale
+        losses = (2 * residual - inside) * ratio
+        return losses, -ratio * ratio, -2 * ratio
+
+
+@dataclass(frozen=True)
+class HuberScale(Solver):
+    """L-BFGS on the coefficients and the scale, which stays positive; a pass an evaluation.
+
+    Like scikit-learn it stops by SciPy's own bound on small gains too: with a perfect fit the
+    scale goes to zero for ever.
+
+    The objective is ``sum(weight * (scale + loss)) + alpha * |coef|^2``.
+
+    Parameters
+    ----------
+    epsilon : float
+        Residuals of more scales than this are outliers.
+    alpha : float
+    max_iter : int
+    tol : float
+        Largest component of the gradient at which it stops.
+    weight_sum : float
+        Sum of the users' row weights.
+    scale : float
+        To start from.
+
+    References
+    ----------
+    P. J. Huber and E. M. Ronchetti, "Robust Statistics", concomitant scale estimates.
+    A. B. Owen, "A robust hybrid of lasso and ridge regression", 2007.
+    """
+
+    epsilon: float
+    alpha: float
+    max_iter: int
+    tol: float
+    weight_sum: float
+    scale: float = 1.0
+
+    name = "huber"
+
+    @property
+    def max_passes(self) -> int:
+        """SciPy's own bound on evaluations."""
+        return 15_000
+
+    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+        """Minimise; ``extra["scale"]`` is the scale."""
+        shape = start.shape
+
+        def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
+            return self._objective(model, sums, flat[:-1].reshape(shape), float(flat[-1]))
+
+        def callback(intermediate_result: OptimizeResult) -> None:
+            if sums.should_stop:
+                raise StopIteration
+
+        found = minimize(
+            evaluate,
+            np.append(start.ravel(), self.scale),
+            method="L-BFGS-B",
+            jac=True,
+            bounds=[*[(None, None)] * start.size, (_MIN_SCALE, None)],
+            callback=callback,
+            options={
+                "maxiter": self.max_iter,
+                "gtol": self.tol,
+                "maxfun": self.max_passes,
+            },
+        )
+        return Solution(
+            found.x[:-1].reshape(shape),
+            min(int(found.nit), self.max_iter),
+            found.status == 0 or sums.should_stop,
+            str(found.message),
+            {"scale": float(found.x[-1])},
+        )
+
+    def _objective(
+        self, model: Any, sums: Sums, w: Array, scale: float
+    ) -> tuple[float, NDArray[Any]]:
+        total = sums(HuberSums(w, scale, self.epsilon)) * (self.weight_sum / sums.n_rows)
+        coef = w[: model.n_penalised]
+        value = self.weight_sum * scale + float(total[0] + self.alpha * np.vdot(coef, coef))
+        gradient = total[2:].reshape(w.shape)
+        gradient[: len(coef)] += 2 * self.alpha * coef
+        return value, np.append(gradient.ravel(), self.weight_sum + total[1])

@@ -1,0 +1,281 @@
+"""Newton's method over sums: iteratively reweighted least squares with an exact Hessian."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss
+from daskml_dist.models.curvature import add_curvature
+from daskml_dist.penalties import Penalty
+from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
+from daskml_dist.solvers.lbfgs import LBFGS
+from daskml_dist.solvers.objective import SmoothObjective
+
+__all__ = ["LossHessian", "NewtonCholesky", "NewtonRun", "NewtonSteps"]
+
+#: Share of the expected decrease that a step must bring (Armijo), as in scikit-learn.
+_SUFFICIENT = 2.0**-11
+#: Steps of a line search at most, each half the one before, as in scikit-learn.
+_MAX_STEPS = 21
+#: Losses nearer to each other than this share are the same; rows may be float32. The gradient
+#: then says whether a step helped, and does so for float64 rows too.
+_SAME_LOSS = 16 * float(np.finfo(np.float32).eps)
+#: Share of rows without curvature from which the Hessian says little, as in scikit-learn.
+_MANY_FLAT = 0.25
+#: Parameters at most: the Hessian of more takes over 2 GiB on every worker.
+_MAX_SIZE = 2**14
+
+
+@dataclass(frozen=True, eq=False)
+class LossHessian(Statistic):
+    """Sum of the losses at `w`, its gradient and its Hessian.
+
+    Flat: ``[loss, weight of rows without curvature, *gradient.ravel(), *hessian.ravel()]``.
+    `loss` stands in for the model's own where it is given.
+    """
+
+    w: Array
+    loss: Loss | None = None
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (2 + self.w.size + self.w.size**2,)
+
+    def add(
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
+    ) -> float:
+        w = self.w.astype(X.dtype)
+        if self.loss is not None:
+            model = replace(model, loss=self.loss)
+        gradient = out[2 : 2 + w.size].reshape(w.shape)
+        hessian = out[2 + w.size :].reshape(w.shape * 2)
+        # A step that a line search tries may be far too long; it sees that by the loss.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            loss, flat = add_curvature(model, w, X, y, weight, gradient, hessian, backend)
+        out[:2] += loss, flat
+        return loss
+
+
+@dataclass
+class _Point:
+    """The objective at some parameters; `hessian` is None where it was not asked for."""
+
+    w: Array
+    value: float
+    gradient: Array
+    hessian: Array | None = None
+    flat: float = 0.0
+
+    @property
+    def slope(self) -> float:
+        """Largest component of the gradient."""
+        return float(np.abs(self.gradient).max())
+
+
+class _TroubleError(Exception):
+    """Why Newton's steps cannot go on."""
+
+
+@dataclass(frozen=True)
+class NewtonRun:
+    """What Newton's steps ended with: solved, in trouble (why), or at the limit of iterations."""
+
+    w: Array
+    n_iter: int
+    solved: bool
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class NewtonCholesky(PenalisedSolver):
+    """Newton steps by a Cholesky factor of the Hessian; each evaluation is one pass.
+
+    A pass sums loss, gradient and Hessian at once, so a step that the line search takes at once
+    costs one look at the rows. It suits many rows and few features: the Hessian has the square of
+    the number of parameters. It stops once no component of the gradient is larger than `tol`, nor
+    half the squared Newton decrement. Where the Hessian is singular or says little, or no step
+    helps, L-BFGS goes on from there, with a warning.
+
+    References
+    ----------
+    J. Nocedal and S. J. Wright, "Numerical Optimization", 2nd edition, 2006, chapter 3.
+    S. Boyd and L. Vandenberghe, "Convex Optimization", 2004, section 9.5.
+    """
+
+    name = "newton-cholesky"
+
+    @property
+    def max_passes(self) -> int:
+        """All line searches to their ends, and L-BFGS after them."""
+        return 1 + _MAX_STEPS * self.max_iter + 15_000
+
+    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+        """Minimise the penalised mean loss."""
+        run = NewtonSteps(model, sums, self.penalty, self.tol).run(start, self.max_iter)
+        if run.trouble:
+            return self._by_lbfgs(model, sums, run)
+        message = f"the limit of {self.max_iter} iterations was reached"
+        return Solution(run.w, run.n_iter, run.solved or sums.should_stop, message)
+
+    def _by_lbfgs(self, model: Any, sums: Sums, run: NewtonRun) -> Solution:
+        left = max(1, self.max_iter - run.n_iter)
+        solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, run.w)
+        text = (
+            f"Newton's method met {run.trouble} in iteration {run.n_iter + 1}, and L-BFGS went on "
+            "from there. Remove collinear features, penalise more, or use solver='lbfgs'."
+        )
+        extra = {**solution.extra, "warnings": [text]}
+        return replace(solution, n_iter=run.n_iter + solution.n_iter, extra=extra)
+
+
+class NewtonSteps:
+    """Newton steps on one objective.
+
+    A softmax does not change when a number is added to the raw predictions of all classes. What
+    the penalty does not hold of that is held by fixing the last class at zero.
+
+    Parameters
+    ----------
+    model : LinearModel
+    sums : Sums
+    penalty : Penalty
+    tol : float
+    loss : Loss or None
+        In place of the model's.
+    many_flat : float
+        Share of rows without curvature from which the Hessian counts as saying little.
+
+    Raises
+    ------
+    InvalidParameterError
+        For too many parameters.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sums: Sums,
+        penalty: Penalty,
+        tol: float,
+        loss: Loss | None = None,
+        many_flat: float = _MANY_FLAT,
+    ) -> None:
+        size = int(np.prod(model.shape))
+        if size > _MAX_SIZE:
+            raise InvalidParameterError(
+                f"Newton's method needs a matrix of {size:,} x {size:,} numbers on every worker. "
+                f'Use solver="lbfgs" (LinearSVR: loss="squared_epsilon_insensitive") for more than '
+                f"{_MAX_SIZE:,} parameters."
+            )
+        self._model, self._sums, self._loss = model, sums, loss
+        self._tol, self._many_flat = tol, many_flat
+        self._objective = SmoothObjective(model, sums, penalty)
+        softmax = model.width > 1 and model.loss.multiclass == "softmax"
+        # Rows of the parameters that all classes can be shifted by at no cost.
+        self._loose = softmax & (self._objective.l2[:, 0] == 0)
+        free = np.ones(model.shape, dtype=bool)
+        free[self._loose, -1] = False
+        self._free = np.flatnonzero(free)
+
+    def run(self, start: Array, max_iter: int) -> NewtonRun:
+        """Take steps until the objective is solved, or something ends them."""
+        w = start.copy()
+        w[self._loose] -= w[self._loose, -1:]
+        point, n_iter, before = self._at(w), 0, np.inf
+        while n_iter < max_iter and not self._sums.should_stop:
+            # Newton's gradients shrink by ever larger factors. Where the next is likely small
+            # enough, its Hessian would not be needed.
+            is_last = n_iter > 0 and point.slope**2 <= self._tol * before
+            before = point.slope
+            try:
+                step = self._step(point)
+                new = self._search(point, step, is_last)
+            except _TroubleError as trouble:
+                # At a minimum, even of a loss that bends nowhere, there is nowhere to go.
+                solved = point.slope <= self._tol
+                reason = "" if solved else str(trouble)
+                return NewtonRun(self._symmetric(point.w), n_iter, solved, reason)
+            n_iter += 1
+            if self._is_solved(new, point.hessian, step):
+                return NewtonRun(self._symmetric(new.w), n_iter, True)
+            point = new if new.hessian is not None else self._at(new.w)
+        return NewtonRun(self._symmetric(point.w), n_iter, False)
+
+    def _symmetric(self, w: Array) -> Array:
+        """`w` with a mean of zero over the classes wherever that changes nothing."""
+        w = w.copy()
+        if self._loose.any():
+            w[self._loose] -= w[self._loose].mean(axis=1, keepdims=True)
+        return w
+
+    def _at(self, w: Array, is_last: bool = False) -> _Point:
+        """One pass."""
+        size = w.size
+        if is_last and self._loss is None:
+            value, gradient = self._objective.value_and_gradient(w)
+            return _Point(w, value, gradient.ravel())
+        total = self._sums(LossHessian(w, self._loss)) / self._sums.n_rows
+        gradient = total[2 : 2 + size].reshape(w.shape)
+        value, gradient = self._objective.penalised(float(total[0]), gradient, w)
+        hessian = total[2 + size :].reshape(size, size)
+        hessian[np.diag_indices(size)] += np.repeat(self._objective.l2, w.shape[1])
+        return _Point(w, value, gradient.ravel(), hessian, float(total[1]))
+
+    def _step(self, point: _Point) -> Array:
+        """The flat step, zero where a parameter is fixed."""
+        if point.flat > self._many_flat:
+            raise _TroubleError("a loss without curvature in many rows")
+        assert point.hessian is not None
+        free = self._free
+        step = np.zeros(point.w.size)
+        hessian = point.hessian[np.ix_(free, free)]
+        step[free] = -_solve(hessian, point.gradient[free])
+        if point.gradient @ step > 0:
+            raise _TroubleError("a step uphill")
+        return step
+
+    def _search(self, point: _Point, step: Array, is_last: bool) -> _Point:
+        """The first point along the step that helps: by half a step each time."""
+        slope = float(point.gradient @ step)
+        t = 1.0
+        for _ in range(_MAX_STEPS):
+            new = self._at(point.w + t * step.reshape(point.w.shape), is_last)
+            gain = new.value - point.value
+            if gain <= t * _SUFFICIENT * slope:
+                return new
+            same = abs(gain) <= _SAME_LOSS * abs(point.value)
+            if same and np.abs(new.gradient).sum() < np.abs(point.gradient).sum():
+                return new
+            t /= 2
+        raise _TroubleError("a direction in which no step lowers the loss")
+
+    def _is_solved(self, point: _Point, hessian: Array | None, step: Array) -> bool:
+        """Whether gradient and Newton decrement are small."""
+        if hessian is None or point.slope > self._tol:
+            return False
+        return float(step @ hessian @ step) / 2 <= self._tol
+
+
+def _solve(hessian: Array, gradient: Array) -> NDArray[Any]:
+    """The solution of ``hessian @ x = gradient``."""
+    # Features of very different sizes are not collinear: judge by the matrix of unit diagonal.
+    diagonal = np.diag(hessian)
+    if not np.isfinite(hessian).all() or not (diagonal > 0).all():
+        raise _TroubleError("a singular Hessian")
+    scale = np.sqrt(diagonal)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
+        try:
+            x = scipy.linalg.solve(
+                hessian / (scale * scale[:, None]), gradient / scale, assume_a="pos"
+            )
+        except (np.linalg.LinAlgError, scipy.linalg.LinAlgWarning) as error:
+            raise _TroubleError("a singular Hessian") from error
+    return np.asarray(x / scale)

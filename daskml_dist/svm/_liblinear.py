@@ -1,0 +1,44 @@
+"""What the linear support vector machines share with liblinear: its objective."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+from numpy.typing import NDArray
+
+from daskml_dist._base import check_count
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.penalties import Penalty
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseLinearSVM"]
+
+
+class BaseLinearSVM(BaseRounds):
+    """``C * sum(losses)`` plus a penalty that holds the intercept too."""
+
+    C: float
+    tol: float
+    max_iter: int
+    dual: Any
+    intercept_scaling: float
+
+    def _check_liblinear(self) -> None:
+        for name in ("C", "tol", "intercept_scaling"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not float(value) > 0:
+                raise InvalidParameterError(f"{name}={value!r}: use a number > 0.")
+        check_count("max_iter", self.max_iter)
+        if not isinstance(self.dual, bool) and self.dual != "auto":
+            raise InvalidParameterError(f'dual={self.dual!r}: use "auto", True or False.')
+
+    def _strengths(self, rows: Rows, name: str) -> Penalty:
+        strength = 1.0 / (float(self.C) * rows.weight_sum)
+        l1, l2 = (strength, 0.0) if name == "l1" else (0.0, strength)
+        return Penalty(l1, l2, float(self.intercept_scaling))
+
+    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+        return None

@@ -1,0 +1,171 @@
+"""`LinearSVC`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from daskml_dist._base import check_class_weight
+from daskml_dist._linear_classifier import LinearClassifier
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss, SquaredHinge
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import PenalisedSolver, get_solver
+from daskml_dist.svm._liblinear import BaseLinearSVM
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["LinearSVC"]
+
+
+class LinearSVC(LinearClassifier, BaseLinearSVM):
+    """Linear support vector machine with the squared hinge loss, to the optimum, by L-BFGS.
+
+    The objective is liblinear's: ``C * sum(max(0, 1 - y * raw) ** 2)`` plus half the squared norm
+    (l2) or the absolute sum (l1) of the coefficients *and* of ``intercept / intercept_scaling``.
+    More than two classes are fitted one against the rest, all at once.
+
+    Parameters
+    ----------
+    penalty : {"l2", "l1"}, default="l2"
+    loss : {"squared_hinge"}, default="squared_hinge"
+        ``"hinge"`` is refused: :class:`~daskml_dist.linear_model.SGDClassifier` has it.
+    dual : "auto" or bool, default="auto"
+        For scikit-learn's sake: both problems have the same solution.
+    tol : float, default=1e-4
+        Largest component of the gradient of the mean objective at which the solver stops.
+    C : float, default=1.0
+        Inverse strength of the penalty.
+    multi_class : {"ovr"}, default="ovr"
+    fit_intercept : bool, default=True
+    intercept_scaling : float, default=1.0
+        The larger, the less the penalty holds the intercept.
+    class_weight : dict, "balanced" or None, default=None
+        A row has the weight of its class in the problems of all classes (liblinear: in that of
+        its own class alone, where there are more than two).
+    verbose : int, default=0
+        Show progress.
+    random_state : object, default=None
+        For scikit-learn's sake: nothing here is random.
+    max_iter : int, default=1000
+        Iterations of the solver at most.
+    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    coef_ : ndarray of shape (1, n_features), or (n_classes, n_features) for more than two
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+    n_iter_ : int
+        Iterations of the solver.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass over the data: the solver's evaluations.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from daskml_dist.svm import LinearSVC
+    >>> X, y = load_iris(return_X_y=True)
+    >>> LinearSVC().fit(X, y).score(X, y) > 0.95
+    True
+    """
+
+    def __init__(
+        self,
+        penalty: str = "l2",
+        loss: str = "squared_hinge",
+        *,
+        dual: bool | str = "auto",
+        tol: float = 1e-4,
+        C: float = 1.0,
+        multi_class: str = "ovr",
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1.0,
+        class_weight: Any = None,
+        verbose: int = 0,
+        random_state: Any = None,
+        max_iter: int = 1000,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
+        callbacks: Any = None,
+    ) -> None:
+        self.penalty = penalty
+        self.loss = loss
+        self.dual = dual
+        self.tol = tol
+        self.C = C
+        self.multi_class = multi_class
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.class_weight = class_weight
+        self.verbose = verbose
+        self.random_state = random_state
+        self.max_iter = max_iter
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
+        self.callbacks = callbacks
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        self.n_iter_ = self._fit(X, y, sample_weight, client, self.class_weight).n_iter
+        return self
+
+    @property
+    def predict_proba(self) -> Any:
+        """Not there: wrap the machine in sklearn.calibration.CalibratedClassifierCV."""
+        raise AttributeError(
+            "LinearSVC has no probabilities. Wrap it in sklearn.calibration.CalibratedClassifierCV."
+        )
+
+    predict_log_proba = predict_proba
+
+    def _loss(self) -> Loss:
+        return SquaredHinge()
+
+    def _check_params(self) -> None:
+        self._check_liblinear()
+        check_class_weight(self.class_weight)
+        if self.loss != "squared_hinge":
+            raise InvalidParameterError(
+                f'loss={self.loss!r}: LinearSVC has loss="squared_hinge" alone. For the hinge '
+                'use SGDClassifier(loss="hinge").'
+            )
+        if self.penalty not in ("l1", "l2"):
+            raise InvalidParameterError(f"penalty={self.penalty!r}: use one of ['l1', 'l2'].")
+        if self.multi_class != "ovr":
+            raise InvalidParameterError(
+                f'multi_class={self.multi_class!r}: use "ovr", or LogisticRegression for one '
+                "objective over all classes."
+            )
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
+        assert rows.classes is not None
+        n_features, n_classes = rows.survey.n_features, len(rows.classes)
+        model = LinearModel(self._loss(), n_features, n_classes, bool(self.fit_intercept))
+        penalty = self._strengths(rows, self.penalty)
+        return model, get_solver("lbfgs")(penalty, int(self.max_iter), float(self.tol))
