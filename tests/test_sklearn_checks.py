@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from daskml_dist import linear_model
+from daskml_dist import linear_model, naive_bayes
 
-ESTIMATORS = [getattr(linear_model, name)() for name in linear_model.__all__]
+ESTIMATORS = [
+    getattr(room, name)() for room in (linear_model, naive_bayes) for name in room.__all__
+]
 
 
 # Some checks fit what cannot converge; scikit-learn's own suite ignores the warning too.

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.ledger import PassReport
-from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.lane import Lane
 from daskml_dist.training.loops.context import Context
@@ -102,8 +101,8 @@ class _Rounds:
         """The sum over all trainers' rows, with `_EXTRA` numbers behind it."""
         context = self._context
         parts = context.map(lambda lane: self._part(lane, statistic), context.lanes)
-        if context.fit.deterministic:
-            total = self._in_order(parts)
+        if context.fit.deterministic or not statistic.additive:
+            total = self._in_order(parts, statistic)
         else:
             total = parts[0][1]
             for _, part in parts[1:]:
@@ -125,17 +124,24 @@ class _Rounds:
         total[2 - _EXTRA :] = self._bytes()
         return np.asarray(self._context.communicator.allreduce(total))
 
-    def _in_order(self, parts: list[tuple[int, NDArray[np.float64]]]) -> NDArray[np.float64]:
+    def _in_order(
+        self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
+    ) -> NDArray[np.float64]:
+        """Gather the parts of all lanes, and merge them in the order of the lanes."""
         parts[0][1][2 - _EXTRA :] = self._bytes()
         arrays: list[NDArray[Any]] = [np.array([number for number, _ in parts])]
         gathered = self._context.communicator.allgather([*arrays, *(part for _, part in parts)])
-        return sum_in_lane_order(
-            [
-                (number, None, part)
-                for numbers, *rest in gathered
-                for number, part in zip(numbers.tolist(), rest, strict=True)
-            ]
-        )[1]
+        of_lane = {
+            number: part
+            for numbers, *rest in gathered
+            for number, part in zip(numbers.tolist(), rest, strict=True)
+        }
+        first, *others = (of_lane[number] for number in sorted(of_lane))
+        total, shape = first.copy(), statistic.shape(self._context.fit.model)
+        for part in others:
+            statistic.merge(total[:-_EXTRA].reshape(shape), part[:-_EXTRA].reshape(shape))
+            total[-_EXTRA:] += part[-_EXTRA:]
+        return total
 
     def _bytes(self) -> tuple[int, int]:
         communicator = self._context.communicator
