@@ -36,6 +36,9 @@ class CSRRows:
         """Of the entries."""
         return self.X.dtype
 
+    def __getitem__(self, at: slice) -> CSRRows:
+        return CSRRows(self.X, self.rows[at])
+
 
 class NumpyBackend(Backend):
     """NumPy and numba on the CPU. One instance serves one thread: it holds scratch arrays."""

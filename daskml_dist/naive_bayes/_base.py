@@ -17,7 +17,7 @@ from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.training.solver_plan import Rows
 
-__all__ = ["BaseNB"]
+__all__ = ["BaseNB", "check_priors"]
 
 Array = NDArray[np.float64]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.base import PenalisedSolver, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.boosting import Boosting
 from daskml_dist.solvers.lbfgs import LBFGS
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
 ]
 
 #: Solvers of penalised losses, by the names that estimators take.
-SOLVERS: dict[str, type[PenalisedSolver]] = {solver.name: solver for solver in (LBFGS,)}
+SOLVERS: dict[str, type[PenalisedSolver]] = {solver.name: solver for solver in (LBFGS, Boosting)}
 
 
 def get_solver(name: str) -> type[PenalisedSolver]:

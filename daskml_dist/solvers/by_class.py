@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,9 @@ from daskml_dist.backends.numpy_backend import CSRRows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.rows import as_dense, elementwise, row_blocks
 
 __all__ = ["ClassCounts", "ClassMoments", "OnePass"]
-
-#: Bytes of float64 rows that are worked on together, and stay in a cache meanwhile.
-_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -42,32 +40,14 @@ class ClassCounts(Statistic):
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
     ) -> float:
         out[:, 0] += np.bincount(y, weight, minlength=model.n_classes)
-        for rows, at in self._pieces(X):
+        for at in row_blocks(X):
+            rows = X[at]
+            if not self.signed:
+                _check_signs(rows)
+            if self.threshold is not None:
+                rows = elementwise(partial(np.less, self.threshold), rows)
             backend.add_rows(rows, y[at], None if weight is None else weight[at], out[:, 1:])
         return float("nan")
-
-    def _pieces(self, X: Any) -> Iterator[tuple[Any, slice]]:
-        if not isinstance(X, CSRRows):
-            for at in _slices(X):
-                self._check_signs(X[at])
-                yield self._counted(X[at]), at
-            return
-        stored = X.X
-        self._check_signs(stored.data)
-        if self.threshold is not None:
-            parts = self._counted(stored.data), stored.indices, stored.indptr
-            X = CSRRows(type(stored)(parts, shape=stored.shape), X.rows)
-        yield X, slice(None)
-
-    def _counted(self, values: Any) -> Any:
-        return values if self.threshold is None else (values > self.threshold).astype(values.dtype)
-
-    def _check_signs(self, values: Any) -> None:
-        if not self.signed and values.size and values.min() < 0:
-            raise InvalidDataError(
-                "Negative values in data: X must hold counts. Use GaussianNB, or scale the "
-                "features to [0, 1] (MinMaxScaler)."
-            )
 
 
 @dataclass(frozen=True)
@@ -87,8 +67,8 @@ class ClassMoments(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
     ) -> float:
-        for at in _slices(X):
-            rows = _dense(X, at)
+        for at in row_blocks(X, dense=True):
+            rows = as_dense(X[at])
             classes, code = np.unique(y[at], return_inverse=True)
             some = None if weight is None else weight[at].astype(np.float64)
             self._merge_rows(rows, code, some, out, classes, backend)
@@ -135,12 +115,10 @@ class OnePass(Solver):
         return Solution(sums(self.statistic))
 
 
-def _slices(X: Any) -> Iterator[slice]:
-    step = max(1, _BLOCK // (8 * max(1, X.shape[1])))
-    for start in range(0, X.shape[0], step):
-        yield slice(start, min(start + step, X.shape[0]))
-
-
-def _dense(X: Any, at: slice) -> Array:
-    rows = X.X[X.rows[at]].toarray() if isinstance(X, CSRRows) else X[at]
-    return np.asarray(rows, dtype=np.float64)
+def _check_signs(X: Any) -> None:
+    stored = X.X.data if isinstance(X, CSRRows) else X
+    if stored.size and stored.min() < 0:
+        raise InvalidDataError(
+            "Negative values in data: X must hold counts. Use GaussianNB, or scale the features "
+            "to [0, 1] (MinMaxScaler)."
+        )
