@@ -8,7 +8,9 @@ from daskml_dist.solvers.boosting import Boosting
 from daskml_dist.solvers.lbfgs import LBFGS
 
 __all__ = [
+    "LBFGS",
     "SOLVERS",
+    "Boosting",
     "PenalisedSolver",
     "Solution",
     "Solver",
