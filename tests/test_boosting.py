@@ -77,7 +77,7 @@ def test_every_round_lowers_the_objective(name: str, n_classes: int, y: Any, row
     # From far away too, where steps are cut off.
     w = RNG.normal(size=sums.model.shape) * 3
     values = [_objective(sums, penalty, w)]
-    for _ in range(15):
+    for _ in range(12):
         w = _solve(sums, penalty, 1, w).w
         values.append(_objective(sums, penalty, w))
     assert (np.diff(values) < 0).all()
@@ -112,7 +112,7 @@ def test_the_difference_of_correlations_is_the_gradient() -> None:
 )
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 def test_ends_at_the_optimum(params: dict[str, Any], y: Any, weight: Any) -> None:
-    ours = LogisticRegression(solver="boosting", tol=1e-7, max_iter=3000, n_lanes=2, **params).fit(
+    ours = LogisticRegression(solver="boosting", tol=1e-6, max_iter=3000, n_lanes=2, **params).fit(
         X, y, weight
     )
     peer_params = params | ({"C": np.inf} if params["penalty"] is None else {})
@@ -127,7 +127,8 @@ def test_ends_at_the_optimum(params: dict[str, Any], y: Any, weight: Any) -> Non
 def test_l1_ends_at_the_optimum_with_its_zeros() -> None:
     penalty = Penalty(0.03, 0.0)
     sums = _Sums(_model(), X, 2.0 * Y - 1)
-    w = Boosting(penalty, 5000, 1e-9).solve(sums.model, sums, np.zeros((13, 1))).w
+    start = RNG.normal(size=(13, 1))
+    w = Boosting(penalty, 5000, 1e-9).solve(sums.model, sums, start).w
     gradient = (sums(LossGradient(w))[1:] / len(Y))[:, None]
     assert_allclose(gradient[12], 0, atol=1e-8)
     zero = w[:12] == 0

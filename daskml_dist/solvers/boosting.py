@@ -71,7 +71,7 @@ class Correlations(Statistic):
                 losses, g = losses * scale, g * (scale if g.ndim == 1 else scale[:, None])
             _add_products(model, rows, g, parts[0], backend)
             _add_products(model, elementwise(np.abs, rows), np.abs(g), parts[1], backend)
-            summed += float(losses.sum())
+            summed += float(losses.sum(dtype=np.float64))
         out[0] += summed
         return summed
 
@@ -79,7 +79,7 @@ class Correlations(Statistic):
 def _add_products(model: Any, X: Any, g: Any, out: Array, backend: Backend) -> None:
     backend.add_tdot(X, g, out[: model.n_features])
     if model.fit_intercept:
-        out[-1] += g.sum(axis=0)
+        out[-1] += g.sum(axis=0, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,8 @@ class Boosting(PenalisedSolver):
                 return Solution(w, n_iter, False, message)
             if sums.should_stop:
                 return Solution(w, n_iter)
-            more, less = (
-                np.maximum(total[1] - total[0], 0) / 2,
-                np.maximum(total.sum(axis=0), 0) / 2,
-            )
-            w = w + _step(w, more, less, reach, l1, l2)
+            more, less = np.maximum([total[1] - total[0], total[1] + total[0]], 0) / 2
+            w = _moved(w, more, less, reach, l1, l2)
             n_iter += 1
 
 
@@ -159,11 +156,11 @@ def _steepest(w: Array, slope: Array, l1: Array) -> float:
     return float(np.where(w == 0, at_zero, np.abs(slope + l1 * np.sign(w))).max())
 
 
-def _step(w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array) -> Array:
-    """What minimises the bound, coordinate by coordinate.
+def _moved(w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array) -> Array:
+    """The parameters that minimise the bound, coordinate by coordinate.
 
-    With ``z = reach * step``, the bound of a coordinate is ``(more * exp(-z) + less * exp(z)) /
-    reach`` and the penalty at ``w + z / reach``: convex, so that cutting `z` off still lowers it.
+    With `z` the step times `reach`, it is ``(more * exp(-z) + less * exp(z)) / reach`` and the
+    penalty at ``w + z / reach``: convex, so that a step that is cut off still lowers it.
     """
     to_zero = -reach * w
     sign = np.zeros_like(w)
@@ -180,5 +177,6 @@ def _step(w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array
         before, z = z, np.clip(z - change, -_LONGEST_STEP, _LONGEST_STEP)
         if np.abs(z - before).max() < 1e-12:
             break
-    stays = (sign == 0) & (l1 > 0)
-    return np.where(stays, np.clip(to_zero, -_LONGEST_STEP, _LONGEST_STEP), z) / reach
+    zero = (sign == 0) & (l1 > 0)
+    z = np.where(zero, np.clip(to_zero, -_LONGEST_STEP, _LONGEST_STEP), z)
+    return np.where(zero & (z == to_zero), 0.0, w + z / reach)
