@@ -1,7 +1,8 @@
-"""What all linear models share: rows and labels in, coefficients kept, predictions out."""
+"""What all supervised estimators share: rows and labels in, predictions and scores out."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,26 +21,24 @@ from sklearn.utils.validation import (
     column_or_1d,
 )
 
-from daskml_dist.backends.base import DEVICES, get_backend
+from daskml_dist.backends.base import DEVICES
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import (
-    DivergedError,
     InvalidDataError,
     InvalidParameterError,
     NotFittedError,
 )
 from daskml_dist.inference.predict import map_rows, row_pieces
-from daskml_dist.models.linear import LinearModel
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import Survey
 
 __all__ = [
-    "BaseLinear",
+    "BaseSupervised",
     "check_budget",
     "check_class_weight",
     "check_count",
@@ -48,10 +47,15 @@ __all__ = [
 ]
 
 
-class BaseLinear(BaseEstimator):
-    """Validation, fitted attributes and prediction of linear models."""
+class BaseSupervised(BaseEstimator):
+    """Validation of rows and labels, and functions of raw predictions mapped over rows.
+
+    A fit ends with setting ``n_features_in_``.
+    """
 
     _classification: ClassVar[bool]
+    #: Classes that the labels must hold at least.
+    _min_classes: ClassVar[int] = 2
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -116,39 +120,17 @@ class BaseLinear(BaseEstimator):
             raise InvalidDataError(
                 "Unknown label type: continuous. Use SGDRegressor for a continuous target."
             )
-        if len(found) < 2:
+        if len(found) < self._min_classes:
             raise InvalidDataError(
                 f"y holds one class only: {found.tolist()}. A classifier needs at least two "
                 "classes; check how the rows were filtered."
             )
         return found
 
-    def _set_coef(
-        self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
-    ) -> None:
-        """Set the fitted attributes from the parameters."""
-        if not np.isfinite(w).all():
-            raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
-        n_features = self.n_features_in_ = model.n_features
-        coef = w[:n_features].T
-        intercept = w[n_features] if model.fit_intercept else np.zeros(model.width, dtype=w.dtype)
-        if classes is None:
-            self.coef_, self.intercept_ = coef[0].copy(), intercept.copy()
-        else:
-            self.classes_ = classes
-            self.coef_, self.intercept_ = coef.copy(), intercept.copy()
-
-    def _matrix(self) -> NDArray[Any]:
-        """Parameters as one matrix of shape (n_features + fit_intercept, width)."""
-        coef = np.atleast_2d(self.coef_).T
-        if not self.get_params(deep=False)["fit_intercept"]:
-            return coef
-        return np.vstack([coef, np.reshape(self.intercept_, (1, -1))])
-
     # -- prediction ----------------------------------------------------------------------------
 
     def _check_fitted(self, X: Any = None) -> None:
-        if not hasattr(self, "coef_"):
+        if not hasattr(self, "n_features_in_"):
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with "
                 "appropriate arguments before using this estimator."
@@ -156,9 +138,9 @@ class BaseLinear(BaseEstimator):
         if X is not None and not is_dask(X):
             _check_feature_names(self, X, reset=False)
 
+    @abstractmethod
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         """A picklable function from rows to raw predictions."""
-        return partial(_raw_prediction, self.coef_, np.atleast_1d(self.intercept_))
 
     def _map(self, function: Callable[..., Any], X: Any, dtype: Any, n_outputs: int | None) -> Any:
         """Map `function(raw_prediction)` over the rows of X."""
@@ -189,11 +171,6 @@ class BaseLinear(BaseEstimator):
 
 def _total(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.asarray(np.add.reduce(parts), dtype=np.float64)
-
-
-def _raw_prediction(coef: NDArray[Any], intercept: NDArray[Any], X: Any) -> NDArray[Any]:
-    raw = get_backend("cpu").dot(X, np.atleast_2d(coef).T)
-    return np.asarray(raw + (intercept[0] if raw.ndim == 1 else intercept))
 
 
 def _compose(outer: Callable[..., Any], inner: Callable[..., Any], X: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
-from daskml_dist._base import BaseLinear
+from daskml_dist._linear import BaseLinear
 from daskml_dist.losses import Loss, get_loss
 
 __all__ = ["LinearRegressor"]

@@ -1,4 +1,4 @@
-"""What the linear models fitted by round solvers share: one call into training."""
+"""What the estimators fitted by round solvers share: one call into training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._base import BaseLinear, check_budget, check_placement
-from daskml_dist.models.linear import LinearModel
+from daskml_dist._base import BaseSupervised, check_budget, check_placement
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.history import History
 from daskml_dist.training.run import open_engine
@@ -19,7 +18,7 @@ from daskml_dist.training.solver_plan import Rows, make_solver_fit
 __all__ = ["BaseRounds"]
 
 
-class BaseRounds(BaseLinear):
+class BaseRounds(BaseSupervised):
     """Fitting by a round solver: sums over all rows, all-reduced, until it has a solution."""
 
     @abstractmethod
@@ -27,36 +26,45 @@ class BaseRounds(BaseLinear):
         """Check every parameter, before any work is started."""
 
     @abstractmethod
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: Rows) -> tuple[Any, Solver]:
         """The model of some rows, and the solver of its objective."""
 
-    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+    @abstractmethod
+    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+        """Set the fitted attributes; `BaseLinear` has those of linear models."""
+
+    def _start(self, model: Any) -> NDArray[Any] | None:
         """Parameters to start from; None: zeros."""
         return None
 
-    def _cold_start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+    def _cold_start(self, model: Any, rows: Rows) -> NDArray[Any] | None:
         """Where to start when :meth:`_start` says nothing; None: zeros."""
         return None
 
-    def _last_fit(self, model: LinearModel) -> NDArray[Any] | None:
-        """The parameters of the last fit, where ``warm_start`` asks for them and they fit."""
-        if not self.get_params(deep=False)["warm_start"] or not hasattr(self, "coef_"):
-            return None
-        w = self._matrix()
-        return w if w.shape == model.shape else None
-
     def _fit(
-        self, X: Any, y: Any, sample_weight: Any, client: Any, class_weight: Any = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        client: Any,
+        class_weight: Any = None,
+        *,
+        classes: Any = None,
+        reset: bool = True,
     ) -> Solution:
-        """Fit, and set the fitted attributes."""
+        """Fit, and set the fitted attributes.
+
+        `classes` are the labels where y need not hold all of them; without `reset`, X must have
+        the features of the fit before.
+        """
         params = self.get_params(deep=False)
         self._check_params()
         check_placement(params)
         budget = check_budget(params["memory_budget"])
-        collection = self._collection(X, y, sample_weight, reset=True)
+        collection = self._collection(X, y, sample_weight, reset=reset)
         with open_engine(collection, client, budget) as engine:
             survey = self._survey(engine)
-            classes = self._labels(survey, None) if self._classification else None
+            classes = self._labels(survey, classes) if self._classification else None
             rows = Rows.of(survey, classes, class_weight, sample_weight is not None)
             model, solver = self._problem(rows)
             start = self._start(model)
@@ -81,8 +89,7 @@ class BaseRounds(BaseLinear):
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         if not solution.converged:
             self._warn(solution)
-        w = solution.w.astype(survey.dtype)
-        self._set_coef(w, model, classes, "Scale the features (StandardScaler).")
+        self._set_fitted(solution, model, rows)
         self.history_ = History(
             result.records,
             extra={

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist._base import (
-    BaseLinear,
     check_budget,
     check_class_weight,
     check_count,
     check_placement,
     seed_of,
 )
+from daskml_dist._linear import BaseLinear
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import get_loss
 from daskml_dist.models.linear import LinearModel
@@ -145,7 +145,7 @@ class BaseSGD(BaseLinear):
             else:
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
         assert isinstance(result.state, ShardState)
-        self._keep(fit.model, result.state, classes)
+        self._keep(fit.step_model, result.state, classes)
         self.n_iter_ = len(result.records)
         rows = sum(record["rows"] for record in result.records) + result.partial_rows
         self.t_: float = rows if initial is None else self.t_ + rows

@@ -50,6 +50,10 @@ class Backend(ABC):
         """Product ``X @ w`` of shape (rows, width), or (rows,) where width is 1."""
 
     @abstractmethod
+    def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
+        """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
+
+    @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
 

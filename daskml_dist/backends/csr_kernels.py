@@ -11,7 +11,16 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-__all__ = ["add_sandwich", "add_tdot", "add_tdot_at", "dot", "dot_at", "new_columns"]
+__all__ = [
+    "add_dense_rows",
+    "add_rows",
+    "add_sandwich",
+    "add_tdot",
+    "add_tdot_at",
+    "dot",
+    "dot_at",
+    "new_columns",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +89,28 @@ def add_sandwich(indptr: Any, indices: Any, data: Any, rows: Any, h: Any, out: A
             scaled = h[i] * data[a]
             for b in range(indptr[row], indptr[row + 1]):
                 out[indices[a], indices[b]] += scaled * data[b]
+
+
+@_kernel
+def add_rows(
+    indptr: Any, indices: Any, data: Any, rows: Any, at: Any, weight: Any, out: Any
+) -> None:
+    """out[at[i]] += weight[i] * X[rows[i]]; no weights: all are 1."""
+    for i in range(len(rows)):
+        row, to = rows[i], at[i]
+        scale = np.float64(weight[i]) if len(weight) else 1.0
+        for k in range(indptr[row], indptr[row + 1]):
+            out[to, indices[k]] += scale * data[k]
+
+
+@_kernel
+def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
+    """As `add_rows`, for dense rows."""
+    for i in range(len(X)):
+        scale = np.float64(weight[i]) if len(weight) else 1.0
+        row, to = X[i], out[at[i]]
+        for j in range(len(row)):
+            to[j] += scale * row[j]
 
 
 @_kernel

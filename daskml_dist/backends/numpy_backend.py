@@ -192,3 +192,15 @@ class NumpyBackend(Backend):
         scaled = self._scaled[: X.size].reshape(X.shape)
         np.multiply(X, np.sqrt(h)[:, None], out=scaled)
         out += scaled.T @ scaled
+
+    def add_rows(
+        self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
+    ) -> None:
+        """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
+        from daskml_dist.backends import csr_kernels
+
+        weight = np.empty(0) if weight is None else weight
+        if isinstance(X, CSRRows):
+            csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
+        else:
+            csr_kernels.add_dense_rows(X, at, weight, out)

@@ -138,7 +138,7 @@ class Communicator(ABC):
     def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
         """The arrays of every rank, by rank; shapes may differ from rank to rank."""
 
-    def broadcast(self, data: bytes = b"") -> bytes:
+    def broadcast_bytes(self, data: bytes = b"") -> bytes:
         """The bytes of rank 0, on every rank; what others give is not sent."""
         own = [np.frombuffer(data, dtype=np.uint8)] if self.rank == 0 and data else []
         sent = self.allgather(list(own))[0]

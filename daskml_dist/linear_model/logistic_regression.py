@@ -30,8 +30,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     Parameters
     ----------
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` and ``"elasticnet"`` need a solver that handles them (``"lbfgs"`` does, by
-        orthant-wise steps).
+        ``"l1"`` and ``"elasticnet"`` need a solver that handles them (``"boosting"`` does;
+        ``"lbfgs"`` by orthant-wise steps).
     C : float, default=1.0
         Inverse strength of the penalty; infinite: no penalty.
     l1_ratio : float, default=0.0
@@ -40,7 +40,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         Largest component of the gradient of the mean objective at which the solver stops.
     fit_intercept : bool, default=True
     class_weight : dict, "balanced" or None, default=None
-    solver : {"lbfgs", "newton-cholesky"}, default="lbfgs"
+    solver : {"lbfgs", "newton-cholesky", "boosting"}, default="lbfgs"
         ``"newton-cholesky"`` takes few passes and suits many rows and few features (and classes):
         its sums are the square of their number. See :mod:`daskml_dist.solvers`.
     max_iter : int, default=100

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.base import PenalisedSolver, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.boosting import Boosting
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.newton import NewtonCholesky
 
 __all__ = [
+    "LBFGS",
     "SOLVERS",
+    "Boosting",
     "PenalisedSolver",
     "Solution",
     "Solver",
@@ -19,7 +22,7 @@ __all__ = [
 
 #: Solvers of penalised losses, by the names that estimators take.
 SOLVERS: dict[str, type[PenalisedSolver]] = {
-    solver.name: solver for solver in (LBFGS, NewtonCholesky)
+    solver.name: solver for solver in (LBFGS, NewtonCholesky, Boosting)
 }
 
 

@@ -23,7 +23,16 @@ Array = NDArray[np.float64]
 
 
 class Statistic(ABC):
-    """A sum over rows. Small and picklable: it travels to every trainer, the model does not."""
+    """A sum over rows. Small and picklable: it travels to every trainer, the model does not.
+
+    Attributes
+    ----------
+    additive : bool
+        Whether what two parts of the rows give is added. False: a subclass says in :meth:`merge`
+        how they come together; zeros are what no rows give.
+    """
+
+    additive: ClassVar[bool] = True
 
     @abstractmethod
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -52,6 +61,10 @@ class Statistic(ABC):
         float
             Sum of the rows' losses, for the history; NaN where the statistic knows of none.
         """
+
+    def merge(self, total: Array, part: Array) -> None:
+        """Bring what other rows gave into `total`, in place."""
+        total += part
 
 
 class Sums(Protocol):

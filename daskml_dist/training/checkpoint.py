@@ -430,12 +430,13 @@ def train_in_parts(
 
 def _identity(fit: FitSpec) -> dict[str, Any]:
     """What must be the same for a fit to go on, as JSON gives it back."""
-    loss = fit.model.loss
+    model = fit.step_model
+    loss = model.loss
     plain_repr = type(loss).__repr__ is object.__repr__  # holds an address
     facts = {
         "loss": loss.name if plain_repr else repr(loss),
-        "shape": fit.model.shape,
-        "fit_intercept": fit.model.fit_intercept,
+        "shape": model.shape,
+        "fit_intercept": model.fit_intercept,
         "dtype": fit.dtype,
         "optimizer": fit.rule.optimizer.name,
         "classes": None if fit.classes is None else fit.classes.tolist(),

@@ -148,7 +148,7 @@ class Lane:
     def _touched(self, pieces: list[tuple[Any, Any, Any]]) -> NDArray[np.int64] | None:
         if not self._fit.rule.coordinates or self._fit.single_rows:
             return None
-        model = self._fit.model
+        model = self._fit.step_model
         columns = (
             self.backend.columns([X for X, _, _ in pieces]) if pieces else np.empty(0, np.int64)
         )
@@ -156,10 +156,10 @@ class Lane:
 
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
         """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss."""
-        report = self._report
+        report, model = self._report, self._fit.step_model
         self.last_loss, since = 0.0, time.perf_counter()
         for X, y, weight in batch.pieces:
-            self.last_loss += self._fit.model.add_gradient(w, X, y, weight, out, self.backend)
+            self.last_loss += model.add_gradient(w, X, y, weight, out, self.backend)
         self._busy += time.perf_counter() - since
         report.loss += self.last_loss
         report.rows += batch.n_rows
@@ -205,7 +205,7 @@ class Lane:
             blocks = self._blocks
             block = blocks.aside(number) if isinstance(blocks, BlockStream) else blocks[number]
             X, y, weight = self._piece(block, at)
-            total += self._fit.model.validation_stats(w, X, y, weight, self.backend)
+            total += self._fit.step_model.validation_stats(w, X, y, weight, self.backend)
         return total
 
     @property

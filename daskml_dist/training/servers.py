@@ -49,7 +49,7 @@ def make_server(
             lanes,
             copy.copy(fit.stopping),
             lockstep=fit.policy.lockstep,
-            score=fit.model.validation_score if fit.validation_fraction else None,
+            score=fit.step_model.validation_score if fit.validation_fraction else None,
             on_record=on_record,
             first_pass=fit.first_pass,
         )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.base import Model
 from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Rounds
@@ -65,7 +65,7 @@ class Rows:
 
 
 def make_solver_fit(
-    model: LinearModel,
+    model: Model,
     solver: Solver,
     rows: Rows,
     lanes: list[LaneSpec],
@@ -80,7 +80,7 @@ def make_solver_fit(
 
     Parameters
     ----------
-    model : LinearModel
+    model : Model
     solver : Solver
     rows : Rows
     lanes : list of LaneSpec

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.batches import LaneSpec, held_out_rows
+from daskml_dist.models.base import Model
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
@@ -43,7 +44,7 @@ class FitSpec:
 
     Parameters
     ----------
-    model : LinearModel
+    model : Model
     policy : Policy
     rule : UpdateRule
     layout : Layout
@@ -83,7 +84,7 @@ class FitSpec:
         Whether each row of a batch is an update of its own.
     """
 
-    model: LinearModel
+    model: Model
     policy: Policy
     rule: UpdateRule
     layout: Layout
@@ -107,6 +108,12 @@ class FitSpec:
     solver: Solver | None = None
     shared_memory: bool = True
     single_rows: bool = False
+
+    @property
+    def step_model(self) -> LinearModel:
+        """The model of a fit by steps, which has gradients."""
+        assert isinstance(self.model, LinearModel)
+        return self.model
 
     @property
     def first_clock(self) -> int:

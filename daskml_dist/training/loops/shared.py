@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
@@ -208,11 +209,11 @@ class _RowByRow:
         if lane not in self._lanes:
             from daskml_dist.backends.row_steps import RowSteps
 
-            fit, rule = self._fit, self._fit.rule
+            model, rule = self._fit.model, self._fit.rule
+            assert isinstance(model, LinearModel)
             self._lanes[lane] = RowSteps(
-                fit.model.loss, rule.optimizer, rule.penalty.l1, rule.penalty.l2,
-                fit.model.fit_intercept,
-            )  # fmt: skip
+                model.loss, rule.optimizer, rule.penalty.l1, rule.penalty.l2, model.fit_intercept
+            )
         return self._lanes[lane]
 
     def _order(self, n_rows: int) -> NDArray[np.intp]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.ledger import PassReport
-from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.lane import Lane
 from daskml_dist.training.loops.context import Context
@@ -95,15 +94,15 @@ class _Rounds:
 
     def answer(self) -> None:
         """Make the sums that the first trainer asks for, until it has its solution."""
-        while question := self._context.communicator.broadcast():
+        while question := self._context.communicator.broadcast_bytes():
             self.sum(pickle.loads(question))
 
     def sum(self, statistic: Statistic) -> NDArray[np.float64]:
         """The sum over all trainers' rows, with `_EXTRA` numbers behind it."""
         context = self._context
         parts = context.map(lambda lane: self._part(lane, statistic), context.lanes)
-        if context.fit.deterministic:
-            total = self._in_order(parts)
+        if context.fit.deterministic or not statistic.additive:
+            total = self._in_order(parts, statistic)
         else:
             total = parts[0][1]
             for _, part in parts[1:]:
@@ -125,17 +124,24 @@ class _Rounds:
         total[2 - _EXTRA :] = self._bytes()
         return np.asarray(self._context.communicator.allreduce(total))
 
-    def _in_order(self, parts: list[tuple[int, NDArray[np.float64]]]) -> NDArray[np.float64]:
+    def _in_order(
+        self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
+    ) -> NDArray[np.float64]:
+        """Gather the parts of all lanes, and merge them in the order of the lanes."""
         parts[0][1][2 - _EXTRA :] = self._bytes()
         arrays: list[NDArray[Any]] = [np.array([number for number, _ in parts])]
         gathered = self._context.communicator.allgather([*arrays, *(part for _, part in parts)])
-        return sum_in_lane_order(
-            [
-                (number, None, part)
-                for numbers, *rest in gathered
-                for number, part in zip(numbers.tolist(), rest, strict=True)
-            ]
-        )[1]
+        of_lane = {
+            number: part
+            for numbers, *rest in gathered
+            for number, part in zip(numbers.tolist(), rest, strict=True)
+        }
+        first, *others = (of_lane[number] for number in sorted(of_lane))
+        total, shape = first.copy(), statistic.shape(self._context.fit.model)
+        for part in others:
+            statistic.merge(total[:-_EXTRA].reshape(shape), part[:-_EXTRA].reshape(shape))
+            total[-_EXTRA:] += part[-_EXTRA:]
+        return total
 
     def _bytes(self) -> tuple[int, int]:
         communicator = self._context.communicator
@@ -162,14 +168,14 @@ class _Asked:
         if self._n_asked <= len(sums):
             total = sums[self._n_asked - 1]
         else:
-            self._context.communicator.broadcast(pickle.dumps(statistic, protocol=5))
+            self._context.communicator.broadcast_bytes(pickle.dumps(statistic, protocol=5))
             total = self._rounds.sum(statistic)
         self._report(total[-_EXTRA:])
         return total[:-_EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
 
     def end(self) -> None:
         """Let the other trainers go."""
-        self._context.communicator.broadcast(b"")
+        self._context.communicator.broadcast_bytes(b"")
 
     def _report(self, extra: NDArray[np.float64]) -> None:
         """Report the pass for all lanes; the ledger ignores what it knows already."""

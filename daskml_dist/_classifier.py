@@ -1,0 +1,68 @@
+"""What all classifiers share: labels of raw predictions, and accuracy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+
+from daskml_dist._base import BaseSupervised
+
+__all__ = ["BaseClassifier"]
+
+
+class BaseClassifier(ClassifierMixin, BaseSupervised):
+    """Labels and accuracy, of rows in memory or lazily.
+
+    A raw prediction is one number a row, positive for the second of two classes, or one a class,
+    the largest for the likeliest.
+    """
+
+    _classification = True
+    classes_: NDArray[Any]
+
+    def predict(self, X: Any) -> Any:
+        """Most likely labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return self._map(partial(_labels, self.classes_), X, self.classes_.dtype, None)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Mean accuracy, in one pass over the blocks.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        self._check_fitted()
+        statistic = partial(_hits, self.classes_)
+        total, hits, *_ = self._score_sums(statistic, X, y, sample_weight)
+        return float(hits / total)
+
+
+def _labels(classes: NDArray[Any], raw: NDArray[Any]) -> NDArray[Any]:
+    if raw.ndim == 1:
+        return np.asarray(np.where(raw > 0, classes[1], classes[0]))
+    return np.asarray(classes[raw.argmax(axis=1)])
+
+
+def _hits(
+    classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    return np.array([weight.sum(), weight @ (_labels(classes, raw) == y), 0.0, 0.0])

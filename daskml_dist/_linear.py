@@ -1,0 +1,65 @@
+"""What all linear models share: coefficients kept, and raw predictions made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._base import BaseSupervised
+from daskml_dist.backends import get_backend
+from daskml_dist.errors import DivergedError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import Solution
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseLinear"]
+
+
+class BaseLinear(BaseSupervised):
+    """Fitted attributes and raw predictions of linear models."""
+
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+        """Set the fitted attributes from what a round solver found."""
+        w = solution.w.astype(rows.survey.dtype)
+        self._set_coef(w, model, rows.classes, "Scale the features (StandardScaler).")
+
+    def _set_coef(
+        self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
+    ) -> None:
+        """Set the fitted attributes from the parameters."""
+        if not np.isfinite(w).all():
+            raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
+        n_features = self.n_features_in_ = model.n_features
+        coef = w[:n_features].T
+        intercept = w[n_features] if model.fit_intercept else np.zeros(model.width, dtype=w.dtype)
+        if classes is None:
+            self.coef_, self.intercept_ = coef[0].copy(), intercept.copy()
+        else:
+            self.classes_ = classes
+            self.coef_, self.intercept_ = coef.copy(), intercept.copy()
+
+    def _matrix(self) -> NDArray[Any]:
+        """Parameters as one matrix of shape (n_features + fit_intercept, width)."""
+        coef = np.atleast_2d(self.coef_).T
+        if not self.get_params(deep=False)["fit_intercept"]:
+            return coef
+        return np.vstack([coef, np.reshape(self.intercept_, (1, -1))])
+
+    def _last_fit(self, model: LinearModel) -> NDArray[Any] | None:
+        """The parameters of the last fit, where ``warm_start`` asks for them and they fit."""
+        if not self.get_params(deep=False)["warm_start"] or not hasattr(self, "coef_"):
+            return None
+        w = self._matrix()
+        return w if w.shape == model.shape else None
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        return partial(_raw_prediction, self.coef_, np.atleast_1d(self.intercept_))
+
+
+def _raw_prediction(coef: NDArray[Any], intercept: NDArray[Any], X: Any) -> NDArray[Any]:
+    raw = get_backend("cpu").dot(X, np.atleast_2d(coef).T)
+    return np.asarray(raw + (intercept[0] if raw.ndim == 1 else intercept))

@@ -1,0 +1,121 @@
+"""Naive Bayes: moments of the rows of each class, and the joint log-likelihoods made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "RowsByClass",
+    "bernoulli_log_likelihood",
+    "gaussian_log_likelihood",
+    "merge_moments",
+    "multinomial_log_likelihood",
+]
+
+Array = NDArray[np.float64]
+#: Bytes of float64 rows that are worked on together.
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class RowsByClass:
+    """A model whose parameters are sums over the rows of each class.
+
+    Parameters
+    ----------
+    n_features, n_classes : int
+    shape : tuple of two int
+        Of the sums.
+    """
+
+    n_features: int
+    n_classes: int
+    shape: tuple[int, int]
+
+    @property
+    def width(self) -> int:
+        """Second part of `shape`."""
+        return self.shape[1]
+
+    @property
+    def n_penalised(self) -> int:
+        """Nothing is penalised."""
+        return 0
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Position of each label among the sorted `classes`."""
+        assert classes is not None
+        return np.searchsorted(classes, y).astype(np.int64)
+
+
+def merge_moments(total: Array, part: Array) -> None:
+    """Bring the moments of other rows into `total`, in place.
+
+    Parameters
+    ----------
+    total, part : ndarray of shape (n_groups, 1 + 2 * n_features)
+        Weight of each group's rows, their means, and their squared deviations from these, summed.
+
+    References
+    ----------
+    T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample variance",
+    The American Statistician 37(3), 1983.
+    """
+    n_features = total.shape[1] // 2
+    weight = total[:, :1] + part[:, :1]
+    share = np.divide(part[:, :1], weight, out=np.zeros_like(weight), where=weight > 0)
+    apart = part[:, 1 : 1 + n_features] - total[:, 1 : 1 + n_features]
+    total[:, 1 + n_features :] += part[:, 1 + n_features :] + apart**2 * (total[:, :1] * share)
+    total[:, 1 : 1 + n_features] += apart * share
+    total[:, :1] = weight
+
+
+def gaussian_log_likelihood(theta: Array, var: Array, log_prior: Array, X: Any) -> Array:
+    """``log P(c) + log P(x | c)`` of independent normal features.
+
+    Parameters
+    ----------
+    theta, var : ndarray of shape (n_classes, n_features)
+    log_prior : ndarray of shape (n_classes,)
+    X : ndarray or sparse matrix of shape (n, n_features)
+
+    Returns
+    -------
+    ndarray of shape (n, n_classes)
+    """
+    constant = log_prior - 0.5 * np.log(2.0 * np.pi * var).sum(axis=1)
+    out = np.empty((X.shape[0], len(theta)))
+    step = max(1, _BLOCK // (8 * max(1, X.shape[1])))
+    for start in range(0, len(out), step):
+        rows = X[start : start + step]
+        rows = np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), np.float64)
+        for c in range(len(theta)):
+            apart = (rows - theta[c]) ** 2
+            out[start : start + step, c] = constant[c] - 0.5 * (apart / var[c]).sum(axis=1)
+    return out
+
+
+def multinomial_log_likelihood(feature_log_prob: Array, log_prior: Array, X: Any) -> Array:
+    """``log P(c) + log P(x | c)`` of counts, up to a constant of each row.
+
+    Parameters and return value are those of `gaussian_log_likelihood`.
+    """
+    return np.asarray(X @ feature_log_prob.T + log_prior)
+
+
+def bernoulli_log_likelihood(
+    feature_log_prob: Array, log_prior: Array, threshold: float | None, X: Any
+) -> Array:
+    """``log P(c) + log P(x | c)`` of features that are there or not.
+
+    Parameters and return value are those of `gaussian_log_likelihood`; a feature is there where it
+    is larger than `threshold` (None: X holds zeros and ones).
+    """
+    if threshold is not None:
+        X = (threshold < X).astype(np.float64)
+    absent = np.log(1 - np.exp(feature_log_prob))
+    return np.asarray(X @ (feature_log_prob - absent).T + (log_prior + absent.sum(axis=1)))

@@ -1,0 +1,188 @@
+"""What the naive Bayes classifiers share: fitting in one pass, probabilities of the classes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax, softmax
+
+from daskml_dist._classifier import BaseClassifier
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.naive_bayes import RowsByClass
+from daskml_dist.solvers import Solution, Statistic
+from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseNB", "check_priors"]
+
+Array = NDArray[np.float64]
+
+
+class BaseNB(BaseClassifier, BaseRounds):
+    """One pass over the rows, and what it counted kept, so that more rows may follow."""
+
+    _min_classes = 1
+    #: What all rows so far gave, in the users' own weights.
+    _sums: Array
+
+    @abstractmethod
+    def _statistic(self) -> Statistic:
+        """What the one pass sums."""
+
+    @abstractmethod
+    def _unscaled(self, total: Array, scale: float | None) -> Array:
+        """The sums in the users' own weights; they were made with `scale` times these."""
+
+    @abstractmethod
+    def _update(self, total: Array) -> None:
+        """Make the fitted attributes of the sums of all rows so far."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the classifier, in one pass over the rows.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Naming the remedy.
+        TrainingError
+            When the fit cannot go on.
+        """
+        self.__dict__.pop("_sums", None)
+        self._fit(X, y, sample_weight, client)
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any = None,
+        sample_weight: Any = None,
+        *,
+        client: Any = None,
+    ) -> Self:
+        """Count more rows; after the last ones, the result is that of one fit of them all.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`fit`.
+        classes : array-like of shape (n_classes,), optional
+            All labels that will ever come; needed in the first call.
+
+        Returns
+        -------
+        self
+        """
+        first = not hasattr(self, "_sums")
+        if classes is None and first:
+            raise InvalidParameterError(
+                "classes must be passed on the first call to partial_fit: name every label that "
+                "will come."
+            )
+        if not first:
+            if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+                raise InvalidParameterError(
+                    f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
+                    f"{self.classes_!r}. Leave it out, or start with a new estimator."
+                )
+            classes = self.classes_
+        self._fit(X, y, sample_weight, client, classes=classes, reset=first)
+        return self
+
+    def _problem(self, rows: Rows) -> tuple[RowsByClass, OnePass]:
+        assert rows.classes is not None
+        n_features, n_classes = rows.survey.n_features, len(rows.classes)
+        self._check_sizes(n_features, n_classes)
+        statistic = self._statistic()
+        model = RowsByClass(n_features, n_classes, (0, 0))
+        n_groups, width = statistic.shape(model)
+        return RowsByClass(n_features, n_classes, (n_groups, width)), OnePass(statistic)
+
+    def _check_sizes(self, n_features: int, n_classes: int) -> None:
+        """Check the parameters that have an entry a class or a feature."""
+
+    def _set_fitted(self, solution: Solution, model: RowsByClass, rows: Rows) -> None:
+        total = self._unscaled(solution.w, rows.weight_scale)
+        if hasattr(self, "_sums"):
+            self._statistic().merge(total, self._sums)
+        assert rows.classes is not None
+        self.classes_ = rows.classes
+        self.n_features_in_ = model.n_features
+        self._update(total)
+        self._sums = total
+
+    # -- prediction ----------------------------------------------------------------------------
+
+    def predict_joint_log_proba(self, X: Any) -> Any:
+        """``log P(x, c)`` of each row and class, as far as the model knows.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_classes)
+        """
+        return self._map_classes(np.asarray, X)
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        return self._map_classes(_log_proba, X)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_classes)
+        """
+        return self._map_classes(_proba, X)
+
+    def _map_classes(self, function: Any, X: Any) -> Any:
+        self._check_fitted(X)
+        return self._map(function, X, np.float64, len(self.classes_))
+
+
+def _log_proba(raw: Array) -> Array:
+    return np.asarray(log_softmax(raw, axis=1))
+
+
+def _proba(raw: Array) -> Array:
+    return np.asarray(softmax(raw, axis=1))
+
+
+def check_priors(name: str, priors: Any, n_classes: int | None = None) -> Array:
+    """Check probabilities of the classes, and that there are `n_classes`."""
+    try:
+        values = np.asarray([] if priors is None else priors, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError(f"{name}={priors!r}: use a list of numbers.") from error
+    if not (values >= 0).all() or values.ndim != 1:
+        raise InvalidParameterError(
+            f"Priors must be non-negative: {name}={priors!r}. Use a list of numbers >= 0."
+        )
+    if priors is not None and n_classes not in (None, len(values)):
+        raise InvalidParameterError(
+            f"Number of priors must match number of classes: {name} has {len(values)} entries, and "
+            f"there are {n_classes} classes."
+        )
+    return values

@@ -1,0 +1,182 @@
+"""Parallel-update boosting: a step in all coordinates at once, each as long as is safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.backends import Backend
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import LogLoss
+from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
+from daskml_dist.solvers.rows import elementwise, row_blocks
+
+__all__ = ["Boosting", "Correlations", "LongestRow"]
+
+#: A step at most, in units of one over the longest row: what only one class has would have no end.
+_LONGEST_STEP = 3.0
+#: Newton iterations of a step at most; a handful is usual.
+_MAX_NEWTON = 50
+
+
+@dataclass(frozen=True)
+class LongestRow(Statistic):
+    """The largest l1-norm of a row."""
+
+    additive = False
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (1,)
+
+    def add(
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
+    ) -> float:
+        ones = np.ones((X.shape[1], 1), dtype=X.dtype)
+        for at in row_blocks(X):
+            norms = backend.dot(elementwise(np.abs, X[at]), ones)
+            self.merge(out, norms.max(keepdims=True))
+        return float("nan")
+
+    def merge(self, total: Array, part: Array) -> None:
+        np.maximum(total, part, out=total)
+
+
+@dataclass(frozen=True, eq=False)
+class Correlations(Statistic):
+    """Losses at `w`, and how each feature goes with what the rows still lack.
+
+    ``[loss, *(W- - W+), *(W- + W+)]``, where `W+` sums what asks for a larger coefficient and `W-`
+    what asks for a smaller one. Their difference is the gradient of the summed loss.
+    """
+
+    w: Array
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (1 + 2 * self.w.size,)
+
+    def add(
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
+    ) -> float:
+        w = self.w.astype(X.dtype)
+        parts = out[1:].reshape(2, *w.shape)
+        summed = 0.0
+        for at in row_blocks(X):
+            rows, scale = X[at], None if weight is None else weight[at]
+            losses, g = model.loss.value_and_gradient(
+                model.targets(y[at], w.dtype), model.raw_prediction(w, rows, backend)
+            )
+            if scale is not None:
+                losses, g = losses * scale, g * (scale if g.ndim == 1 else scale[:, None])
+            _add_products(model, rows, g, parts[0], backend)
+            _add_products(model, elementwise(np.abs, rows), np.abs(g), parts[1], backend)
+            summed += float(losses.sum(dtype=np.float64))
+        out[0] += summed
+        return summed
+
+
+def _add_products(model: Any, X: Any, g: Any, out: Array, backend: Backend) -> None:
+    backend.add_tdot(X, g, out[: model.n_features])
+    if model.fit_intercept:
+        out[-1] += g.sum(axis=0, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Boosting(PenalisedSolver):
+    """Parallel-update boosting of the log loss, for wide sparse rows.
+
+    Every round is one pass: it sums, for each feature, what asks for a larger coefficient (`W+`)
+    and what asks for a smaller one (`W-`), and moves all coefficients at once, each to the minimum
+    of a bound of the objective that leaves the others out; without a penalty by
+    ``log(W+ / W-) / (2 R)``, where `R` is the largest l1-norm of a row. So the objective falls in
+    every round, with no line search and no learning rate, whatever the number of features. Steps
+    are short where rows are long: scale features to 1 at most, and expect hundreds of rounds.
+
+    It stops once no component of the gradient is larger than `tol`.
+
+    References
+    ----------
+    M. Collins, R. E. Schapire and Y. Singer, "Logistic regression, AdaBoost and Bregman
+    distances", Machine Learning 48, 2002: the bound, and the parallel update.
+    J. Duchi and Y. Singer, "Boosting with structural sparsity", ICML 2009: with penalties.
+    T. Chandra et al., "Sibyl: a system for large scale machine learning", LADIS 2010 (keynote).
+    """
+
+    name = "boosting"
+    handles_l1 = True
+
+    @property
+    def max_passes(self) -> int:
+        """One a round, one for the longest row, one at the end."""
+        return self.max_iter + 2
+
+    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+        """Minimise the penalised mean loss.
+
+        Raises
+        ------
+        InvalidParameterError
+            For another loss than the log loss, which the bound is of.
+        """
+        if not isinstance(model.loss, LogLoss):
+            raise InvalidParameterError(
+                f'solver="boosting" minimises the log loss, not {model.loss!r}. Use "lbfgs".'
+            )
+        reach = _reach(model, float(sums(LongestRow())[0]))
+        w, n_iter = start, 0
+        l1, l2 = np.zeros((len(w), 1)), np.zeros((len(w), 1))
+        l1[: model.n_penalised], l2[: model.n_penalised] = self.penalty.l1, self.penalty.l2
+        while True:
+            total = sums(Correlations(w))[1:].reshape(2, *w.shape) / sums.n_rows
+            steepest = _steepest(w, total[0] + l2 * w, l1)
+            if steepest <= self.tol:
+                return Solution(w, n_iter)
+            # The last pass too sets should_stop.
+            if n_iter == self.max_iter:
+                message = f"a component of the gradient is still {steepest:.2g}"
+                return Solution(w, n_iter, False, message)
+            if sums.should_stop:
+                return Solution(w, n_iter)
+            more, less = np.maximum([total[1] - total[0], total[1] + total[0]], 0) / 2
+            w = _moved(w, more, less, reach, l1, l2)
+            n_iter += 1
+
+
+def _reach(model: Any, longest: float) -> float:
+    """How fast raw predictions can change with a step in all parameters at once."""
+    longest += float(model.fit_intercept)
+    # With several outputs, a loss depends on their differences.
+    return (longest if model.width == 1 else 2 * longest) or 1.0
+
+
+def _steepest(w: Array, slope: Array, l1: Array) -> float:
+    """Largest component of the smallest subgradient."""
+    at_zero = np.maximum(np.abs(slope) - l1, 0)
+    return float(np.where(w == 0, at_zero, np.abs(slope + l1 * np.sign(w))).max())
+
+
+def _moved(w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array) -> Array:
+    """The parameters that minimise the bound, coordinate by coordinate.
+
+    With `z` the step times `reach`, it is ``(more * exp(-z) + less * exp(z)) / reach`` and the
+    penalty at ``w + z / reach``: convex, so that a step that is cut off still lowers it.
+    """
+    to_zero = -reach * w
+    sign = np.zeros_like(w)
+    if l1.any():
+        far = np.clip(to_zero, -500, 500)
+        at_zero = less * np.exp(far) - more * np.exp(-far)
+        sign = np.where(np.abs(at_zero) > l1, -np.sign(at_zero), 0.0)
+    z = np.zeros_like(w)
+    for _ in range(_MAX_NEWTON):
+        up, down = less * np.exp(z), more * np.exp(-z)
+        slope = up - down + l2 * (w + z / reach) + l1 * sign
+        curvature = up + down + l2 / reach
+        change = np.divide(slope, curvature, out=np.zeros_like(w), where=curvature > 0)
+        before, z = z, np.clip(z - change, -_LONGEST_STEP, _LONGEST_STEP)
+        if np.abs(z - before).max() < 1e-12:
+            break
+    zero = (sign == 0) & (l1 > 0)
+    z = np.where(zero, np.clip(to_zero, -_LONGEST_STEP, _LONGEST_STEP), z)
+    return np.where(zero & (z == to_zero), 0.0, w + z / reach)
