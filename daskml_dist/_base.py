@@ -52,6 +52,7 @@ class BaseLinear(BaseEstimator):
     """Validation, fitted attributes and prediction of linear models."""
 
     _classification: ClassVar[bool]
+    _multi_output: ClassVar[bool] = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -75,11 +76,11 @@ class BaseLinear(BaseEstimator):
                 "Pass fit(X, y)."
             )
         X, y, sample_weight = take_columns(X, y, sample_weight)
-        if not is_dask(y):
+        if not is_dask(y) and not self._multi_output:
             y = _as_column(y)
             if self._classification:
                 _check_labels(y)
-        collection = as_collection(X, y, sample_weight)
+        collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
         if not is_dask(X):
             _check_feature_names(self, X, reset=reset)
             if not reset:
@@ -174,16 +175,17 @@ class BaseLinear(BaseEstimator):
         """Sum of ``statistic(y, raw, weight)`` over all blocks; one pass, nothing gathered."""
         X, y, sample_weight = take_columns(X, y, sample_weight)
         self._check_fitted(X)
-        if not is_dask(y):
+        if not is_dask(y) and not self._multi_output:
             y = _as_column(y)
-        collection = as_collection(X, y, sample_weight)
+        collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
         found = collection.n_features
         if found is not None and found != self.n_features_in_:
             raise InvalidDataError(
                 f"X has {found} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input."
             )
-        one = partial(_score_block, statistic, self._raw(), self._classification)
+        kind = self._classification, self._multi_output
+        one = partial(_score_block, statistic, self._raw(), *kind)
         return reduce_parts(collection, one, _total)
 
 
@@ -193,7 +195,7 @@ def _total(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 def _raw_prediction(coef: NDArray[Any], intercept: NDArray[Any], X: Any) -> NDArray[Any]:
     raw = get_backend("cpu").dot(X, np.atleast_2d(coef).T)
-    return np.asarray(raw + (intercept[0] if raw.ndim == 1 else intercept))
+    return np.asarray(raw + (np.ravel(intercept)[0] if raw.ndim == 1 else intercept))
 
 
 def _compose(outer: Callable[..., Any], inner: Callable[..., Any], X: Any) -> Any:
@@ -204,14 +206,18 @@ def _score_block(
     statistic: Callable[..., NDArray[np.float64]],
     raw: Callable[[Any], NDArray[Any]],
     classification: bool,
+    multi_output: bool,
     index: int,
     X: Any,
     y: Any,
     sample_weight: Any,
 ) -> NDArray[np.float64]:
-    block = make_block(index, X, y, sample_weight, classification=classification)
+    block = make_block(
+        index, X, y, sample_weight, classification=classification, multi_output=multi_output
+    )
+    assert block.y is not None
     if block.n_rows == 0:
-        return np.zeros(4)
+        return np.zeros((4, *block.y.shape[1:]))
     check_finite_rows(block.X, index)
     weight = np.ones(block.n_rows) if block.sample_weight is None else block.sample_weight
     return statistic(block.y, raw(block.X), weight.astype(np.float64))

@@ -48,6 +48,10 @@ class Backend(ABC):
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
 
+    @abstractmethod
+    def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
+        """Add the upper triangle of ``X.T @ diag(weight) @ X`` to that of `out`, in place."""
+
 
 def get_backend(device: str) -> Backend:
     """Return the backend of a device; called on the worker, never on the client.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-__all__ = ["add_tdot", "add_tdot_at", "dot", "dot_at", "new_columns"]
+__all__ = ["add_gram", "add_tdot", "add_tdot_at", "dot", "dot_at", "new_columns"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,6 +69,17 @@ def add_tdot_at(
             at = position[indices[k]]
             for c in range(width):
                 out[at, c] += data[k] * g[i, c]
+
+
+@_kernel
+def add_gram(indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: Any) -> None:
+    """Upper triangle: out += X[rows].T @ diag(weight) @ X[rows]; column indices are sorted."""
+    for i in range(len(rows)):
+        row = rows[i]
+        for k in range(indptr[row], indptr[row + 1]):
+            scaled = np.float64(data[k]) * weight[i]
+            for m in range(k, indptr[row + 1]):
+                out[indices[k], indices[m]] += scaled * data[m]
 
 
 @_kernel

@@ -131,3 +131,17 @@ class NumpyBackend(Backend):
             csr_kernels.add_tdot(*csr, g, out)
         else:
             csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)
+
+    def add_gram(self, X: Any, weight: NDArray[Any] | None, out: NDArray[Any]) -> None:
+        """Add the upper triangle of ``X.T @ diag(weight) @ X`` to that of `out`, in place.
+
+        Dense rows are multiplied in their own dtype, sparse ones in that of `out`.
+        """
+        if not isinstance(X, CSRRows):
+            X = X if weight is None else X * np.sqrt(weight)[:, None]
+            out += X.T @ X  # NumPy knows that this is symmetric (BLAS syrk)
+            return
+        from daskml_dist.backends import csr_kernels
+
+        weight = np.ones(len(X.rows), dtype=X.dtype) if weight is None else weight
+        csr_kernels.add_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)

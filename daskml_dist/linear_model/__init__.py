@@ -1,7 +1,19 @@
 """Linear models, by the names of scikit-learn."""
 
+from daskml_dist.linear_model.elastic_net import ElasticNet
+from daskml_dist.linear_model.lasso import Lasso
+from daskml_dist.linear_model.linear_regression import LinearRegression
 from daskml_dist.linear_model.logistic_regression import LogisticRegression
+from daskml_dist.linear_model.ridge import Ridge
 from daskml_dist.linear_model.sgd_classifier import SGDClassifier
 from daskml_dist.linear_model.sgd_regressor import SGDRegressor
 
-__all__ = ["LogisticRegression", "SGDClassifier", "SGDRegressor"]
+__all__ = [
+    "ElasticNet",
+    "Lasso",
+    "LinearRegression",
+    "LogisticRegression",
+    "Ridge",
+    "SGDClassifier",
+    "SGDRegressor",
+]
