@@ -34,7 +34,6 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.single_output = False
         tags.target_tags.multi_output = True
         return tags
 
