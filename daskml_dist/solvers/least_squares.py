@@ -110,7 +110,8 @@ class OrdinaryLeastSquares(LeastSquares):
             coef, _, rank, values = linalg.lstsq(reduced.R, reduced.z, cond=self.tol)
             singular[: len(values)] = values[:n_values]
         extra = {"rank": int(rank), "singular": singular * np.sqrt(self.mean_weight)}
-        return coef, {"n_iter": reduced.n_looks, "extra": extra}
+        # scikit-learn knows neither of sparse rows; here small values would have too few digits.
+        return coef, {"n_iter": reduced.n_looks, "extra": {} if self.sparse else extra}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -53,7 +53,8 @@ class Moments(Statistic):
             piece = slice(start, start + size)
             rows = X[piece] if size < n_rows else X
             root = None if weight is None else np.sqrt(weight[piece].astype(np.float64))
-            self._add_piece(rows, self._side(y[piece], root), root, out, backend)
+            with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+                self._add_piece(rows, self._side(y[piece], root), root, out, backend)
         return float("nan")
 
     def _side(self, y: Any, root: Array | None) -> Array:

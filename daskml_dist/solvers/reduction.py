@@ -26,8 +26,12 @@ from daskml_dist.solvers.moments import Moments
 
 __all__ = ["MAX_LOOKS", "Reduced", "reduce_rows"]
 
-#: Looks at most: the second sees conditions up to 1e7 (float32 at first) and 1e14, the third all.
+#: Looks at most; each sees conditions that are about 1e7 times those of the one before.
 MAX_LOOKS = 4
+#: The least eigenvalue over the error of the products, so that coefficients are right to about
+#: 1e-5 in float32 (measured over conditions and offsets); float64 has digits to spare for half
+#: of them.
+_DIGITS = 1e5
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,11 @@ def reduce_rows(
     seen, floor = _first_look(model, sums, y_shift), 0.0
     for n_looks in range(1, max_looks + 1):
         penalised = seen.gram + l2 * seen.transform.T @ seen.transform
-        if _least_value(penalised) >= np.sqrt(eps):
+        certain = max(_DIGITS * eps, np.sqrt(eps))
+        if _least_value(penalised) >= certain:
             floor = 0.0
             break
-        floor = np.sqrt(eps) if cut else 0.0
+        floor = certain if cut else 0.0
         values, vectors = linalg.eigh(penalised)
         # No eigenvalue is wrong by more than this: the errors of all entries, in one direction.
         roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
