@@ -30,8 +30,8 @@ class Moments(Statistic):
     ----------
     y_shift : ndarray of float64 of shape (n_targets,)
     x_shift : ndarray of float64 of shape (n_features,), or None
-    transform : ndarray of float64 of shape (n_features, n_features), or None
-        For dense rows.
+    transform : ndarray of float64 of shape (n_features, n_features) or (n_features,), or None
+        For dense rows; of one dimension: a factor of each feature.
     """
 
     y_shift: Array
@@ -79,7 +79,8 @@ class Moments(Statistic):
             backend.add_tdot(X, side.astype(X.dtype), cross)
             out[:d, d:] += cross
             return
-        looked = (X - self.x_shift) @ self.transform
+        looked = X - self.x_shift
+        looked = looked * self.transform if self.transform.ndim == 1 else looked @ self.transform
         if root is not None:
             looked *= root[:, None]
         out[:d, :d] += looked.T @ looked

@@ -32,6 +32,7 @@ MAX_LOOKS = 4
 #: 1e-5 in float32 (measured over conditions and offsets); float64 has digits to spare for half
 #: of them.
 _DIGITS = 1e5
+_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,11 @@ def reduce_rows(
         known = values > floor
         if n_looks == max_looks or sums.should_stop or _cut_away(rows, known, cut):
             break
-        eps = float(np.finfo(np.float64).eps)
-        seen = _next_look(model, sums, seen, vectors, roots)
+        if eps > _EPS and values[0] > len(values) * eps:
+            seen = _same_look(model, sums, seen)
+        else:
+            seen = _next_look(model, sums, seen, vectors, roots)
+        eps = _EPS
     R, z = seen.factor(floor)
     return Reduced(R, z, seen.y_squares, seen.x_mean, seen.y_mean, n_looks)
 
@@ -163,12 +167,24 @@ def _first_look(model: Any, sums: Sums, y_shift: Array) -> _Look:
     )
 
 
+def _same_look(model: Any, sums: Sums, seen: _Look) -> _Look:
+    """Look again in float64, where that alone leaves digits enough."""
+    return _again(model, sums, seen, np.diag(seen.transform), seen.inverse, seen.filler)
+
+
 def _next_look(model: Any, sums: Sums, seen: _Look, vectors: Array, roots: Array) -> _Look:
     """Look again in float64, where the rows seen before are nearly orthonormal."""
     transform = seen.transform @ vectors / roots
     inverse = roots[:, None] * (vectors.T @ seen.inverse)
     filler = vectors.T @ seen.filler @ vectors / np.outer(roots, roots)
+    return _again(model, sums, seen, transform, inverse, filler)
+
+
+def _again(
+    model: Any, sums: Sums, seen: _Look, transform: Array, inverse: Array, filler: Array
+) -> _Look:
     total = _sums(sums, Moments(seen.y_mean, seen.x_mean, transform))
+    transform = transform if transform.ndim == 2 else np.diag(transform)
     gram, xy, y_squares, mean, y_mean = _centred(model, total)
     x_mean, y_mean = seen.x_mean + mean @ inverse, seen.y_mean + y_mean
     return _Look(gram + filler, xy, y_squares, transform, inverse, filler, x_mean, y_mean)
