@@ -27,7 +27,7 @@ def run(tiny: bool = False) -> str:
         tables = [
             _beside_peers(rows, features, repeats),
             _by_size([(rows // k, features) for k in (16, 4, 1)], "rows", repeats),
-            _by_size([(rows // 10, features * k) for k in (1, 3, 10)], "features", repeats),
+            _by_size([(rows // 10, features * k) for k in (1, 2, 5)], "features", repeats),
         ]
     return "\n\n".join(tables)
 

@@ -47,41 +47,43 @@ class Moments(Statistic):
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
     ) -> float:
         """Add the moments of some rows, piece by piece."""
-        n_rows = X.shape[0]
-        size = max(_PIECE // model.n_features, _FEW_ROWS) if hasattr(X, "__getitem__") else n_rows
+        n_rows, is_dense = X.shape[0], hasattr(X, "__getitem__")
+        size = max(_PIECE // model.n_features, _FEW_ROWS) if is_dense else n_rows
         for start in range(0, n_rows, max(size, 1)):
             piece = slice(start, start + size)
-            rows = X[piece] if size < n_rows else X
-            root = None if weight is None else np.sqrt(weight[piece].astype(np.float64))
+            rows = X[piece] if is_dense else X
+            given = None if weight is None else weight[piece]
             with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
-                self._add_piece(rows, self._side(y[piece], root), root, out, backend)
+                if self.transform is None:
+                    self._add(rows, y[piece], given, out, backend, is_dense)
+                else:
+                    self._add_transformed(rows, y[piece], given, out)
         return float("nan")
 
-    def _side(self, y: Any, root: Array | None) -> Array:
+    def _add(
+        self, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend, is_dense: bool
+    ) -> None:
+        d = X.shape[1]
+        backend.add_gram(X, weight, out[:d, :d])
+        side = self._side(y)
+        weighted = side if weight is None else side * weight[:, None]
+        out[d:, d:] += weighted.T @ side
+        cross = np.zeros((d, side.shape[1]))
+        backend.add_tdot(X, weighted.astype(X.dtype) if is_dense else weighted, cross)
+        out[:d, d:] += cross
+
+    def _add_transformed(self, X: Any, y: Any, weight: Any | None, out: Array) -> None:
+        assert self.transform is not None
+        looked = X - self.x_shift
+        looked = looked * self.transform if self.transform.ndim == 1 else looked @ self.transform
+        rows = np.hstack([looked, self._side(y)])
+        if weight is not None:
+            rows *= np.sqrt(weight.astype(np.float64))[:, None]
+        out += rows.T @ rows
+
+    def _side(self, y: Any) -> Array:
         """The columns beside X: 1 and the targets."""
         side = np.empty((len(y), 1 + len(self.y_shift)))
         side[:, 0] = 1.0
         np.subtract(y.reshape(len(y), -1), self.y_shift, out=side[:, 1:])
-        if root is not None:
-            side *= root[:, None]
         return side
-
-    def _add_piece(
-        self, X: Any, side: Array, root: Array | None, out: Array, backend: Backend
-    ) -> None:
-        d = X.shape[1]
-        out[d:, d:] += side.T @ side
-        if self.transform is None:
-            backend.add_gram(X, None if root is None else (root**2).astype(X.dtype), out[:d, :d])
-            if root is not None:
-                side *= root[:, None]
-            cross = np.zeros((d, side.shape[1]))
-            backend.add_tdot(X, side.astype(X.dtype), cross)
-            out[:d, d:] += cross
-            return
-        looked = X - self.x_shift
-        looked = looked * self.transform if self.transform.ndim == 1 else looked @ self.transform
-        if root is not None:
-            looked *= root[:, None]
-        out[:d, :d] += looked.T @ looked
-        out[:d, d:] += looked.T @ side
