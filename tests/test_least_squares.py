@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import pickle
+import sys
 from typing import Any
 
 import dask.array as da
@@ -162,6 +164,13 @@ def test_lasso_warns_when_it_does_not_converge() -> None:
         Lasso(alpha=1e-3, tol=1e-14, max_iter=2).fit(X, y)
     with pytest.warns(UserWarning, match="use LinearRegression"):
         ElasticNet(alpha=0).fit(X, y)
+
+
+@pytest.mark.parametrize("model", [LinearRegression, Ridge, Lasso, ElasticNet])
+def test_examples_of_the_docstrings(model: Any) -> None:
+    done = doctest.testmod(sys.modules[model.__module__])
+    assert done.attempted
+    assert done.failed == 0
 
 
 # --- digits --------------------------------------------------------------------------------------

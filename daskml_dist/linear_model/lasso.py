@@ -60,7 +60,7 @@ class Lasso(ElasticNet):
     >>> from daskml_dist.linear_model import Lasso
     >>> X = np.array([[1.0, 1.0], [1.0, 2.0], [2.0, 2.0], [2.0, 3.0]])
     >>> Lasso(alpha=0.1).fit(X, X @ [1.0, 2.0] + 3).coef_.round(2)
-    array([0.8, 1.8])
+    array([0.6, 2. ])
     """
 
     l1_ratio = 1.0

@@ -61,7 +61,7 @@ class Ridge(BaseLeastSquares):
     >>> from daskml_dist.linear_model import Ridge
     >>> X = np.array([[1.0, 1.0], [1.0, 2.0], [2.0, 2.0], [2.0, 3.0]])
     >>> Ridge(alpha=0.5).fit(X, X @ [1.0, 2.0] + 3).coef_.round(3)
-    array([0.909, 1.545])
+    array([0.909, 1.636])
     """
 
     def __init__(
