@@ -56,6 +56,8 @@ class BaseSupervised(BaseEstimator):
     _classification: ClassVar[bool]
     #: Classes that the labels must hold at least.
     _min_classes: ClassVar[int] = 2
+    #: Whether y may have several columns.
+    _multi_output: ClassVar[bool] = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -79,11 +81,11 @@ class BaseSupervised(BaseEstimator):
                 "Pass fit(X, y)."
             )
         X, y, sample_weight = take_columns(X, y, sample_weight)
-        if not is_dask(y):
+        if not is_dask(y) and not self._multi_output:
             y = _as_column(y)
             if self._classification:
                 _check_labels(y)
-        collection = as_collection(X, y, sample_weight)
+        collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
         if not is_dask(X):
             _check_feature_names(self, X, reset=reset)
             if not reset:
@@ -156,16 +158,17 @@ class BaseSupervised(BaseEstimator):
         """Sum of ``statistic(y, raw, weight)`` over all blocks; one pass, nothing gathered."""
         X, y, sample_weight = take_columns(X, y, sample_weight)
         self._check_fitted(X)
-        if not is_dask(y):
+        if not is_dask(y) and not self._multi_output:
             y = _as_column(y)
-        collection = as_collection(X, y, sample_weight)
+        collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
         found = collection.n_features
         if found is not None and found != self.n_features_in_:
             raise InvalidDataError(
                 f"X has {found} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input."
             )
-        one = partial(_score_block, statistic, self._raw(), self._classification)
+        kind = self._classification, self._multi_output
+        one = partial(_score_block, statistic, self._raw(), *kind)
         return reduce_parts(collection, one, _total)
 
 
@@ -181,17 +184,20 @@ def _score_block(
     statistic: Callable[..., NDArray[np.float64]],
     raw: Callable[[Any], NDArray[Any]],
     classification: bool,
+    multi_output: bool,
     index: int,
     X: Any,
     y: Any,
     sample_weight: Any,
 ) -> NDArray[np.float64]:
-    block = make_block(index, X, y, sample_weight, classification=classification)
-    if block.n_rows == 0:
-        return np.zeros(4)
-    weight = np.ones(block.n_rows) if block.sample_weight is None else block.sample_weight
+    block = make_block(
+        index, X, y, sample_weight, classification=classification, multi_output=multi_output
+    )
     assert block.y is not None
-    total = np.zeros(4)
+    if block.n_rows == 0:
+        return np.zeros((4, *block.y.shape[1:]))
+    weight = np.ones(block.n_rows) if block.sample_weight is None else block.sample_weight
+    total = np.zeros((4, *block.y.shape[1:]))
     for at, piece in row_pieces(block.X, index):
         total += statistic(block.y[at], raw(piece), weight[at].astype(np.float64))
     return total

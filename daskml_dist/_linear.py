@@ -57,9 +57,9 @@ class BaseLinear(BaseSupervised):
         return w if w.shape == model.shape else None
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
-        return partial(_raw_prediction, self.coef_, np.atleast_1d(self.intercept_))
+        return partial(_raw_prediction, self.coef_, self.intercept_)
 
 
 def _raw_prediction(coef: NDArray[Any], intercept: NDArray[Any], X: Any) -> NDArray[Any]:
     raw = get_backend("cpu").dot(X, np.atleast_2d(coef).T)
-    return np.asarray(raw + (intercept[0] if raw.ndim == 1 else intercept))
+    return np.asarray(raw + (np.ravel(intercept)[0] if raw.ndim == 1 else intercept))

@@ -35,10 +35,11 @@ class LinearRegressor(RegressorMixin, BaseLinear):
 
         Returns
         -------
-        ndarray or lazy dask Array of shape (n_rows,)
+        ndarray or lazy dask Array of shape (n_rows,), or (n_rows, n_targets)
         """
         self._check_fitted(X)
-        return self._map(self._loss().inverse_link, X, self.coef_.dtype, None)
+        n_outputs = len(self.coef_) if self.coef_.ndim == 2 else None
+        return self._map(self._loss().inverse_link, X, self.coef_.dtype, n_outputs)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2 of the prediction, in one pass over the blocks.
@@ -51,12 +52,13 @@ class LinearRegressor(RegressorMixin, BaseLinear):
         Returns
         -------
         float
-            NaN where y is constant.
+            NaN where y is constant; the mean of that of each target where there are several.
         """
         statistic = _Residuals(self._loss())
         total, residual, sum_y, sum_y2 = self._score_sums(statistic, X, y, sample_weight)
         spread = sum_y2 - sum_y**2 / total
-        return float(1 - residual / spread) if spread > 0 else float("nan")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.where(spread > 0, 1 - residual / spread, np.nan).mean())
 
 
 class _Residuals:
@@ -69,5 +71,6 @@ class _Residuals:
         self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         y = y.astype(np.float64)
-        residual = y - self._loss.inverse_link(raw)
-        return np.array([weight.sum(), weight @ residual**2, weight @ y, weight @ y**2])
+        residual = y - self._loss.inverse_link(raw).reshape(y.shape)
+        total = np.full(y.shape[1:], weight.sum())
+        return np.array([total, weight @ residual**2, weight @ y, weight @ y**2])

@@ -81,8 +81,8 @@ class Backend(ABC):
         return (slice(0, X.shape[0]),)
 
     @abstractmethod
-    def add_sandwich(self, X: Any, h: Any, out: Any) -> None:
-        """Add ``X.T @ diag(h) @ X``, h >= 0, to `out` (n_features, n_features), in place."""
+    def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
+        """Add ``X.T @ diag(weight) @ X``, weight >= 0, to `out` (n_features, n_features)."""
 
 
 def get_backend(device: str) -> Backend:

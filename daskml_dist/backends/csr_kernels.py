@@ -13,8 +13,8 @@ import numpy as np
 
 __all__ = [
     "add_dense_rows",
+    "add_gram",
     "add_rows",
-    "add_sandwich",
     "add_tdot",
     "add_tdot_at",
     "dot",
@@ -81,12 +81,12 @@ def add_tdot_at(
 
 
 @_kernel
-def add_sandwich(indptr: Any, indices: Any, data: Any, rows: Any, h: Any, out: Any) -> None:
-    """out += X[rows].T @ diag(h) @ X[rows]."""
+def add_gram(indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: Any) -> None:
+    """out += X[rows].T @ diag(weight) @ X[rows]."""
     for i in range(len(rows)):
         row = rows[i]
         for a in range(indptr[row], indptr[row + 1]):
-            scaled = h[i] * data[a]
+            scaled = np.float64(weight[i]) * data[a]
             for b in range(indptr[row], indptr[row + 1]):
                 out[indices[a], indices[b]] += scaled * data[b]
 

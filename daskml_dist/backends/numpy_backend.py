@@ -179,19 +179,21 @@ class NumpyBackend(Backend):
         size = max(64, _BLOCK * n // X.nbytes)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
-    def add_sandwich(self, X: Any, h: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add ``X.T @ diag(h) @ X`` to `out` in place; h >= 0."""
+    def add_gram(self, X: Any, weight: NDArray[Any] | None, out: NDArray[Any]) -> None:
+        """Add ``X.T @ diag(weight) @ X`` to `out` in place; dense rows multiply in their dtype."""
         if isinstance(X, CSRRows):
             from daskml_dist.backends import csr_kernels
 
-            csr_kernels.add_sandwich(X.X.indptr, X.X.indices, X.X.data, X.rows, h, out)
+            weight = np.ones(len(X.rows), dtype=X.dtype) if weight is None else weight
+            csr_kernels.add_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
             return
-        if self._scaled.dtype != X.dtype or self._scaled.size < X.size:
-            self._scaled = np.empty(X.size, dtype=X.dtype)
+        if weight is not None:
+            if self._scaled.dtype != X.dtype or self._scaled.size < X.size:
+                self._scaled = np.empty(X.size, dtype=X.dtype)
+            scaled = self._scaled[: X.size].reshape(X.shape)
+            X = np.multiply(X, np.sqrt(weight)[:, None], out=scaled)
         # A matrix times its own transpose is symmetric, and BLAS then does half the work.
-        scaled = self._scaled[: X.size].reshape(X.shape)
-        np.multiply(X, np.sqrt(h)[:, None], out=scaled)
-        out += scaled.T @ scaled
+        out += X.T @ X
 
     def add_rows(
         self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]

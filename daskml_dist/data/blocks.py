@@ -49,7 +49,7 @@ class Block:
         Position among the blocks of the fit.
     X : ndarray or CSR matrix of shape (n_rows, n_features)
         float32 or float64; C-contiguous, or CSR with sorted indices and no duplicates.
-    y : ndarray of shape (n_rows,), or None
+    y : ndarray of shape (n_rows,) or (n_rows, n_targets), or None
         Labels as the user gave them, or targets in the dtype of `X`.
     sample_weight : ndarray of shape (n_rows,), or None
         In the dtype of `X`.
@@ -104,6 +104,10 @@ class BlockInfo:
     y_min, y_max, y_sum, y_squares : float or None
         Of the targets (regression only), the sums weighted; the first two are None in an empty
         block.
+    target_sums : ndarray of float64 of shape (n_targets,), or None
+        Weighted sum of each column of the targets.
+    n_targets : int or None
+        Columns of the targets; None for targets of one dimension.
     device : str
         Where the arrays lie.
     nbytes : int
@@ -124,6 +128,8 @@ class BlockInfo:
     y_max: float | None = None
     y_sum: float | None = None
     y_squares: float | None = None
+    target_sums: NDArray[np.float64] | None = None
+    n_targets: int | None = None
     device: str = "cpu"
     nbytes: int = 0
 
@@ -136,6 +142,7 @@ def make_block(
     *,
     dtype: str | None = None,
     classification: bool,
+    multi_output: bool = False,
 ) -> Block:
     """Make a block of what a worker holds; copies only what is not right already.
 
@@ -151,6 +158,8 @@ def make_block(
         Of the block; by default that of `X` if it is float32, else float64.
     classification : bool
         Whether `y` holds labels, which are kept as they are.
+    multi_output : bool, default=False
+        Whether `y` may have several columns.
 
     Returns
     -------
@@ -165,7 +174,7 @@ def make_block(
     rows = as_rows(X, dtype=dtype, index=index)
     n_rows = rows.shape[0]
     if y is not None:
-        y = as_column(y, name="y", index=index)
+        y = as_column(y, name="y", index=index, several=multi_output)
         _check_length(n_rows, y, "y", index)
         y = _check_labels(y, index) if classification else _as_target(y, rows.dtype, index)
     if sample_weight is not None:
@@ -272,10 +281,12 @@ def _describe(value: Any, dtype: Any) -> str:
 
 
 def _check_vector(values: NDArray[Any], name: str, index: int) -> None:
-    row = _first_not_finite(values)
-    if row is not None:
+    position = _first_not_finite(values)
+    if position is not None:
+        row = position // (values.shape[1] if values.ndim == 2 else 1)
         raise InvalidDataError(
-            f"Block {index}: Input {name} contains {_describe(values[row], values.dtype)} "
+            f"Block {index}: Input {name} contains "
+            f"{_describe(values.ravel()[position], values.dtype)} "
             f"(row {row} of the block). Drop such rows from X, y and sample_weight."
         )
 
@@ -363,12 +374,15 @@ def _count_numbers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts | N
     return labels[there].astype(y.dtype), counts[there], sums[there]
 
 
-def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, float | None]:
-    wide = y.astype(np.float64)
-    weighted = wide if weights is None else wide * weights
+def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, Any]:
+    wide = (y if y.ndim == 2 else y[:, None]).astype(np.float64)
+    weighted = wide if weights is None else wide * weights[:, None]
+    sums = weighted.sum(axis=0)
     return {
-        "y_squares": float(weighted @ wide),
+        "y_squares": float(np.vdot(weighted, wide)),
         "y_min": float(y.min()) if len(y) else None,
         "y_max": float(y.max()) if len(y) else None,
-        "y_sum": float(weighted.sum()),
+        "y_sum": float(sums.sum()),
+        "target_sums": sums,
+        "n_targets": y.shape[1] if y.ndim == 2 else None,
     }

@@ -54,6 +54,8 @@ class Collection:
         Column names of a dataframe, where they are strings.
     row_counts : list of int, or None
         Rows of each part; None where Dask does not know.
+    multi_output : bool
+        Whether y may have several columns.
     """
 
     kind: Literal["memory", "dask"]
@@ -61,6 +63,7 @@ class Collection:
     n_features: int | None
     feature_names: NDArray[Any] | None
     row_counts: list[int] | None
+    multi_output: bool = False
 
     @property
     def n_rows(self) -> int | None:
@@ -85,13 +88,24 @@ class Collection:
         # pure=False: a key of its own for each call, with no hashing of data.
         make = delayed(make_block, pure=False)
         return [
-            make(index, *part, dtype=dtype, classification=classification)
+            make(
+                index,
+                *part,
+                dtype=dtype,
+                classification=classification,
+                multi_output=self.multi_output,
+            )
             for index, part in enumerate(self.parts)
         ]
 
 
 def as_collection(
-    X: Any, y: Any = None, sample_weight: Any = None, *, numeric: bool = True
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    numeric: bool = True,
+    multi_output: bool = False,
 ) -> Collection:
     """Align X, y and sample_weight by rows, with no work on the data.
 
@@ -106,6 +120,8 @@ def as_collection(
     sample_weight : like `y`, or a float for all rows, or None
     numeric : bool, default=True
         Check that X holds numbers; False lets strings, categories and dates through.
+    multi_output : bool, default=False
+        Whether y may have several columns, of shape (n_rows, n_targets).
 
     Returns
     -------
@@ -124,7 +140,7 @@ def as_collection(
     X = check_rows(X, numeric=numeric)
     inputs = {
         "X": join_column_chunks(X) if isinstance(X, da.Array) else X,
-        "y": _check_column(y, "y"),
+        "y": _check_column(y, "y", several=multi_output),
         "sample_weight": _check_column(sample_weight, "sample_weight"),
     }
     n_rows = _check_lengths(inputs)
@@ -135,9 +151,10 @@ def as_collection(
         _check_not_empty(n_blocks, n_features)
         pieces = [_cut(value, name, n_blocks, row_counts) for name, value in inputs.items()]
         parts = list(zip(*pieces, strict=True))
-        return Collection("dask", parts, n_features, _feature_names(X), row_counts)
+        return Collection("dask", parts, n_features, _feature_names(X), row_counts, multi_output)
     part = (inputs["X"], inputs["y"], inputs["sample_weight"])
-    return Collection("memory", [part], n_features, _feature_names(X), [int(X.shape[0])])
+    counts = [int(X.shape[0])]
+    return Collection("memory", [part], n_features, _feature_names(X), counts, multi_output)
 
 
 def check_rows(X: Any, *, numeric: bool = True) -> Any:
@@ -246,29 +263,33 @@ def _feature_names(X: Any) -> NDArray[Any] | None:
 # --- y and sample_weight ---------------------------------------------------------------------
 
 
-def _check_column(values: Any, name: str) -> Any:
-    """What y or sample_weight holds, one-dimensional; None and a scalar weight stay."""
+def _check_column(values: Any, name: str, several: bool = False) -> Any:
+    """What y or sample_weight holds, of one dimension; None and a scalar weight stay."""
     if values is None:
         return None
     values = join_delayed(values, 1)
     if is_dask(values):
-        return _check_dask_column(values, name)
+        return _check_dask_column(values, name, several)
     if name == "sample_weight" and (isinstance(values, Real) or getattr(values, "ndim", 1) == 0):
         return float(values)
-    return as_column(values, name=name)
+    return as_column(values, name=name, several=several)
 
 
-def _check_dask_column(values: Any, name: str) -> Any:
+def _check_dask_column(values: Any, name: str, several: bool) -> Any:
     if is_dask_frame(values):
         if is_series_like(values):
             return values
         shape: tuple[Any, ...] = ("n_rows", len(values.columns))
+        if several:
+            return values
         if len(values.columns) == 1:
             return values[values.columns[0]]
     elif isinstance(values, da.Array):
         shape = values.shape
         if values.ndim == 1:
             return values
+        if values.ndim == 2 and several:
+            return join_column_chunks(values)
         if values.ndim == 2 and shape[1] == 1:
             return values[:, 0]
     else:
@@ -339,7 +360,7 @@ def _cut(value: Any, name: str, n_blocks: int, row_counts: list[int] | None) -> 
         return [value] * n_blocks
     chunks = _known_chunks(value)
     if row_counts is not None and chunks is not None and chunks != tuple(row_counts):
-        value = value.rechunk((tuple(row_counts),))
+        value = value.rechunk({0: tuple(row_counts)})
     if is_dask(value):
         if _n_blocks(value) != n_blocks:
             raise _not_aligned(name, f"{_n_blocks(value)} blocks", n_blocks)

@@ -65,8 +65,10 @@ def as_rows(X: Any, *, dtype: str | None = None, index: int | None = None) -> Ro
     return as_numbers(rows, wanted, "X", index)
 
 
-def as_column(values: Any, *, name: str, index: int | None = None) -> NDArray[Any]:
-    """Make y or sample_weight a one-dimensional array, of the dtype it has.
+def as_column(
+    values: Any, *, name: str, index: int | None = None, several: bool = False
+) -> NDArray[Any]:
+    """Make y or sample_weight an array of one dimension, of the dtype it has.
 
     Parameters
     ----------
@@ -75,10 +77,12 @@ def as_column(values: Any, *, name: str, index: int | None = None) -> NDArray[An
         Named in errors.
     index : int, optional
         Block to name in errors.
+    several : bool, default=False
+        Let columns through as they are.
 
     Returns
     -------
-    ndarray of shape (n_rows,)
+    ndarray of shape (n_rows,), or (n_rows, n_columns) where several are let through
         Missing values of a pandas extension type are NaN.
 
     Raises
@@ -87,9 +91,13 @@ def as_column(values: Any, *, name: str, index: int | None = None) -> NDArray[An
         There is more than one column.
     """
     values = to_host(values)
+    if several and is_dataframe_like(values):
+        return _frame_to_numpy(values, None, index)
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
     array = _series_to_numpy(values) if is_series_like(values) else _as_array(values, name, index)
+    if several and array.ndim == 2:
+        return array
     if array.ndim == 2 and array.shape[1] == 1:
         array = array.reshape(-1)
     if array.ndim != 1:

@@ -66,7 +66,7 @@ def add_curvature(
         if h.ndim == 1:
             bad = h <= 0
             flat += float(np.count_nonzero(bad) if weight is None else weight[at][bad].sum())
-            _add_sandwich(rows, np.abs(h), hessian[:, 0, :, 0], backend)
+            _add_gram(rows, np.abs(h), hessian[:, 0, :, 0], backend)
         else:
             _add_pairs(rows, h, hessian, backend)
         loss += float(losses.sum(dtype=np.float64))
@@ -86,18 +86,18 @@ def _add_pairs(X: Any, h: Any, out: NDArray[np.float64], backend: Backend) -> No
     """Add the blocks of all pairs of classes; off the diagonal `h` is negative."""
     width = h.shape[1]
     for k in range(width):
-        _add_sandwich(X, h[:, k, k], out[:, k, :, k], backend)
+        _add_gram(X, h[:, k, k], out[:, k, :, k], backend)
         for other in range(k):
             part = np.zeros((len(out), len(out)))
-            _add_sandwich(X, -h[:, k, other], part, backend)
+            _add_gram(X, -h[:, k, other], part, backend)
             out[:, k, :, other] -= part
             out[:, other, :, k] -= part
 
 
-def _add_sandwich(X: Any, h: Any, out: NDArray[np.float64], backend: Backend) -> None:
+def _add_gram(X: Any, h: Any, out: NDArray[np.float64], backend: Backend) -> None:
     """Add ``Z.T @ diag(h) @ Z``, where Z is `X` and, with an intercept, a column of ones."""
     n_features = X.shape[1]
-    backend.add_sandwich(X, h, out[:n_features, :n_features])
+    backend.add_gram(X, h, out[:n_features, :n_features])
     if len(out) > n_features:
         border = np.zeros((n_features, 1))
         backend.add_tdot(X, h, border)

@@ -28,17 +28,20 @@ class LinearModel:
     n_classes : int
         0 for regression.
     fit_intercept : bool
+    n_targets : int or None
+        Columns of the targets of a regression; None for targets of one dimension.
     """
 
     loss: Loss
     n_features: int
     n_classes: int
     fit_intercept: bool
+    n_targets: int | None = None
 
     @property
     def width(self) -> int:
         """Number of raw outputs."""
-        return self.n_classes if self.n_classes > 2 else 1
+        return self.n_classes if self.n_classes > 2 else self.n_targets or 1
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.base import PenalisedSolver, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.boosting import Boosting
+from daskml_dist.solvers.coordinate_descent import CoordinateDescent
 from daskml_dist.solvers.lbfgs import LBFGS
+from daskml_dist.solvers.least_squares import OrdinaryLeastSquares, RidgeLeastSquares
 from daskml_dist.solvers.newton import NewtonCholesky
 
 __all__ = [
     "LBFGS",
     "SOLVERS",
     "Boosting",
+    "CoordinateDescent",
+    "OrdinaryLeastSquares",
     "PenalisedSolver",
+    "RidgeLeastSquares",
     "Solution",
     "Solver",
     "Statistic",

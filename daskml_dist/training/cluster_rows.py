@@ -247,7 +247,10 @@ class ClusterRows:
     def _spread(self, numbers: Iterable[int] | None = None) -> dict[int, Any]:
         """Scatter rows in memory, a part for each thread of the cluster; or some parts again."""
         ((X, y, weight),) = self._collection.parts
-        whole = make_block(0, X, y, weight, classification=self._classification)
+        several = self._collection.multi_output
+        whole = make_block(
+            0, X, y, weight, classification=self._classification, multi_output=several
+        )
         if numbers is None:
             n_parts = max(1, min(sum(self.threads().values()), whole.n_rows))
             self._cuts = np.linspace(0, whole.n_rows, n_parts + 1).astype(int)
@@ -258,7 +261,7 @@ class ClusterRows:
             part = [None if v is None else v[a:b] for v in (whole.X, whole.y, whole.sample_weight)]
             (rows,) = self._client.scatter([part], hash=False)
             blocks[index] = self._client.submit(
-                _block_of, index, rows, self._classification, pure=False
+                _block_of, index, rows, self._classification, several, pure=False
             )
         return blocks
 
@@ -402,5 +405,5 @@ def _seconds_a_row(block: Block) -> float:
     return float(min(times) / X.shape[0])
 
 
-def _block_of(index: int, rows: list[Any], classification: bool) -> Any:
-    return make_block(index, *rows, classification=classification)
+def _block_of(index: int, rows: list[Any], classification: bool, several: bool) -> Any:
+    return make_block(index, *rows, classification=classification, multi_output=several)

@@ -41,7 +41,12 @@ class InProcessEngine(Engine):
     def survey(self, classification: bool) -> list[BlockInfo]:
         """Make the blocks."""
         self._blocks = {
-            i: make_block(i, *part, classification=classification)
+            i: make_block(
+                i,
+                *part,
+                classification=classification,
+                multi_output=self._collection.multi_output,
+            )
             for i, part in enumerate(self._collection.parts)
         }
         return [inspect_block(block, classification) for block in self._blocks.values()]

@@ -149,6 +149,30 @@ class Survey:
         return float(np.sqrt(variance)) if variance > 1e-12 * square else 1.0
 
     @property
+    def n_targets(self) -> int | None:
+        """Columns of the targets; None for targets of one dimension.
+
+        Raises
+        ------
+        InvalidDataError
+            Where blocks differ.
+        """
+        found = {info.n_targets for info in self.infos}
+        if len(found) > 1:
+            raise InvalidDataError(
+                f"Blocks of y have different numbers of columns: {sorted(map(str, found))}. Give "
+                "every partition the same targets."
+            )
+        return found.pop()
+
+    @property
+    def target_means(self) -> NDArray[np.float64]:
+        """Weighted mean of each column of the targets."""
+        weight = sum(info.weight_sum for info in self.infos) or 1.0
+        sums = [info.target_sums for info in self.infos if info.target_sums is not None]
+        return np.asarray(np.sum(sums, axis=0) / weight)
+
+    @property
     def nonzeros_per_row(self) -> float | None:
         """Mean stored entries of a row; None where a block is dense."""
         if not all(info.sparse for info in self.infos):

@@ -1,0 +1,103 @@
+"""Time of LinearRegression and Ridge on two worker processes, beside scikit-learn's in one."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sklearn import linear_model as peers
+
+from benchmarks._common import markdown, persisted, processes
+from daskml_dist import linear_model
+
+ROWS, FEATURES, REPEATS = 2_000_000, 100, 5
+#: Rows of a piece of the floor's Gram matrix.
+PIECE = 2048
+
+
+def run(tiny: bool = False) -> str:
+    """Three tables: against scikit-learn, by rows, by features."""
+    rows, features = (4_000, 20) if tiny else (ROWS, FEATURES)
+    repeats = 1 if tiny else REPEATS
+    with processes(2):
+        tables = [
+            _beside_peers(rows, features, repeats),
+            _by_size([(rows // k, features) for k in (16, 4, 1)], "rows", repeats),
+            _by_size([(rows // 10, features * k) for k in (1, 2, 5)], "features", repeats),
+        ]
+    return "\n\n".join(tables)
+
+
+def _rows(n_rows: int, n_features: int, offset: float = 0.0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n_rows, n_features), dtype=np.float32)
+    y = X @ rng.standard_normal(n_features, dtype=np.float32)
+    y += rng.standard_normal(n_rows, dtype=np.float32)
+    X += np.float32(offset)
+    return X, y
+
+
+def _seconds(function: Callable[[], Any], repeats: int) -> float:
+    """Median of the repeats; the first call warms up."""
+    function()
+    taken = []
+    for _ in range(repeats):
+        since = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - since)
+    return statistics.median(taken)
+
+
+def _gram(X: Any) -> Any:
+    """The floor: the symmetric product alone, in this process with all its BLAS threads."""
+    out = np.zeros((X.shape[1],) * 2)
+    for start in range(0, len(X), PIECE):
+        piece = X[start : start + PIECE]
+        out += piece.T @ piece
+    return out
+
+
+def _beside_peers(n_rows: int, n_features: int, repeats: int) -> str:
+    table = []
+    X, y = _rows(n_rows, n_features)
+    floor = _seconds(lambda: _gram(X), repeats)
+    for name in ("LinearRegression", "Ridge"):
+        theirs, ours = getattr(peers, name)(), getattr(linear_model, name)()
+        lazy = [persisted(part, 8) for part in (X, y)]
+        mine = _seconds(lambda ours=ours, lazy=lazy: ours.fit(*lazy), repeats)
+        del lazy
+        gc.collect()
+        peer = _seconds(lambda theirs=theirs: theirs.fit(X, y), repeats)
+        error = float(np.abs(ours.coef_ - theirs.coef_).max() / np.abs(theirs.coef_).max())
+        table.append([name, f"{mine:.3f}", f"{peer:.3f}", f"{peer / mine:.1f}", f"{error:.1e}"])
+    X, y = _rows(n_rows, n_features, offset=1e3)
+    lazy = [persisted(part, 8) for part in (X, y)]
+    ours = linear_model.LinearRegression()
+    seconds = _seconds(lambda: ours.fit(*lazy), repeats)
+    looks = len(ours.history_.records)
+    table.append(
+        [f"LinearRegression, means of 1,000 ({looks} looks)", f"{seconds:.3f}", "", "", ""]
+    )
+    table.append(["blocked Gram matrix, one process", f"{floor:.3f}", "", "", ""])
+    title = f"Least squares of {n_rows:,} x {n_features} float32, persisted, 2 worker processes"
+    head = ["", "seconds", "scikit-learn, seconds", "ratio", "coef_ differs by"]
+    return markdown(title, head, table)
+
+
+def _by_size(sizes: list[tuple[int, int]], what: str, repeats: int) -> str:
+    table = []
+    for n_rows, n_features in sizes:
+        X, y = (persisted(part, 8) for part in _rows(n_rows, n_features))
+        row = [f"{n_rows:,}", f"{n_features:,}"]
+        for name in ("LinearRegression", "Ridge"):
+            model = getattr(linear_model, name)()
+            seconds = _seconds(lambda model=model, X=X, y=y: model.fit(X, y), repeats)
+            row.append(f"{seconds:.3f}")
+        table.append(row)
+        del X, y
+        gc.collect()
+    return markdown(f"By {what}", ["rows", "features", "LinearRegression s", "Ridge s"], table)

@@ -1,0 +1,107 @@
+"""What the linear models of least squares share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, ClassVar
+
+import numpy as np
+from dask.utils import format_bytes
+from numpy.typing import NDArray
+
+from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseLeastSquares", "check_flag", "check_number"]
+
+#: Copies of the Gram matrix in one process at most: of its lanes, on their way, and factors.
+_COPIES = 8
+#: Features up to which nobody asks.
+_FEW_FEATURES = 4096
+
+
+class BaseLeastSquares(LinearRegressor, BaseRounds):
+    """Fitting by the Gram matrix, of one target or several."""
+
+    _multi_output = True
+    #: Whether `coef_` has one dimension for y of one column, as in some classes of scikit-learn.
+    _flat_column: ClassVar[bool] = True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _loss(self) -> Loss:
+        return SquaredError()
+
+    def _model(self, rows: Rows) -> LinearModel:
+        survey = rows.survey
+        _check_memory(survey.n_features)
+        return LinearModel(
+            self._loss(),
+            survey.n_features,
+            0,
+            bool(self.get_params(deep=False)["fit_intercept"]),
+            survey.n_targets,
+        )
+
+    def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
+        """What every solver by the Gram matrix must know of the rows."""
+        survey = rows.survey
+        sparse = any(info.sparse for info in survey.infos)
+        return {
+            "y_shift": survey.target_means if model.fit_intercept else np.zeros(model.width),
+            "eps": float(np.finfo(np.float64 if sparse else survey.dtype).eps),
+            "sparse": sparse,
+        }
+
+    def _set_coef(
+        self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
+    ) -> None:
+        if not np.isfinite(w).all():
+            raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
+        self.n_features_in_ = model.n_features
+        coef = np.ascontiguousarray(w[: model.n_features].T)
+        one = model.n_targets is None
+        self.coef_ = coef[0] if one or (self._flat_column and len(coef) == 1) else coef
+        self.intercept_ = (w[-1, 0] if one else w[-1].copy()) if model.fit_intercept else 0.0
+
+
+def _check_memory(n_features: int) -> None:
+    """Check that a Gram matrix fits, before any worker tries."""
+    if n_features <= _FEW_FEATURES:
+        return
+    from distributed.system import MEMORY_LIMIT
+
+    needed = 8 * n_features**2 * _COPIES
+    if needed > MEMORY_LIMIT:
+        raise InvalidDataError(
+            f"X has {n_features} features: working with their Gram matrix takes about "
+            f"{format_bytes(needed)}, and there are {format_bytes(MEMORY_LIMIT)} of memory. "
+            "Use SGDRegressor, whose memory grows with the features and not with their square, "
+            "or select features first."
+        )
+
+
+def check_number(
+    name: str, value: Any, valid: Callable[[float], bool] = lambda v: v >= 0, hint: str = ">= 0"
+) -> None:
+    """Check that a parameter is a finite number in some range."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not (np.isfinite(float(value)) and valid(float(value)))
+    ):
+        raise InvalidParameterError(f"{name}={value!r}: use a number {hint}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that a parameter is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidParameterError(f"{name}={value!r}: use True or False.")

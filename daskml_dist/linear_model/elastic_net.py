@@ -1,0 +1,181 @@
+"""`ElasticNet`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist._base import check_count, seed_of
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, check_flag, check_number
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import CoordinateDescent, Solver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["ElasticNet"]
+
+
+class ElasticNet(BaseLeastSquares):
+    """Linear regression with an l1 and a squared-norm penalty, in one pass over the rows.
+
+    Minimises half the mean squared error plus ``alpha * l1_ratio * |w|_1`` and
+    ``alpha * (1 - l1_ratio) / 2 * |w|^2``, by coordinate descent on the Gram matrix (Friedman,
+    Hastie and Tibshirani 2010). The intercept is not penalised.
+
+    Parameters
+    ----------
+    alpha : float, default=1.0
+        Strength of the penalty.
+    l1_ratio : float, default=0.5
+        Share of l1.
+    fit_intercept : bool, default=True
+    max_iter : int, default=1000
+        Cycles over the features at most; none of them reads a row.
+    tol : float, default=1e-4
+        Coordinate descent stops once the duality gap is at most `tol` times the mean squared
+        (centred) target.
+    warm_start : bool, default=False
+        Start from the last fit's coefficients instead of from zero.
+    positive : bool, default=False
+        No coefficient is negative.
+    random_state : int, RandomState or None, default=None
+        Of the features drawn, for ``selection="random"``.
+    selection : {"cyclic", "random"}, default="cyclic"
+        Which feature comes next.
+    verbose : int, default=0
+        Show progress.
+    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for more than one target
+    sparse_coef_ : CSR matrix of shape (1, n_features) or (n_targets, n_features)
+        `coef_` as a sparse matrix.
+    intercept_ : float or ndarray of shape (n_targets,)
+    dual_gap_ : float or ndarray of shape (n_targets,)
+        Duality gap of the mean objective.
+    n_iter_ : int or list of int
+        Cycles of each target.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass over the data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import ElasticNet
+    >>> X = np.array([[1.0, 1.0], [1.0, 2.0], [2.0, 2.0], [2.0, 3.0]])
+    >>> ElasticNet(alpha=0.1).fit(X, X @ [1.0, 2.0] + 3).coef_.round(2)
+    array([0.83, 1.8 ])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        l1_ratio: float = 0.5,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        positive: bool = False,
+        random_state: Any = None,
+        selection: str = "cyclic",
+        verbose: int = 0,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.positive = positive
+        self.random_state = random_state
+        self.selection = selection
+        self.verbose = verbose
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
+        self.callbacks = callbacks
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.LinearRegression.fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        if self.alpha == 0:
+            warnings.warn(
+                "With alpha=0 coordinate descent does not converge well: use LinearRegression.",
+                stacklevel=2,
+            )
+        extra = self._fit(X, y, sample_weight, client).extra
+        gaps, n_iter = extra["dual_gap"], extra["n_iter"]
+        if len(gaps) == 1:
+            self.dual_gap_, self.n_iter_ = gaps[0], n_iter[0]
+        else:
+            self.dual_gap_, self.n_iter_ = np.array(gaps), n_iter
+        return self
+
+    @property
+    def sparse_coef_(self) -> Any:
+        """`coef_` as a sparse matrix."""
+        return sparse.csr_matrix(self.coef_)
+
+    def _check_params(self) -> None:
+        check_flag("fit_intercept", self.fit_intercept)
+        check_flag("positive", self.positive)
+        check_number("alpha", self.alpha)
+        check_number("tol", self.tol)
+        check_number("l1_ratio", self.l1_ratio, lambda v: 0 <= v <= 1, "from 0 to 1")
+        check_count("max_iter", self.max_iter)
+        if self.selection not in ("cyclic", "random"):
+            raise InvalidParameterError(f'selection={self.selection!r}: use "cyclic" or "random".')
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        model = self._model(rows)
+        return model, CoordinateDescent(
+            alpha=float(self.alpha),
+            l1_ratio=float(self.l1_ratio),
+            n_rows=rows.survey.n_rows,
+            max_iter=int(self.max_iter),
+            tol=float(self.tol),
+            positive=bool(self.positive),
+            selection=self.selection,
+            seed=seed_of(self.random_state),
+            **self._moments(rows, model),
+        )
+
+    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+        if not self.warm_start or not hasattr(self, "coef_"):
+            return None
+        w = self._matrix()
+        return w if w.shape == model.shape else None

@@ -1,0 +1,140 @@
+"""`LinearRegression`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, check_flag, check_number
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import OrdinaryLeastSquares, Solver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["LinearRegression"]
+
+
+class LinearRegression(BaseLeastSquares):
+    """Ordinary least squares, in one pass over the rows.
+
+    The Gram matrix is summed over all rows in their own dtype. Where that leaves fewer than half
+    the digits (nearly dependent features, or means far from zero), the rows are looked at again
+    in float64, through the inverse of the factor found (shifted CholeskyQR, Fukaya et al. 2020),
+    which is as exact as an orthogonal factorisation of all rows. Of dependent features, the
+    solution of least norm is taken.
+
+    Parameters
+    ----------
+    fit_intercept : bool, default=True
+    tol : float, default=1e-6
+        Singular values below this share of the largest count as zero. Of sparse rows, 1e-4 is
+        the least, since their Gram matrix is looked at once.
+    positive : bool, default=False
+        No coefficient is negative (dense rows only).
+    verbose : int, default=0
+        Show progress.
+    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for y of two dimensions
+    intercept_ : float or ndarray of shape (n_targets,)
+    rank_ : int
+        Of X, centred where there is an intercept. Of dense rows without `positive`, as the next.
+    singular_ : ndarray of float64 of shape (min(n_rows, n_features),)
+        Singular values of X.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass over the data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import LinearRegression
+    >>> X = np.array([[1.0, 1.0], [1.0, 2.0], [2.0, 2.0], [2.0, 3.0]])
+    >>> LinearRegression().fit(X, X @ [1.0, 2.0] + 3).coef_.round(6)
+    array([1., 2.])
+    """
+
+    _flat_column = False
+
+    def __init__(
+        self,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        positive: bool = False,
+        verbose: int = 0,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
+        callbacks: Any = None,
+    ) -> None:
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.positive = positive
+        self.verbose = verbose
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
+        self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = not self.positive
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`. A weight of k equals a row
+            repeated k times.
+        y : str, dask Array, Series or DataFrame, or array-like
+            Of shape (n_rows,) or (n_rows, n_targets). A string names a column of the dataframe X.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        for name in ("rank_", "singular_"):
+            self.__dict__.pop(name, None)
+        extra = self._fit(X, y, sample_weight, client).extra
+        if "rank" in extra:
+            self.rank_, self.singular_ = extra["rank"], extra["singular"]
+        return self
+
+    def _check_params(self) -> None:
+        check_flag("fit_intercept", self.fit_intercept)
+        check_flag("positive", self.positive)
+        check_number("tol", self.tol)
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        model = self._model(rows)
+        moments = self._moments(rows, model)
+        if self.positive and moments["sparse"]:
+            raise InvalidDataError(
+                "positive=True needs dense rows. Pass X.toarray() (X.map_blocks(...) of a Dask "
+                "Array), or use Ridge(positive=True)."
+            )
+        return model, OrdinaryLeastSquares(
+            tol=float(self.tol),
+            positive=bool(self.positive),
+            mean_weight=rows.weight_sum / rows.survey.n_rows,
+            **moments,
+        )

@@ -1,0 +1,153 @@
+"""`Ridge`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, check_flag, check_number
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import RidgeLeastSquares, Solver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["Ridge"]
+
+_SOLVERS = ("auto", "cholesky", "svd", "lbfgs")
+
+
+class Ridge(BaseLeastSquares):
+    """Least squares with a squared-norm penalty, in one pass over the rows.
+
+    Minimises ``|X w - y|^2 + alpha |w|^2``; the intercept is not penalised. As in
+    :class:`~daskml_dist.linear_model.LinearRegression`, the rows are looked at again where the
+    first look, in their own dtype, leaves too few digits.
+
+    Parameters
+    ----------
+    alpha : float or ndarray of shape (n_targets,), default=1.0
+        Strength of the penalty, of each target where it is an array.
+    fit_intercept : bool, default=True
+    solver : {"auto", "cholesky", "svd", "lbfgs"}, default="auto"
+        How the problem is solved once the rows are reduced to as many as there are features.
+        ``"auto"``: Cholesky, and singular values where the rows had to be looked at again;
+        ``"lbfgs"`` stands for ``positive=True``, whose solution is found by an active set.
+    positive : bool, default=False
+        No coefficient is negative.
+    verbose : int, default=0
+        Show progress.
+    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for y of two dimensions
+    intercept_ : float or ndarray of shape (n_targets,)
+    n_iter_ : None
+        As in scikit-learn, where the solver does not iterate.
+    solver_ : str
+        The one used.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had string column names.
+    history_ : History
+        One record a pass over the data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import Ridge
+    >>> X = np.array([[1.0, 1.0], [1.0, 2.0], [2.0, 2.0], [2.0, 3.0]])
+    >>> Ridge(alpha=0.5).fit(X, X @ [1.0, 2.0] + 3).coef_.round(3)
+    array([0.909, 1.636])
+    """
+
+    def __init__(
+        self,
+        alpha: float | NDArray[Any] = 1.0,
+        *,
+        fit_intercept: bool = True,
+        solver: str = "auto",
+        positive: bool = False,
+        verbose: int = 0,
+        n_lanes: int | None = None,
+        deterministic: bool = False,
+        device: str = "auto",
+        memory_budget: int | str = "auto",
+        on_lost_data: str = "raise",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.positive = positive
+        self.verbose = verbose
+        self.n_lanes = n_lanes
+        self.deterministic = deterministic
+        self.device = device
+        self.memory_budget = memory_budget
+        self.on_lost_data = on_lost_data
+        self.callbacks = callbacks
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.LinearRegression.fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        solution = self._fit(X, y, sample_weight, client)
+        self.n_iter_ = None
+        self.solver_ = solution.extra["solver"]
+        return self
+
+    def _check_params(self) -> None:
+        check_flag("fit_intercept", self.fit_intercept)
+        check_flag("positive", self.positive)
+        for alpha in np.ravel(np.asarray(self.alpha, dtype=object)):
+            check_number("alpha", alpha)
+        if self.solver not in _SOLVERS:
+            raise InvalidParameterError(
+                f"solver={self.solver!r}: use one of {list(_SOLVERS)}. Rows are never iterated "
+                "over: each of these is exact."
+            )
+        if self.positive and self.solver not in ("auto", "lbfgs"):
+            raise InvalidParameterError(
+                f"solver={self.solver!r} does not support positive fitting. Set solver to "
+                '"auto" or "lbfgs", or positive=False.'
+            )
+        if self.solver == "lbfgs" and not self.positive:
+            raise InvalidParameterError(
+                'solver="lbfgs" can be used only when positive=True. Use solver="auto".'
+            )
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        model = self._model(rows)
+        alpha = np.ravel(np.asarray(self.alpha, dtype=np.float64))
+        if len(alpha) not in (1, model.width):
+            raise InvalidParameterError(
+                f"Number of targets and number of penalties do not correspond: y has "
+                f"{model.width} and alpha {len(alpha)}. Pass one alpha, or one for each target."
+            )
+        # Rows' weights have mean 1 here.
+        alpha = np.broadcast_to(alpha * (rows.survey.n_rows / rows.weight_sum), model.width)
+        return model, RidgeLeastSquares(
+            alpha=alpha,
+            method=self.solver,
+            positive=bool(self.positive),
+            **self._moments(rows, model),
+        )

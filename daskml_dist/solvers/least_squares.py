@@ -1,0 +1,196 @@
+"""Least squares: the rows are reduced to a few, and SciPy solves the problem of these."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import linalg, optimize
+
+from daskml_dist.errors import TrainingError
+from daskml_dist.solvers.base import Array, Solution, Solver, Sums
+from daskml_dist.solvers.reduction import MAX_LOOKS, Reduced, reduce_rows
+
+__all__ = ["LeastSquares", "OrdinaryLeastSquares", "RidgeLeastSquares", "non_negative"]
+
+#: Singular values below this share of the largest are rounding.
+_NO_VALUE = 1e-12
+#: Changes of the active set at most, times the features.
+_MANY = 30
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeastSquares(Solver):
+    """Solves a problem that knows the rows by their second moments alone.
+
+    Parameters
+    ----------
+    y_shift : ndarray of float64 of shape (n_targets,)
+        About the mean of the targets; zero without an intercept.
+    eps : float
+        Relative precision of the products of dense rows: that of their dtype; of sparse rows:
+        float64's.
+    sparse : bool
+        Sparse rows are looked at once.
+    """
+
+    name = "least_squares"
+    y_shift: Array
+    eps: float
+    sparse: bool
+
+    @property
+    def max_passes(self) -> int:
+        """One, unless too few digits are left."""
+        return 1 if self.sparse else MAX_LOOKS
+
+    @property
+    def _l2(self) -> float:
+        """Penalty of the sum over rows, beside which small directions need few digits."""
+        return 0.0
+
+    @property
+    def _cut(self) -> float:
+        """Share of the largest singular value below which the others count as zero."""
+        return 0.0
+
+    @abstractmethod
+    def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
+        """Coefficients of shape (n_features, n_targets), and other fields of the solution."""
+
+    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+        """Reduce the rows and solve."""
+        reduced = reduce_rows(
+            model,
+            sums,
+            self.y_shift,
+            eps=self.eps,
+            l2=self._l2,
+            cut=self._cut,
+            max_looks=self.max_passes,
+        )
+        coef, facts = self._coef(reduced, sums.n_rows, start[: model.n_features])
+        if model.fit_intercept:
+            coef = np.vstack([coef, reduced.y_mean - reduced.x_mean @ coef])
+        return Solution(coef, **facts)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OrdinaryLeastSquares(LeastSquares):
+    """The least squares of least norm.
+
+    Parameters
+    ----------
+    tol : float
+        Singular values below this share of the largest count as zero.
+    positive : bool
+        No coefficient is negative.
+    mean_weight : float
+        What the rows' weights were divided by to have mean 1.
+    """
+
+    tol: float
+    positive: bool
+    mean_weight: float
+
+    @property
+    def _cut(self) -> float:
+        return self.tol
+
+    def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
+        if self.positive:
+            return non_negative(reduced.R, reduced.z), {"n_iter": reduced.n_looks}
+        n_values = min(n_rows, len(start))
+        singular = np.zeros(n_values)
+        coef, rank = np.zeros(start.shape), 0
+        if len(reduced.R):
+            coef, _, rank, values = linalg.lstsq(reduced.R, reduced.z, cond=self.tol)
+            singular[: len(values)] = values[:n_values]
+        extra = {"rank": int(rank), "singular": singular * np.sqrt(self.mean_weight)}
+        # scikit-learn knows neither of sparse rows; here small values would have too few digits.
+        return coef, {"n_iter": reduced.n_looks, "extra": {} if self.sparse else extra}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RidgeLeastSquares(LeastSquares):
+    """Least squares with a squared-norm penalty.
+
+    Parameters
+    ----------
+    alpha : ndarray of float64 of shape (n_targets,)
+        Penalty of the sum over rows, for each target.
+    method : {"auto", "cholesky", "svd"}
+        ``"auto"``: Cholesky, unless the rows had to be looked at again.
+    positive : bool
+        No coefficient is negative.
+    """
+
+    alpha: Array
+    method: str
+    positive: bool
+
+    @property
+    def _l2(self) -> float:
+        return float(self.alpha.min())
+
+    @property
+    def _cut(self) -> float:
+        return 0.0 if self._l2 else _NO_VALUE
+
+    def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
+        used, coef = self._solve(reduced)
+        return coef, {"n_iter": reduced.n_looks, "extra": {"solver": used}}
+
+    def _solve(self, reduced: Reduced) -> tuple[str, Array]:
+        """The method used, and the coefficients."""
+        if self.positive:
+            columns = range(len(self.alpha))
+            return "lbfgs", np.hstack([self._non_negative(reduced, t) for t in columns])
+        if self.method == "cholesky" or (self.method == "auto" and reduced.n_looks == 1):
+            with suppress(linalg.LinAlgError):
+                return "cholesky", self._cholesky(reduced)
+        return "svd", self._svd(reduced)
+
+    def _svd(self, reduced: Reduced) -> Array:
+        U, values, Vt = linalg.svd(reduced.R, full_matrices=False)
+        values = np.where(values > _NO_VALUE * values.max(initial=0.0), values, 0.0)[:, None]
+        out = np.zeros((len(values), len(self.alpha)))
+        shrunk = np.divide(values, values**2 + self.alpha, out=out, where=values > 0)
+        return np.asarray(Vt.T @ (shrunk * (U.T @ reduced.z)))
+
+    def _cholesky(self, reduced: Reduced) -> Array:
+        gram, xy = reduced.R.T @ reduced.R, reduced.R.T @ reduced.z
+        coef = np.empty(xy.shape)
+        for alpha in np.unique(self.alpha):
+            at = self.alpha == alpha
+            penalised = gram + alpha * np.eye(len(gram))
+            coef[:, at] = linalg.cho_solve(linalg.cho_factor(penalised), xy[:, at])
+        return coef
+
+    def _non_negative(self, reduced: Reduced, target: int) -> Array:
+        """A penalty is a few more rows."""
+        d = reduced.R.shape[1]
+        rows = np.vstack([reduced.R, np.sqrt(self.alpha[target]) * np.eye(d)])
+        z = np.vstack([reduced.z[:, [target]], np.zeros((d, 1))])
+        return non_negative(rows, z)
+
+
+def non_negative(R: Array, z: Array) -> Array:
+    """Least squares with no negative coefficient, of each column of `z`.
+
+    Raises
+    ------
+    TrainingError
+        The active set does not settle.
+    """
+    try:
+        found = [optimize.nnls(R, column, maxiter=_MANY * R.shape[1])[0] for column in z.T]
+    except RuntimeError as error:
+        raise TrainingError(
+            f"Non-negative least squares failed: {error}. Scale the features (StandardScaler), or "
+            "drop some that nearly repeat others."
+        ) from error
+    return np.array(found).T
