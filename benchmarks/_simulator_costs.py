@@ -17,7 +17,9 @@ from benchmarks._common import logistic_rows
 from benchmarks._simulator import Costs
 from benchmarks._simulator_server import make_server, run_server
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.socket import Credentials, Inbox, Outbox, SocketConnection
+from daskml_dist.comm.listener import Credentials
+from daskml_dist.comm.remote import RemoteConnection
+from daskml_dist.comm.socket import Inbox, Outbox
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import Synchronous
 from daskml_dist.ps.messages import Request
@@ -101,7 +103,7 @@ def _peer_seconds() -> float:
 
 
 @contextlib.contextmanager
-def _connection(n: int) -> Iterator[SocketConnection]:
+def _connection(n: int) -> Iterator[RemoteConnection]:
     context, secret = multiprocessing.get_context("spawn"), secrets.token_bytes(16)
     ours, theirs = context.Pipe()
     process = context.Process(target=run_server, args=(theirs, secret, n, _IN_FLIGHT), daemon=True)
@@ -110,7 +112,8 @@ def _connection(n: int) -> Iterator[SocketConnection]:
         if not ours.poll(60):
             raise TimeoutError("The server of the calibration did not start within a minute.")
         endpoint = Endpoint("", "127.0.0.1", ours.recv())
-        connection = SocketConnection(endpoint, Credentials(secret), Wait(60), "f8", 1)
+        credentials = Credentials(secret, shared_memory=False)
+        connection = RemoteConnection(endpoint, credentials, Wait(60), "f8", 1)
         yield connection
         connection.close()
         ours.send("end")

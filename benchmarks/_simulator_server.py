@@ -5,13 +5,13 @@ Apart from the measuring, so that the new process has little to import.
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.socket import Credentials, Listener, serve
+from daskml_dist.comm.listener import Channel, Credentials, Listener
+from daskml_dist.comm.remote import serve
 from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous, Policy
@@ -33,10 +33,10 @@ def run_server(pipe: Any, secret: bytes, n: int, lanes: int) -> None:
     """Runs in a process of its own until the pipe says so."""
     server = make_server(Asynchronous(), lanes, n)
 
-    def on_pair(up: socket.socket, down: socket.socket) -> None:
+    def on_pair(up: Channel, down: Channel) -> None:
         threading.Thread(target=serve, args=(server, up, down, "f8", 1), daemon=True).start()
 
-    listener = Listener("127.0.0.1", Credentials(secret), on_pair=on_pair)
+    listener = Listener("127.0.0.1", Credentials(secret, shared_memory=False), on_pair=on_pair)
     pipe.send(listener.port)
     pipe.recv()
     listener.close()
