@@ -35,7 +35,7 @@ WORD = 16
 _HEAD = 4096
 _TOKEN_AT = _HEAD - TOKEN
 #: Seconds to look without sleeping: about what going to sleep and waking up cost.
-_SPIN = 20e-6
+_SPIN = 30e-6
 
 
 def fence() -> None:
@@ -198,7 +198,7 @@ class Sleeper:
             return self._asleep_until(words, index, value)
         finally:
             # Looking pays where it is short; else another process wants the processor.
-            self._spin = _SPIN if self._wait and now() - start < 2 * _SPIN else 0.0
+            self._spin = _SPIN if self._wait and now() - start < 3 * _SPIN else 0.0
 
     def _asleep_until(self, words: Any, index: int, value: int) -> bool:
         since = time.monotonic()
