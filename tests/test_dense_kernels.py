@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from daskml_dist.backends import get_backend
+from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.training import lane
 
 FUSED = sorted(name for name, loss in LOSSES.items() if loss.kernel)
 
@@ -111,3 +113,19 @@ def test_blocks_of_many_outputs():
     values, g = LogLoss().value_and_gradient(y, X1 @ w)
     assert value == pytest.approx(values.sum(), rel=1e-6)
     np.testing.assert_allclose(out, X1.T @ g, atol=1e-6 * len(X))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_large_batch_in_pieces_is_the_same_batch(monkeypatch, weighted):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2_000, 6))
+    y = (X[:, 0] + rng.normal(size=len(X)) > 0).astype(int)
+    weight = rng.random(len(X)) if weighted else None
+
+    def coef():
+        clf = SGDClassifier(batch_size=500, max_iter=3, tol=None, random_state=0)
+        return clf.fit(X, y, sample_weight=weight).coef_
+
+    whole = coef()
+    monkeypatch.setattr(lane, "_PIECE", 37 * X.itemsize * X.shape[1])
+    np.testing.assert_allclose(coef(), whole, rtol=1e-12)

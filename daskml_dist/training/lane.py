@@ -21,6 +21,10 @@ from daskml_dist.training.spec import FitSpec
 __all__ = ["Batch", "Lane", "ReadyBlock", "prepare_block"]
 
 
+#: Bytes of a large batch's rows that are gathered together.
+_PIECE = 1 << 20
+
+
 @dataclass(frozen=True)
 class ReadyBlock:
     """A block as the steps want it: on the device, targets encoded, weights scaled."""
@@ -37,7 +41,7 @@ class Batch:
     Parameters
     ----------
     pieces : iterable of (X, y, weight)
-        Read one by one where blocks are streamed and the batch is all of them.
+        Read one by one where the batch is large.
     n_rows : int
     index : ndarray of int64 or None
         Rows of the parameters that it touches (coordinates only).
@@ -225,10 +229,17 @@ class _Room:
         self._backend = backend
         self._arrays: tuple[Any, Any, Any] | None = None
 
-    def gather(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> list[Any]:
-        """One piece of all rows; none where there are no rows."""
+    def gather(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> Iterable[Any]:
+        """One piece of all rows; of a large batch, pieces that a cache holds, as they are read."""
         if n_rows == 0:
             return []
+        X = blocks[0][0].X
+        most = max(1, _PIECE // (X.shape[1] * X.itemsize))
+        if n_rows <= most:
+            return [self._fill(blocks, n_rows)]
+        return _Cuts(self._fill, blocks, most)
+
+    def _fill(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
         if self._arrays is None or len(self._arrays[0]) < n_rows:
             first = blocks[0][0]
             self._arrays = tuple(  # type: ignore[assignment]
@@ -236,14 +247,36 @@ class _Room:
                 for a in (first.X, first.y, first.weight)
             )
         assert self._arrays is not None
+        X, y, weight = self._arrays
         start = 0
         for block, at in blocks:
             stop = start + len(at)
-            for source, room in zip((block.X, block.y, block.weight), self._arrays, strict=True):
-                if room is not None:
-                    self._backend.gather(source, at, room[start:stop])
+            self._backend.gather(block.X, at, X[start:stop])
+            self._backend.gather(block.y, at, y[start:stop])
+            if weight is not None:
+                self._backend.gather(block.weight, at, weight[start:stop])
             start = stop
-        return [tuple(None if room is None else room[:n_rows] for room in self._arrays)]
+        return X[:n_rows], y[:n_rows], None if weight is None else weight[:n_rows]
+
+
+class _Cuts:
+    """Rows of a large batch, some at a time: copied to memory at once, they cost thrice the way."""
+
+    def __init__(
+        self,
+        fill: Callable[[list[tuple[ReadyBlock, Any]], int], tuple[Any, Any, Any]],
+        blocks: list[tuple[ReadyBlock, Any]],
+        most: int,
+    ) -> None:
+        self._fill = fill
+        self._blocks = blocks
+        self._most = most
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
+        for block, at in self._blocks:
+            for start in range(0, len(at), self._most):
+                cut = at[start : start + self._most]
+                yield self._fill([(block, cut)], len(cut))
 
 
 class _Pieces:
