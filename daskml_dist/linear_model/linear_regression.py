@@ -17,10 +17,10 @@ class LinearRegression(BaseLeastSquares):
     """Ordinary least squares, in one pass over the rows.
 
     The Gram matrix is summed over all rows in their own dtype. Where that leaves fewer than half
-    the digits (nearly dependent features, or means far from zero), the rows are looked at again
-    in float64, through the inverse of the factor found (shifted CholeskyQR, Fukaya et al. 2020),
-    which is as exact as an orthogonal factorisation of all rows. Of dependent features, the
-    solution of least norm is taken.
+    the digits (nearly dependent features, or means far from zero), the rows are looked at again:
+    in float64, about their means, and where that is not enough through the inverse of the factor
+    found (shifted CholeskyQR, Fukaya et al. 2020), which is as exact as an orthogonal
+    factorisation of all rows. Of dependent features, the solution of least norm is taken.
 
     Parameters
     ----------

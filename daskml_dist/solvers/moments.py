@@ -22,16 +22,15 @@ _FEW_ROWS = 2048
 class Moments(Statistic):
     """Upper triangle of ``A.T @ A`` for the rows ``A = [X, 1, y - y_shift]``, weighted.
 
-    Dense rows are multiplied in their own dtype at first sight, at the speed of BLAS, and in
-    float64 where a second look transforms them: then `A` begins with
+    Dense rows are multiplied in their own dtype at first sight, at the speed of BLAS. A second
+    look, at dense rows only, is in float64: `A` then begins with ``X - x_shift``, or with
     ``(X - x_shift) @ transform``.
 
     Parameters
     ----------
     y_shift : ndarray of float64 of shape (n_targets,)
     x_shift : ndarray of float64 of shape (n_features,), or None
-    transform : ndarray of float64 of shape (n_features, n_features) or (n_features,), or None
-        For dense rows; of one dimension: a factor of each feature.
+    transform : ndarray of float64 of shape (n_features, n_features), or None
     """
 
     y_shift: Array
@@ -54,10 +53,10 @@ class Moments(Statistic):
             rows = X[piece] if is_dense else X
             given = None if weight is None else weight[piece]
             with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
-                if self.transform is None:
+                if self.x_shift is None:
                     self._add(rows, y[piece], given, out, backend, is_dense)
                 else:
-                    self._add_transformed(rows, y[piece], given, out)
+                    self._add_shifted(rows, y[piece], given, out)
         return float("nan")
 
     def _add(
@@ -72,11 +71,15 @@ class Moments(Statistic):
         backend.add_tdot(X, weighted.astype(X.dtype) if is_dense else weighted, cross)
         out[:d, d:] += cross
 
-    def _add_transformed(self, X: Any, y: Any, weight: Any | None, out: Array) -> None:
-        assert self.transform is not None
-        looked = X - self.x_shift
-        looked = looked * self.transform if self.transform.ndim == 1 else looked @ self.transform
-        rows = np.hstack([looked, self._side(y)])
+    def _add_shifted(self, X: Any, y: Any, weight: Any | None, out: Array) -> None:
+        assert self.x_shift is not None
+        d = X.shape[1]
+        rows = np.empty((X.shape[0], len(out)))
+        if self.transform is None:
+            np.subtract(X, self.x_shift, out=rows[:, :d])
+        else:
+            np.matmul(X - self.x_shift, self.transform, out=rows[:, :d])
+        rows[:, d:] = self._side(y)
         if weight is not None:
             rows *= np.sqrt(weight.astype(np.float64))[:, None]
         out += rows.T @ rows

@@ -2,11 +2,12 @@ r"""Rows reduced to as many as there are features, with the same least-squares p
 
 :math:`|X w - y|^2 = |R w - z|^2 + \mathrm{const}` for a square `R`, which is the Cholesky factor
 of the Gram matrix. Its condition is the square of that of `X`, so where too few digits are left
-the rows are looked at again in float64, through the inverse of the first factor: that is shifted
-CholeskyQR (Fukaya et al., "Shifted Cholesky QR for computing the QR factorization of
-ill-conditioned matrices", SIAM J. Sci. Comput. 42, 2020), as exact as a QR of the rows, yet each
-look is a plain sum over rows. The common case needs one look, at the speed of a symmetric product;
-TSQR (Demmel et al., 2012) would cost several times that in every case.
+the rows are looked at again: float32 rows in float64 and about their means, and then, seldom, any
+rows through the inverse of the factor found. That is shifted CholeskyQR (Fukaya et al., "Shifted
+Cholesky QR for computing the QR factorization of ill-conditioned matrices", SIAM J. Sci. Comput.
+42, 2020): as exact as a QR of the rows, yet each look is a plain sum over rows. The common case
+needs one look, at the speed of a symmetric product; TSQR (Demmel et al., 2012) would cost several
+times that in every case, and a reduction that is no sum.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def reduce_rows(
     DivergedError
         The squares overflow.
     """
-    seen, floor = _first_look(model, sums, y_shift), 0.0
+    seen, floor = _plain_look(model, sums, Moments(y_shift)), 0.0
     for n_looks in range(1, max_looks + 1):
         penalised = seen.gram + l2 * seen.transform.T @ seen.transform
         certain = max(_DIGITS * eps, np.sqrt(eps))
@@ -108,11 +109,10 @@ def reduce_rows(
         known = values > floor
         if n_looks == max_looks or sums.should_stop or _cut_away(rows, known, cut):
             break
-        if eps > _EPS and values[0] > len(values) * eps:
-            seen = _same_look(model, sums, seen)
+        if eps > _EPS:
+            seen, eps = _plain_look(model, sums, Moments(seen.y_mean, seen.x_mean)), _EPS
         else:
             seen = _next_look(model, sums, seen, vectors, roots)
-        eps = _EPS
     R, z = seen.factor(floor)
     return Reduced(R, z, seen.y_squares, seen.x_mean, seen.y_mean, n_looks)
 
@@ -152,39 +152,31 @@ class _Look:
         return roots * (vectors.T @ self.inverse), vectors.T @ self.xy / roots
 
 
-def _first_look(model: Any, sums: Sums, y_shift: Array) -> _Look:
+def _plain_look(model: Any, sums: Sums, statistic: Moments) -> _Look:
     """Look at the rows as they are; each feature is scaled by its norm afterwards."""
-    total = _sums(sums, Moments(y_shift))
+    total = _sums(sums, statistic)
     norms = np.sqrt(np.diag(total)[: model.n_features])
     scales = np.divide(1.0, norms, out=np.zeros(len(norms)), where=norms > 0)
     gram, xy, y_squares, x_mean, y_mean = _centred(model, total)
-    gram *= scales[:, None] * scales
     filler = np.diag(np.where(norms > 0, 0.0, 1.0))
-    gram += filler
-    xy *= scales[:, None]
     return _Look(
-        gram, xy, y_squares, np.diag(scales), np.diag(norms), filler, x_mean, y_shift + y_mean
+        gram * scales[:, None] * scales + filler,
+        xy * scales[:, None],
+        y_squares,
+        np.diag(scales),
+        np.diag(norms),
+        filler,
+        x_mean if statistic.x_shift is None else x_mean + statistic.x_shift,
+        y_mean + statistic.y_shift,
     )
 
 
-def _same_look(model: Any, sums: Sums, seen: _Look) -> _Look:
-    """Look again in float64, where that alone leaves digits enough."""
-    return _again(model, sums, seen, np.diag(seen.transform), seen.inverse, seen.filler)
-
-
 def _next_look(model: Any, sums: Sums, seen: _Look, vectors: Array, roots: Array) -> _Look:
-    """Look again in float64, where the rows seen before are nearly orthonormal."""
+    """Look through the inverse of the factor found: such rows are nearly orthonormal."""
     transform = seen.transform @ vectors / roots
     inverse = roots[:, None] * (vectors.T @ seen.inverse)
     filler = vectors.T @ seen.filler @ vectors / np.outer(roots, roots)
-    return _again(model, sums, seen, transform, inverse, filler)
-
-
-def _again(
-    model: Any, sums: Sums, seen: _Look, transform: Array, inverse: Array, filler: Array
-) -> _Look:
     total = _sums(sums, Moments(seen.y_mean, seen.x_mean, transform))
-    transform = transform if transform.ndim == 2 else np.diag(transform)
     gram, xy, y_squares, mean, y_mean = _centred(model, total)
     x_mean, y_mean = seen.x_mean + mean @ inverse, seen.y_mean + y_mean
     return _Look(gram + filler, xy, y_squares, transform, inverse, filler, x_mean, y_mean)
