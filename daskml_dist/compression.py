@@ -36,10 +36,26 @@ class Packed:
     Parameters
     ----------
     arrays : tuple of ndarray of one dimension
-        At most 255, of plain numbers; what they mean is the compressor's secret.
+        From 1 to 255, of plain numbers; what they mean is the compressor's secret.
+
+    Raises
+    ------
+    InvalidParameterError
+        For anything else, since it could not travel.
     """
 
     arrays: tuple[NDArray[Any], ...]
+
+    def __post_init__(self) -> None:
+        plain = all(
+            isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "biuf"
+            for a in self.arrays
+        )
+        if not (plain and 1 <= len(self.arrays) <= 255):
+            raise InvalidParameterError(
+                "Packed takes a tuple of 1 to 255 arrays of numbers, each of one dimension: use "
+                "np.atleast_1d and ravel() in your compressor's compress()."
+            )
 
     @property
     def nbytes(self) -> int:
@@ -161,8 +177,8 @@ class TopK(Compressor):
     """The largest entries alone: ``"topk"``, 4 bytes and a number for each.
 
     The others wait and add up until they are among the largest. A waiting entry arrives late and
-    in one piece, so take a plain optimizer (``"sgd"``, ``"momentum"``) and, if the loss swings, a
-    smaller learning rate.
+    in one piece, so take a plain optimizer (``"sgd"``, ``"momentum"``; an adaptive one slows down)
+    and, if the loss swings, a smaller learning rate.
 
     Choose it for large models on a slow network.
 

@@ -403,3 +403,11 @@ def test_policies_that_push_no_gradients_are_told(policy: str) -> None:
 def test_bad_numbers_are_told(kind: Any, value: Any) -> None:
     with pytest.raises(InvalidParameterError, match="give a"):
         kind(value)
+
+
+@pytest.mark.parametrize(
+    "arrays", [(), (np.ones((2, 2)),), ([1.0],), (np.array(["a"]),), (np.ones(1),) * 256]
+)
+def test_what_cannot_travel_is_told(arrays: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="1 to 255 arrays of numbers"):
+        Packed(arrays)
