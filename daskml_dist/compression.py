@@ -113,13 +113,15 @@ class Float16(Compressor):
         """Scale and round."""
         largest = np.max(np.abs(array), initial=0.0)
         exponent = np.frexp(largest)[1] - 15 if np.isfinite(largest) else 0
-        shift = np.array([exponent], dtype=np.int32)
-        return Packed((shift, np.ldexp(array, -shift).astype(np.float16)))
+        # Both the scale and its inverse are normal numbers, so scaling is exact.
+        exponent = max(exponent, np.finfo(array.dtype).minexp)
+        scale = np.ldexp(np.ones(1, array.dtype), exponent)
+        return Packed((scale, (array * (1 / scale)).astype(np.float16)))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
         """Scale back."""
-        shift, halves = packed.arrays
-        np.ldexp(halves.astype(out.dtype), shift, out=out)
+        scale, halves = packed.arrays
+        np.multiply(halves, scale, out=out)
 
 
 @dataclass(frozen=True)
