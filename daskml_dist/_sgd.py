@@ -17,12 +17,13 @@ from daskml_dist._base import (
     seed_of,
 )
 from daskml_dist._linear import BaseLinear
+from daskml_dist.compression import Compressor, get_compressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import get_loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import get_penalty
-from daskml_dist.policies import Policy, get_policy
+from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
@@ -47,6 +48,7 @@ class BaseSGD(BaseLinear):
         optimizer = get_optimizer(params["optimizer"])
         early = params["early_stopping"]
         average = params["average"]
+        policy = get_policy(params["policy"] if policy is None else policy)
         return Settings(
             loss=get_loss(params["loss"], kind),
             penalty=get_penalty(params["penalty"], params["alpha"], params["l1_ratio"]),
@@ -57,7 +59,7 @@ class BaseSGD(BaseLinear):
                 alpha=params["alpha"],
                 max_iter=params["max_iter"],
             ),
-            policy=get_policy(params["policy"] if policy is None else policy),
+            policy=policy,
             fit_intercept=bool(params["fit_intercept"]),
             max_iter=int(params["max_iter"]),
             tol=params["tol"],
@@ -76,6 +78,7 @@ class BaseSGD(BaseLinear):
             on_lost_data=params["on_lost_data"],
             auto_rate=isinstance(params["learning_rate"], str)
             and params["learning_rate"] == "auto",
+            compression=_compressor(params["compression"], policy),
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -159,6 +162,7 @@ class BaseSGD(BaseLinear):
                 "streamed": fit.streaming is not None,
                 "generations": result.events,
                 "dropped_pushes": result.dropped,
+                "compression": None if fit.compression is None else fit.compression.name,
                 "lost_rows": result.lost_rows,
                 **engine.facts,
             },
@@ -227,3 +231,14 @@ class BaseSGD(BaseLinear):
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
         self._set_coef(w, model, classes, remedy)
         self._state = state
+
+
+def _compressor(compression: Any, policy: Policy) -> Compressor | None:
+    compressor = get_compressor(compression)
+    if compressor is None or policy.pushes_gradients:
+        return compressor
+    names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
+    raise InvalidParameterError(
+        f"compression={compression!r} is for pushes of gradients to servers, and the policy "
+        f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
+    )

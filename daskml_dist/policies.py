@@ -177,6 +177,11 @@ class Policy:
         return self.loop not in {"replicas", "solver"}
 
     @property
+    def pushes_gradients(self) -> bool:
+        """Whether lanes push gradients to servers, which can be compressed."""
+        return self.loop in {"rounds", "free"}
+
+    @property
     def uses_threads(self) -> bool:
         """Whether a lane a thread is wanted in one process too."""
         return self.loop in {"shared", "solver"}

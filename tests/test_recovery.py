@@ -19,6 +19,7 @@ import pytest
 from distributed import Client, LocalCluster, wait
 from sklearn.metrics import log_loss
 
+from daskml_dist.compression import TopK
 from daskml_dist.errors import DataLostError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.policies import POLICIES
@@ -226,6 +227,25 @@ def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
     clf = _classifier(policy, strike).fit(*_lazy())
     _check(clf, policy)
     assert "stopped answering" in str(strike.events[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["trainer", "server", "both"])
+def test_a_compressed_fit_drops_what_waits_and_goes_on(crew_client: Client, role: str) -> None:
+    """No residual is applied twice; what a new generation drops hardly shows in the loss."""
+
+    def kill(run: Any) -> None:
+        for address in _victims(run, role):
+            _kill(crew_client, address)
+
+    strike, plain = Strike(kill), {"optimizer": "sgd", "learning_rate": 0.05}
+    calm = _classifier("sync", **plain).fit(*_lazy())
+    clf = _classifier("sync", strike, compression=TopK(0.2), **plain).fit(*_lazy())
+    assert strike.events
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
+    assert {record["rows"] for record in records} == {N_ROWS}
+    assert _loss(clf) == pytest.approx(_loss(calm), rel=0.002)
 
 
 def _slow_down(seconds: float) -> None:

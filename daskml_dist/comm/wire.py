@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
@@ -18,8 +19,10 @@ __all__ = ["CALL", "REPLY", "REQUEST", "Reader", "encode_call", "encode_reply", 
 REQUEST, REPLY, CALL = 1, 2, 3
 
 # kind, pull, whether progress follows, lanes, generation, clock, version, rows, loss; then the
-# lengths of values, index and pull_index (-1: none)
-_REQUEST = struct.Struct("<B??Hqqqddqqq")
+# lengths of values, index and pull_index (-1: none), and how many arrays `packed` has (0: none)
+_REQUEST = struct.Struct("<B??HqqqddqqqB")
+# dtype and length of an array of `packed`
+_ARRAY = struct.Struct("<8sq")
 # kind, status, stop, lane, version, clock, values (-1: none)
 _REPLY = struct.Struct("<BB?qqqq")
 # kind, length of the JSON text, length of the pickled object (-1: none)
@@ -50,10 +53,14 @@ def encode_request(request: Request) -> Buffers:
         REQUEST, request.pull, request.progress is not None, len(request.lanes),
         request.generation, request.clock, request.version, request.rows, request.loss,
         _length(values), _length(index), _length(wanted),
+        0 if request.packed is None else len(request.packed.arrays),
     )  # fmt: skip
     arrays: list[NDArray[Any] | None] = [request.progress, values, index, wanted]
     buffers: Buffers = [header + np.array(request.lanes, dtype="<i8").tobytes()]
     buffers += [_bytes_of(a) for a in arrays if a is not None and a.size]
+    for array in () if request.packed is None else request.packed.arrays:
+        buffers.append(_ARRAY.pack(array.dtype.str.encode(), len(array)))
+        buffers += [_bytes_of(array)] if array.size else []
     return buffers
 
 
@@ -139,17 +146,22 @@ class Reader:
     def _request(self) -> Request:
         (
             _, pull, has_progress, n_lanes, generation, clock, version, rows, loss,
-            n, n_index, n_wanted,
+            n, n_index, n_wanted, n_packed,
         ) = self._header(REQUEST)  # fmt: skip
         lanes = tuple(self._array((n_lanes,), "<i8").tolist())
         progress = self._array((n_lanes, 3), np.float64) if has_progress else None
         values = self._array((n, self._width), self._dtype) if n >= 0 else None
         index = self._array((n_index,), np.int64) if n_index >= 0 else None
         wanted = self._array((n_wanted,), np.int64) if n_wanted >= 0 else None
+        packed = Packed(tuple(self._packed() for _ in range(n_packed))) if n_packed else None
         return Request(
             lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
-            owned=True,
+            owned=True, packed=packed,
         )  # fmt: skip
+
+    def _packed(self) -> NDArray[Any]:
+        dtype, length = _ARRAY.unpack(self._bytes(_ARRAY.size))
+        return self._array((length,), dtype.rstrip(b"\0").decode())
 
     def _reply(self) -> Reply:
         _, status, stop, lane, version, clock, rows = self._header(REPLY)

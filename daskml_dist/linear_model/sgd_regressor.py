@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._sgd import BaseSGD
+from daskml_dist.compression import Compressor
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.policies import Policy
@@ -88,6 +89,11 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     checkpoint : Checkpoint or None, default=None
         Where and how often :meth:`fit` saves itself, see
         :class:`daskml_dist.training.checkpoint.Checkpoint`.
+    compression : str, Compressor or None, default=None
+        Makes what trainers push to servers smaller, with error feedback: ``"fp16"``, ``"8bit"``,
+        ``"topk"``, ``"significant"`` or an object; see :mod:`daskml_dist.compression`. For the
+        policies ``"sync"``, ``"ssp"`` and ``"async"``. The coefficients then depend a little on
+        how many workers there are, but not with `deterministic`.
 
     Attributes
     ----------
@@ -151,6 +157,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         on_lost_data: str = "raise",
         callbacks: Any = None,
         checkpoint: Any = None,
+        compression: str | Compressor | None = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -179,6 +186,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.on_lost_data = on_lost_data
         self.callbacks = callbacks
         self.checkpoint = checkpoint
+        self.compression = compression
 
     def fit(
         self,

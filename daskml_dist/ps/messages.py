@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.compression import Packed
+
 __all__ = ["Call", "CallReply", "Part", "Reply", "Request", "Status", "sum_in_lane_order"]
 
 #: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
@@ -59,6 +61,8 @@ class Request:
         of each.
     owned : bool
         Whether the server may overwrite `values`: nobody else holds them.
+    packed : Packed, optional
+        The values, compressed; `values` is then None.
     """
 
     lanes: tuple[int, ...]
@@ -73,6 +77,7 @@ class Request:
     loss: float = 0.0
     progress: NDArray[np.float64] | None = None
     owned: bool = False
+    packed: Packed | None = None
 
 
 @dataclass(slots=True)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.compression import Compressor
 from daskml_dist.policies import Policy
 from daskml_dist.ps.image import Holding, Images, LaneImage, ServerImage, shadow_of
 from daskml_dist.ps.ledger import PassLedger, PassReport
@@ -52,6 +54,8 @@ class ParameterServer:
         Clock at which the lanes start.
     n_steps : int
         Steps of a lane in a pass.
+    compression : Compressor or None
+        What trainers compress their pushes with.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class ParameterServer:
         generation: int = 0,
         clock: int = 0,
         n_steps: int = 1,
+        compression: Compressor | None = None,
     ) -> None:
         self.generation = generation
         self.shard = shard
@@ -74,6 +79,7 @@ class ParameterServer:
         self._n_lanes = len(lanes)
         self._n_trainers = n_trainers
         self._n_steps = n_steps
+        self._compression = compression
         self._left: dict[int, int] = {}
         self._pending: dict[int, Request] = {}
         self._waiting: list[_Waiting] = []
@@ -112,6 +118,8 @@ class ParameterServer:
         reply : callable
             Called once with a :class:`Reply` if ``request.pull``, from any thread.
         """
+        if request.packed is not None:
+            self._unpack(request)  # not under the lock: others push meanwhile
         with self._lock:
             refusal = self._refusal(request.generation)
             if refusal is None:
@@ -126,6 +134,17 @@ class ParameterServer:
             return
         for answer in ready:
             answer()
+
+    def _unpack(self, request: Request) -> None:
+        assert self.shard is not None
+        assert self._compression is not None
+        assert request.packed is not None
+        n_rows, width = self.shard.w.shape
+        n_rows = n_rows if request.index is None else len(request.index)
+        request.values = np.empty((n_rows, width), dtype=self.shard.w.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._compression.decompress(request.packed, request.values.reshape(-1))
+        request.packed, request.owned = None, True
 
     def _refusal(self, generation: int) -> Status | None:
         if self._aborted is not None:

@@ -9,6 +9,7 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.scales import Scales
@@ -60,6 +61,7 @@ class Settings:
     memory_budget: int | None = None
     on_lost_data: str = "raise"
     auto_rate: bool = False
+    compression: Compressor | None = None
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,7 @@ def make_fit(
         on_lost_data=settings.on_lost_data,
         shared_memory=bool(dask.config.get("daskml_dist.shared_memory", True)),
         single_rows=single_rows,
+        compression=settings.compression,
     )
 
 

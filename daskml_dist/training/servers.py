@@ -54,8 +54,9 @@ def make_server(
             first_pass=fit.first_pass,
         )
     return ParameterServer(
-        fit.policy, lanes, shard, ledger, n_trainers, generation, fit.first_clock, fit.n_steps
-    )
+        fit.policy, lanes, shard, ledger, n_trainers, generation, fit.first_clock, fit.n_steps,
+        fit.compression,
+    )  # fmt: skip
 
 
 def joined_state(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
+from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows
 from daskml_dist.models.base import Model
 from daskml_dist.models.linear import LinearModel
@@ -20,6 +21,9 @@ from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.solvers import Solution, Solver
 
 __all__ = ["FitSpec", "Streaming", "TrainerResult", "TrainerSpec"]
+
+#: Steps of a pass from which on the last push of every pass is not compressed.
+_MANY_STEPS = 32
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class FitSpec:
         Whether processes of one host may talk through memory that they share.
     single_rows : bool, default=False
         Whether each row of a batch is an update of its own.
+    compression : Compressor or None
+        What pushes to servers are compressed with.
     """
 
     model: Model
@@ -108,6 +114,7 @@ class FitSpec:
     solver: Solver | None = None
     shared_memory: bool = True
     single_rows: bool = False
+    compression: Compressor | None = None
 
     @property
     def step_model(self) -> LinearModel:
@@ -127,6 +134,15 @@ class FitSpec:
         """
         first = max(self.first_pass + 1, -(-clock // self.n_steps))
         return range(first, self.stopping.max_iter + 1)
+
+    def pushes_whole(self, clock: int) -> bool:
+        """Whether the push that ends a lane's step `clock` goes without compression.
+
+        It takes along all that was left out before: at the end of each pass, or, where a pass has
+        few steps, of the last one.
+        """
+        passes, rest = divmod(clock, self.n_steps)
+        return rest == 0 and (self.n_steps >= _MANY_STEPS or passes >= self.stopping.max_iter)
 
     def start_state(self, rows: slice = slice(None)) -> ShardState:
         """Fresh state of some rows of the parameters."""

@@ -181,7 +181,7 @@ class Trainer:
             reach(endpoint, self._credentials, self._wait, fit.dtype, fit.model.width)
             for endpoint in self._spec.servers
         ]
-        return ShardedConnection(connections, fit.layout, self._spec.generation)
+        return ShardedConnection(connections, fit.layout, self._spec.generation, fit.compression)
 
     def _meet(self) -> Communicator:
         """Wait until every trainer of the fit is there; connect to them where they must talk."""

@@ -94,6 +94,7 @@ class _FreeLane:
             self._connection.send(
                 (number,), clock, self._rows, total, index,
                 loss=self._loss, pull=pull, pull_index=pull_index,
+                whole=self._fit.pushes_whole(clock),
             )  # fmt: skip
             self._parts, self._rows, self._loss = [], 0.0, 0.0
         elif pull:

@@ -92,7 +92,8 @@ class _Rounds:
         rows = sum(batch.n_rows for batch in batches)
         ((lanes, _),) = self._speakers()
         loss = sum(lane.last_loss for lane in self._lanes)
-        self._connection.send(lanes, self._clock + 1, rows, total, loss=loss)
+        whole = self._fit.pushes_whole(self._clock + 1)
+        self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
         # The next batches are gathered while the push travels.
         self._batches = [lane.next_batch() for lane in self._lanes]
 
@@ -130,6 +131,7 @@ class _Rounds:
                 batch.index,
                 loss=loss,
                 pull_index=pull_index,
+                whole=self._fit.pushes_whole(self._clock + 1),
             )
 
     def validation_weights(self) -> list[Any | None]:

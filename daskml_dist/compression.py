@@ -1,0 +1,363 @@
+"""Compression: how a trainer's push becomes fewer bytes, and nothing of it is lost.
+
+A :class:`Compressor` is an immutable description that the user passes by object or by string. It
+turns a vector into a few small arrays, from which the server makes a vector near to it again. The
+difference is kept by the sender and added to its next push (:class:`Feedback`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = [
+    "COMPRESSORS",
+    "Compressor",
+    "EightBit",
+    "Feedback",
+    "Float16",
+    "Packed",
+    "SignificantlyModified",
+    "TopK",
+    "get_compressor",
+]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A compressed vector.
+
+    Parameters
+    ----------
+    arrays : tuple of ndarray of one dimension
+        From 1 to 255, of plain numbers; what they mean is the compressor's secret.
+
+    Raises
+    ------
+    InvalidParameterError
+        For anything else, since it could not travel.
+    """
+
+    arrays: tuple[NDArray[Any], ...]
+
+    def __post_init__(self) -> None:
+        plain = all(
+            isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "biuf"
+            for a in self.arrays
+        )
+        if not (plain and 1 <= len(self.arrays) <= 255):
+            raise InvalidParameterError(
+                "Packed takes a tuple of 1 to 255 arrays of numbers, each of one dimension: use "
+                "np.atleast_1d and ravel() in your compressor's compress()."
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+class Compressor(ABC):
+    """Makes a vector small, and a vector near to it again.
+
+    To make one of your own, write both methods; they must depend on their arguments alone, since
+    trainer and server run them apart. What :meth:`compress` leaves out is not lost: the trainer
+    adds it to its next push.
+
+    Attributes
+    ----------
+    name : str
+        The string by which it is chosen.
+    """
+
+    name: ClassVar[str] = "custom"
+
+    @abstractmethod
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Pack a vector.
+
+        Parameters
+        ----------
+        array : ndarray of float32 or float64 of shape (n,)
+            Part of a gradient sum; must not be changed, nor the result share its memory.
+        """
+
+    @abstractmethod
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Fill `out` (shape and dtype of the vector that was packed) with what was packed."""
+
+
+@dataclass(frozen=True)
+class Float16(Compressor):
+    """Half precision: ``"fp16"``, 2 bytes an entry.
+
+    The entries of a push are scaled together by a power of two, so that none overflows; 11
+    significant bits are left of each down to ``2**-29`` of the largest.
+
+    Choose it first: it costs next to nothing in accuracy.
+
+    References
+    ----------
+    P. Micikevicius et al., "Mixed Precision Training", ICLR 2018 (scaling).
+    """
+
+    name = "fp16"
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Scale and round."""
+        largest = np.max(np.abs(array), initial=0.0)
+        exponent = np.frexp(largest)[1] - 15 if np.isfinite(largest) else 0
+        # Both the scale and its inverse are normal numbers, so scaling is exact.
+        exponent = max(exponent, np.finfo(array.dtype).minexp)
+        scale = np.ldexp(np.ones(1, array.dtype), exponent)
+        return Packed((scale, (array * (1 / scale)).astype(np.float16)))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Scale back."""
+        scale, halves = packed.arrays
+        np.multiply(halves, scale, out=out)
+
+
+@dataclass(frozen=True)
+class EightBit(Compressor):
+    """Linear quantisation to 8 bits: ``"8bit"``, a byte an entry and a scale a block.
+
+    An entry becomes the nearest of 255 levels between minus and plus the largest of its block.
+    Rounding is to the nearest and so the same at each run; what it takes away comes with the next
+    push.
+
+    Parameters
+    ----------
+    block_size : int, default=256
+        Entries that share a scale.
+
+    References
+    ----------
+    F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014. T. Dettmers, "8-Bit
+    Approximations for Parallelism in Deep Learning", ICLR 2016. D. Alistarh et al., "QSGD", NIPS
+    2017 (a scale for each block).
+    """
+
+    name = "8bit"
+    block_size: int = 256
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidParameterError(f"EightBit(block_size={size!r}): give an integer >= 1.")
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Quantise block by block."""
+        starts = np.arange(0, len(array), self.block_size)
+        if not len(starts):
+            return Packed((np.empty(0, array.dtype), np.empty(0, np.int8)))
+        scales = np.maximum.reduceat(np.abs(array), starts) / array.dtype.type(127)
+        # NaN and infinity travel in the scale; a block of zeros has none.
+        divisors = np.where(np.isfinite(scales) & (scales > 0), scales, np.inf)
+        levels = np.rint(array / self._each(divisors, len(array)))
+        levels = np.nan_to_num(np.clip(levels, -127, 127))
+        return Packed((scales, levels.astype(np.int8)))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Levels times scales."""
+        scales, levels = packed.arrays
+        np.multiply(levels, self._each(scales, len(out)), out=out)
+
+    def _each(self, scales: NDArray[Any], n: int) -> NDArray[Any]:
+        """The scale of each entry."""
+        return np.repeat(scales, self.block_size)[:n]
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """The largest entries alone: ``"topk"``, 4 bytes and a number for each.
+
+    The others wait and add up until they are among the largest. A waiting entry arrives late and
+    in one piece, so take a plain optimizer (``"sgd"``, ``"momentum"``; an adaptive one slows down)
+    and, if the loss swings, a smaller learning rate.
+
+    Choose it for large models on a slow network.
+
+    Parameters
+    ----------
+    share : float, default=0.01
+        Share of the entries that is sent, above 0 and at most 1; at least one entry.
+
+    References
+    ----------
+    A. F. Aji and K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
+    2017. Y. Lin et al., "Deep Gradient Compression", ICLR 2018.
+    """
+
+    name = "topk"
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_share("TopK", "share", self.share)
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Keep the largest entries, and where they stood."""
+        n = len(array)
+        k = min(n, int(np.ceil(self.share * n)))
+        chosen = np.zeros(n, dtype=bool)
+        # NaN counts as largest, so that the server hears of it.
+        chosen[np.argpartition(np.abs(array), n - k)[n - k :] if k < n else slice(None)] = True
+        return _pack_chosen(array, chosen)
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Put the entries back; zeros elsewhere."""
+        _unpack_chosen(packed, out)
+
+
+@dataclass(frozen=True)
+class SignificantlyModified(Compressor):
+    """Entries that have changed enough: ``"significant"``, the filter of Li et al.
+
+    An entry waits and adds up as long as it is below `threshold` times the largest entry of the
+    push. (The paper's threshold is a number; a share of the largest suits gradients of any scale.)
+    How much is sent depends on the gradient: little where a few entries dominate, and never more
+    than all entries and a bit for each.
+
+    Parameters
+    ----------
+    threshold : float, default=0.1
+        Share of the largest entry, above 0 and at most 1.
+
+    References
+    ----------
+    M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014
+    ("significantly modified filter").
+    """
+
+    name = "significant"
+    threshold: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share("SignificantlyModified", "threshold", self.threshold)
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Keep the entries near the largest, and where they stood."""
+        sizes = np.abs(array)
+        least = self.threshold * np.max(sizes, initial=0.0)
+        return _pack_chosen(array, ~(sizes < least) & (array != 0))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Put the entries back; zeros elsewhere."""
+        _unpack_chosen(packed, out)
+
+
+def _check_share(owner: str, name: str, value: Any) -> None:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not (number and 0 < value <= 1):
+        raise InvalidParameterError(f"{owner}({name}={value!r}): give a number in (0, 1].")
+
+
+def _pack_chosen(array: NDArray[Any], chosen: NDArray[np.bool_]) -> Packed:
+    """Chosen entries, and their places: 4 bytes each, or a bit for every entry if that is less."""
+    places = np.flatnonzero(chosen)
+    few = 32 * len(places) < len(array) < 2**32
+    return Packed((places.astype(np.uint32) if few else np.packbits(chosen), array[places]))
+
+
+def _unpack_chosen(packed: Packed, out: NDArray[Any]) -> None:
+    places, values = packed.arrays
+    if places.dtype == np.uint8:
+        places = np.flatnonzero(np.unpackbits(places, count=len(out)))
+    out[:] = 0
+    out[places] = values
+
+
+class Feedback:
+    """Error feedback: what a sender has not sent yet goes with its next push.
+
+    So the sum of all that was sent, and of what is kept, is the sum of all gradients.
+
+    Parameters
+    ----------
+    compressor : Compressor
+    shape : tuple of int
+        Of the parameters that its pushes belong to.
+    dtype : dtype
+
+    Attributes
+    ----------
+    residual : ndarray of the shape of the parameters
+        What was not sent yet.
+
+    References
+    ----------
+    F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014. S. P. Karimireddy et
+    al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+    """
+
+    def __init__(self, compressor: Compressor, shape: tuple[int, ...], dtype: DTypeLike) -> None:
+        self._compressor = compressor
+        self.residual: NDArray[Any] = np.zeros(shape, dtype=dtype)
+
+    def pack(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Packed:
+        """What to send instead of `values`, the gradient sum of the rows `index` (None: all)."""
+        # Numbers that overflow are told by the loss.
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = self._with_residual(values, index)
+            packed = self._compressor.compress(total.reshape(-1))
+            sent = np.empty_like(total)
+            self._compressor.decompress(packed, sent.reshape(-1))
+            total -= sent
+        self.residual[slice(None) if index is None else index] = total
+        return packed
+
+    def flush(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Any:
+        """All that waits, with `values`: what to send whole, and the rows that it belongs to.
+
+        Returns
+        -------
+        values : ndarray
+        index : ndarray of int64 or None
+            The rows of `index` and all others where something waits.
+        """
+        waiting = self.residual
+        self.residual = np.zeros_like(waiting)
+        if index is None:
+            return values + waiting, None
+        waiting[index] += values
+        rows = np.union1d(index, np.flatnonzero(waiting.any(axis=1)))
+        return waiting[rows], rows
+
+    def _with_residual(self, values: NDArray[Any], index: NDArray[np.int64] | None) -> NDArray[Any]:
+        kept = self.residual if index is None else self.residual[index]
+        total: NDArray[Any] = np.add(kept, values)
+        return total
+
+
+COMPRESSORS: dict[str, type[Compressor]] = {
+    compressor.name: compressor for compressor in (Float16, EightBit, TopK, SignificantlyModified)
+}
+
+
+def get_compressor(compression: str | Compressor | None) -> Compressor | None:
+    """Return the compressor that a string or an object names; None for none.
+
+    Parameters
+    ----------
+    compression : str, Compressor or None
+        One of ``COMPRESSORS`` or an instance.
+
+    Raises
+    ------
+    InvalidParameterError
+        For anything else; the message lists the valid names.
+    """
+    if compression is None or isinstance(compression, Compressor):
+        return compression
+    if isinstance(compression, str) and compression in COMPRESSORS:
+        return COMPRESSORS[compression]()
+    raise InvalidParameterError(
+        f"Unknown compression {compression!r}. Use one of {sorted(COMPRESSORS)}, an object such as "
+        "TopK(share=0.05), or None."
+    )
