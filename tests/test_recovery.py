@@ -161,12 +161,14 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role:
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("role", _first_of("both", "trainer", "server"))
 def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, role: str) -> None:
-    X, y = _lazy()
-    X = X * np.logspace(-2, 2, 8)
+    # Enough work that the fit lasts longer than it takes to kill somebody.
+    rng = da.random.default_rng(0)
+    values = rng.normal(size=(300_000, 20), chunks=(30_000, -1)) * np.logspace(-2, 2, 20)
+    X, y = values, values[:, 3] + rng.normal(size=300_000, chunks=30_000) > 0
 
     def fit(*callbacks: Any) -> LogisticRegression:
         clf = LogisticRegression(
-            max_iter=500, tol=0, n_lanes=3, deterministic=True, callbacks=list(callbacks)
+            max_iter=60, tol=0, n_lanes=3, deterministic=True, callbacks=list(callbacks)
         )
         return clf.fit(X, y)
 
@@ -183,7 +185,7 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
     assert clf.n_iter_ == calm.n_iter_
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, len(calm.history_) + 1))
-    assert {record["rows"] for record in records} == {N_ROWS}
+    assert {record["rows"] for record in records} == {len(X)}
 
 
 @pytest.mark.parametrize("policy", _first_of("allreduce", "sync", "async"))
