@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from distributed import CancelledError, Client, LocalCluster, get_worker
+from distributed import CancelledError, Client, LocalCluster, get_client, get_worker
 
 from daskml_dist.training.dask_internals import (
+    ask_for,
     before_closing,
     count_actors,
     evict,
@@ -96,6 +97,20 @@ def test_a_running_task_knows_whether_it_is_wanted(client: Client) -> None:
     assert _until(lambda: "begun" in told())
     future.cancel()
     assert _until(lambda: "unwanted" in told())
+
+
+def test_data_is_asked_for_by_its_key(client: Client) -> None:
+    first, second = sorted(list_workers(client))
+    held = client.submit(lambda: 7, workers=[first], pure=False)
+
+    def fetch(key: str) -> int:
+        asked = ask_for(get_client(), key)
+        value: int = asked.result(timeout=10)
+        asked.release()
+        return value
+
+    assert held.result(timeout=10) == 7
+    assert client.submit(fetch, held.key, workers=[second], pure=False).result(timeout=20) == 7
 
 
 def test_a_worker_is_evicted_and_another_retired() -> None:

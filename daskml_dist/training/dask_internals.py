@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from distributed import WorkerPlugin
+from distributed import Future, WorkerPlugin
 
 from daskml_dist.errors import SchedulerLostError
 
 __all__ = [
+    "ask_for",
     "before_closing",
     "count_actors",
     "evict",
@@ -106,6 +107,16 @@ def is_wanted(worker: Any, key: Any) -> bool:
     """
     task = worker.state.tasks.get(key)
     return task is not None and task.state in {"executing", "long-running"}
+
+
+def ask_for(client: Any, key: Any) -> Any:
+    """A future of data that some worker holds, by its key.
+
+    `Future(key)` alone tells the scheduler nothing, and would wait for ever.
+    """
+    future: Future[Any] = Future(key, client)
+    client._send_to_scheduler({"op": "client-desires-keys", "keys": [key], "client": client.id})
+    return future
 
 
 def evict(client: Any, address: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from distributed import Future, get_client, get_worker, secede
+from distributed import get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
@@ -29,7 +29,7 @@ from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import ShardState
-from daskml_dist.training.dask_internals import before_closing, is_wanted
+from daskml_dist.training.dask_internals import ask_for, before_closing, is_wanted
 from daskml_dist.training.orders import Line, at_work, raise_alarm, say_hello, take_leave, tidy
 from daskml_dist.training.servers import make_server
 from daskml_dist.training.shadow import Shipper
@@ -301,7 +301,7 @@ class _Fetch:
         found, value = here.result(timeout=self._wait.timeout)
         if found:
             return value
-        future: Future[Any] = Future(key, self._client)
+        future = ask_for(self._client, key)
         try:
             return future.result(timeout=self._wait.timeout)
         except Exception as error:
