@@ -32,7 +32,7 @@ from daskml_dist.errors import (
     InvalidParameterError,
     NotFittedError,
 )
-from daskml_dist.inference.predict import map_rows, row_pieces
+from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import Survey
@@ -42,6 +42,8 @@ __all__ = [
     "check_budget",
     "check_class_weight",
     "check_count",
+    "check_flag",
+    "check_number",
     "check_placement",
     "seed_of",
 ]
@@ -147,9 +149,13 @@ class BaseSupervised(BaseEstimator):
     def _map(self, function: Callable[..., Any], X: Any, dtype: Any, n_outputs: int | None) -> Any:
         """Map `function(raw_prediction)` over the rows of X."""
         self._check_fitted(X)
-        composed = partial(_compose, function, self._raw())
         return map_rows(
-            composed, X, dtype=dtype, n_outputs=n_outputs, n_features=self.n_features_in_
+            self._raw(),
+            X,
+            dtype=dtype,
+            n_outputs=n_outputs,
+            n_features=self.n_features_in_,
+            then=function,
         )
 
     def _score_sums(
@@ -176,10 +182,6 @@ def _total(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.asarray(np.add.reduce(parts), dtype=np.float64)
 
 
-def _compose(outer: Callable[..., Any], inner: Callable[..., Any], X: Any) -> Any:
-    return outer(inner(X))
-
-
 def _score_block(
     statistic: Callable[..., NDArray[np.float64]],
     raw: Callable[[Any], NDArray[Any]],
@@ -198,8 +200,8 @@ def _score_block(
         return np.zeros((4, *block.y.shape[1:]))
     weight = np.ones(block.n_rows) if block.sample_weight is None else block.sample_weight
     total = np.zeros((4, *block.y.shape[1:]))
-    for at, piece in row_pieces(block.X, index):
-        total += statistic(block.y[at], raw(piece), weight[at].astype(np.float64))
+    for at, found in results_of_rows(raw, block.X, index):
+        total += statistic(block.y[at], found, weight[at].astype(np.float64))
     return total
 
 
@@ -222,6 +224,24 @@ def check_count(name: str, value: Any, also: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         hint = f", {also}" if also else ""
         raise InvalidParameterError(f"{name}={value!r}: use an integer >= 1{hint}.")
+
+
+def check_number(
+    name: str, value: Any, valid: Callable[[float], bool] = lambda v: v >= 0, hint: str = ">= 0"
+) -> None:
+    """Check that a parameter is a finite number, of a range that `hint` tells."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not (np.isfinite(float(value)) and valid(float(value)))
+    ):
+        raise InvalidParameterError(f"{name}={value!r}: use a number {hint}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that a parameter is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidParameterError(f"{name}={value!r}: use True or False.")
 
 
 def check_class_weight(class_weight: Any) -> Any:

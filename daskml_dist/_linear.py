@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,19 @@ class BaseLinear(BaseSupervised):
         return w if w.shape == model.shape else None
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
-        return partial(_raw_prediction, self.coef_, self.intercept_)
+        return _RawPrediction(self.coef_, self.intercept_)
 
 
-def _raw_prediction(coef: NDArray[Any], intercept: NDArray[Any], X: Any) -> NDArray[Any]:
-    raw = get_backend("cpu").dot(X, np.atleast_2d(coef).T)
-    return np.asarray(raw + (np.ravel(intercept)[0] if raw.ndim == 1 else intercept))
+@dataclass(frozen=True, eq=False)
+class _RawPrediction:
+    """``X @ coef.T + intercept``."""
+
+    coef: NDArray[Any]
+    intercept: NDArray[Any]
+
+    #: NaN and infinity stay in a sum of products, whatever the coefficients; for `map_rows`.
+    shows_not_finite = True
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        raw = get_backend("cpu").dot(X, np.atleast_2d(self.coef).T)
+        return np.asarray(raw + (np.ravel(self.intercept)[0] if raw.ndim == 1 else self.intercept))

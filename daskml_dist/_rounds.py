@@ -33,12 +33,8 @@ class BaseRounds(BaseSupervised):
     def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
         """Set the fitted attributes; `BaseLinear` has those of linear models."""
 
-    def _start(self, model: Any) -> NDArray[Any] | None:
+    def _start(self, model: Any, rows: Rows) -> NDArray[Any] | None:
         """Parameters to start from; None: zeros."""
-        return None
-
-    def _cold_start(self, model: Any, rows: Rows) -> NDArray[Any] | None:
-        """Where to start when :meth:`_start` says nothing; None: zeros."""
         return None
 
     def _fit(
@@ -67,9 +63,7 @@ class BaseRounds(BaseSupervised):
             classes = self._labels(survey, classes) if self._classification else None
             rows = Rows.of(survey, classes, class_weight, sample_weight is not None)
             model, solver = self._problem(rows)
-            start = self._start(model)
-            if start is None:
-                start = self._cold_start(model, rows)
+            start = self._start(model, rows)
             lanes = engine.lanes(params["n_lanes"], shared=True, passes=solver.max_passes)
             fit = make_solver_fit(
                 model,

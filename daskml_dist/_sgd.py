@@ -128,7 +128,7 @@ class BaseSGD(BaseLinear):
             survey = self._survey(engine)
             classes = self._labels(survey, classes) if self._classification else None
             if not self._classification:
-                self._check_targets(settings, survey)
+                settings.loss.check_target(survey.target_range)
             initial = self._initial(survey, classes) if go_on else None
             lanes = engine.lanes(
                 settings.n_lanes,
@@ -194,10 +194,6 @@ class BaseSGD(BaseLinear):
             classes=classes,
             go_on=state is not None,
         )
-
-    def _check_targets(self, settings: Settings, survey: Survey) -> None:
-        ends = [e for info in survey.infos for e in (info.y_min, info.y_max) if e is not None]
-        settings.loss.check_target(np.array(ends))
 
     def _initial(self, survey: Survey, classes: NDArray[Any] | None) -> ShardState | None:
         state: ShardState | None = getattr(self, "_state", None)

@@ -272,14 +272,16 @@ class LogLoss(_MarginLoss):
     def predict_proba(self, raw: Array) -> Array:
         """Logistic function of `raw` (two classes), or softmax over its columns."""
         if raw.ndim == 1:
-            # The softmax of (0, raw); like it exact for probabilities near 0.
-            e = np.exp(-np.abs(raw))
-            large = 1 / (1 + e)
-            small = e * large
-            positive = raw > 0
-            return np.stack(
-                [np.where(positive, small, large), np.where(positive, large, small)], axis=1
-            )
+            # The softmax of (0, raw); like it exact for probabilities near 0, with the odds kept
+            # in the range of the dtype.
+            with np.errstate(over="ignore"):
+                odds = np.exp(-raw)
+            np.minimum(odds, np.finfo(odds.dtype).max / 8, out=odds)
+            positive = 1 / (1 + odds)
+            out: Array = np.empty_like(odds, shape=(len(odds), 2))
+            np.multiply(odds, positive, out=out[:, 0])
+            out[:, 1] = positive
+            return out
         proba: Array = np.exp(raw - raw.max(axis=1, keepdims=True))
         proba /= proba.sum(axis=1, keepdims=True)
         return proba

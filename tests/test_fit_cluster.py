@@ -144,9 +144,13 @@ def test_nan_names_its_block(client: Client) -> None:
 
 def test_ctrl_c_cleans_up(cluster: LocalCluster, client: Client, assert_clean: Any) -> None:
     script = f"""
+    import signal
     import dask.array as da, numpy as np
     from distributed import Client
     from daskml_dist.linear_model import SGDClassifier
+
+    # Tests started in the background hand down a Ctrl-C that is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     class Ready:
         def on_pass_end(self, run, record):
@@ -167,10 +171,13 @@ def test_ctrl_c_cleans_up(cluster: LocalCluster, client: Client, assert_clean: A
         [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "stopped 0\n"
-        assert process.wait(timeout=20) == 0
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "stopped 0\n"
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
     assert_clean(client)
 
 

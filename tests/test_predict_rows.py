@@ -16,6 +16,7 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference import map_rows
+from daskml_dist.linear_model import SGDClassifier
 
 X = np.arange(24.0).reshape(8, 3)
 W = np.array([[1.0, 2.0], [0.0, 1.0], [-1.0, 0.5]])
@@ -200,6 +201,34 @@ def test_rows_that_are_not_finite() -> None:
     found = map_rows(one_output, frame, dtype="float64")
     with pytest.raises(InvalidDataError, match=r"Input X contains NaN \(row 1"):
         found.compute()
+
+
+@pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_linear_model_shows_rows_that_are_not_finite(
+    wrong: float, dtype: str, width: int, container: Any
+) -> None:
+    """Without looking for them: also in columns that have no effect, and in the last piece."""
+    coef, intercept = np.zeros((width, 5), dtype=dtype), np.zeros(width, dtype=dtype)
+    raw = SGDClassifier()
+    raw.coef_, raw.intercept_, raw.n_features_in_ = coef, intercept, 5
+    assert raw._raw().shows_not_finite
+    values = np.ones((70_000, 5), dtype=dtype)
+    assert not raw.decision_function(container(values)).any()
+    for row, column in ((0, 0), (33_000, 4), (69_999, 2)):
+        values[row, column] = wrong
+        with pytest.raises(InvalidDataError, match=rf"Input X contains .* \(row {row} of"):
+            raw.decision_function(container(values))
+        values[row, column] = 1
+
+
+def test_finite_rows_may_have_infinite_predictions() -> None:
+    clf = SGDClassifier()
+    clf.coef_, clf.intercept_, clf.n_features_in_ = np.full((1, 2), 3e38, "f4"), np.zeros(1), 2
+    rows = np.array([[1e38, 1e38], [-1e38, -1e38], [0, 0]], dtype="f4")
+    np.testing.assert_array_equal(clf.decision_function(rows), [np.inf, -np.inf, 0])
 
 
 def test_columns_that_are_not_numbers() -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.base import Backend
+from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["CSRRows", "NumpyBackend"]
 
@@ -176,8 +177,7 @@ class NumpyBackend(Backend):
         n = X.shape[0]
         if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK:
             return (slice(0, n),)
-        size = max(64, _BLOCK * n // X.nbytes)
-        return (slice(start, min(start + size, n)) for start in range(0, n, size))
+        return row_slices(n, max(64, _BLOCK * n // X.nbytes))
 
     def add_gram(self, X: Any, weight: NDArray[Any] | None, out: NDArray[Any]) -> None:
         """Add ``X.T @ diag(weight) @ X`` to `out` in place; dense rows multiply in their dtype."""

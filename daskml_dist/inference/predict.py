@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows
 from daskml_dist.data.collection import check_rows, feature_count
 from daskml_dist.data.conversion import as_rows
@@ -16,10 +17,12 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.transform import map_pieces
 
-__all__ = ["map_rows", "row_pieces"]
+__all__ = ["map_rows", "results_of_rows"]
 
-#: Bytes of dense rows that are worked on at once, and rows that are worth a call.
-_MOST_BYTES, _FEWEST_ROWS = 2**18, 256
+#: Bytes of dense rows that are worked on at once where they are read twice, and stay in a cache
+#: between, or once; and how many rows that is, so that what is made of them stays there too.
+_READ_TWICE, _READ_ONCE = 2**18, 2**23
+_FEWEST_ROWS, _MOST_ROWS = 256, 2**15
 
 
 def map_rows(
@@ -29,6 +32,7 @@ def map_rows(
     dtype: DTypeLike,
     n_outputs: int | None = None,
     n_features: int | None = None,
+    then: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
 ) -> Any:
     """Apply a function of rows to X.
 
@@ -36,7 +40,9 @@ def map_rows(
     ----------
     function : callable
         Takes a float32 or float64 array (C-contiguous) or CSR matrix of shape (n, n_features) and
-        returns an array of shape (n,) or (n, n_outputs). Picklable. Not called for empty blocks.
+        returns an array of n rows. Picklable. Not called for empty blocks. Where its attribute
+        ``shows_not_finite`` is true, it returns NaN or infinity for rows that hold them, which are
+        then not looked for beforehand.
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
         Of shape (n_rows, n_features).
     dtype : dtype
@@ -45,6 +51,8 @@ def map_rows(
         Columns of the result; None for a one-dimensional one.
     n_features : int, optional
         Columns that `X` must have.
+    then : callable, optional
+        Makes the results, of shape (n,) or (n, n_outputs), of what `function` returned. Picklable.
 
     Returns
     -------
@@ -59,16 +67,24 @@ def map_rows(
     """
     X = check_rows(X)
     _check_n_features(X, n_features)
+    both = _Composed(function, then)
     apply = partial(_apply, dtype=np.dtype(dtype), n_outputs=n_outputs)
     if not is_dask(X):
-        return apply(X, function)
+        return apply(X, both)
     empty = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)
-    return map_pieces(apply, function, X, empty)
+    return map_pieces(apply, both, X, empty)
+
+
+class _Composed(NamedTuple):
+    """A function of rows, and one of what it returns."""
+
+    function: Callable[[Any], NDArray[Any]]
+    then: Callable[[NDArray[Any]], NDArray[Any]] | None
 
 
 def _apply(
     X: Any,
-    function: Callable[[Any], NDArray[Any]],
+    both: _Composed,
     index: int | None = None,
     *,
     dtype: np.dtype[Any],
@@ -80,8 +96,9 @@ def _apply(
     if rows.shape[0] == 0:
         return np.empty(shape, dtype=dtype)
     out: NDArray[Any] | None = None
-    for at, piece in row_pieces(rows, index):
-        result = np.asarray(function(piece), dtype=dtype).reshape(-1, *shape[1:])
+    for at, found in results_of_rows(both.function, rows, index):
+        result = found if both.then is None else both.then(found)
+        result = np.asarray(result, dtype=dtype).reshape(-1, *shape[1:])
         if len(result) == rows.shape[0]:
             return result
         if out is None:
@@ -91,40 +108,55 @@ def _apply(
     return out
 
 
-def row_pieces(rows: Any, index: int | None) -> Iterator[tuple[slice, Any]]:
-    """A block of rows, a few at a time where they are dense: what is made of them stays in cache.
+def results_of_rows(
+    function: Callable[[Any], NDArray[Any]], rows: Any, index: int | None
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Apply a function to a block, a few rows at a time where they are dense.
+
+    What is made of them then stays in cache.
 
     Parameters
     ----------
+    function : callable
+        As in :func:`map_rows`.
     rows : ndarray or CSR matrix of shape (n_rows, n_features)
     index : int or None
         Of the block, for errors.
 
     Yields
     ------
-    slice, ndarray or CSR matrix
-        Where the piece lies; its rows, finite and aligned in memory, as what came over a network
-        need not be.
+    slice, ndarray
+        Where some rows lie; what the function made of them.
 
     Raises
     ------
     InvalidDataError
         For NaN and infinity.
     """
+    shows = getattr(function, "shows_not_finite", False)
+    for at, piece in _pieces(rows, _READ_ONCE if shows else _READ_TWICE):
+        result = None
+        if shows:
+            with np.errstate(invalid="ignore", over="ignore"):
+                result = function(piece)
+        if result is None or not np.isfinite(result).all():
+            try:
+                check_finite_rows(piece, index)
+            except InvalidDataError:
+                check_finite_rows(rows, index)  # it names the row by its place in the block
+                raise
+        yield at, function(piece) if result is None else result
+
+
+def _pieces(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
+    """Rows aligned in memory, as what came over a network need not be; sparse ones all at once."""
     n_rows, n_features = rows.shape
-    is_dense = isinstance(rows, np.ndarray)
-    size = max(n_rows, 1)
-    if is_dense:
-        size = max(_MOST_BYTES // (rows.itemsize * max(n_features, 1)), _FEWEST_ROWS)
-    for start in range(0, n_rows, size):
-        at = slice(start, min(start + size, n_rows))
-        piece = np.require(rows[at], requirements=["C", "A"]) if is_dense else rows
-        try:
-            check_finite_rows(piece, index)
-        except InvalidDataError:
-            check_finite_rows(rows, index)  # it names the row by its place in the block
-            raise
-        yield at, piece
+    if not isinstance(rows, np.ndarray):
+        yield slice(0, n_rows), rows
+        return
+    size = n_bytes // (rows.itemsize * max(n_features, 1))
+    for at in row_slices(n_rows, min(max(size, _FEWEST_ROWS), _MOST_ROWS)):
+        yield at, np.require(rows[at], requirements=["C", "A"])
 
 
 def _check_n_features(X: Any, expected: int | None) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Real
+from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_count
+from daskml_dist._base import check_count, check_number
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -115,19 +115,17 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         null = convex / total - float(statistic.loss.convex(np.array(sum_y / total)))
         return float(1 - deviance / total / null) if null > 0 else float("nan")
 
+    @abstractmethod
     def _deviance(self) -> Any:
         """The loss; with a link and the function that makes its deviance."""
-        raise NotImplementedError
 
     def _loss(self) -> Loss:
         loss: Loss = self._deviance()
         return loss
 
     def _check_params(self) -> None:
-        if not isinstance(self.alpha, Real) or not 0 <= self.alpha < np.inf:
-            raise InvalidParameterError(f"alpha={self.alpha!r}: use a finite number >= 0.")
-        if not isinstance(self.tol, Real) or not self.tol > 0:
-            raise InvalidParameterError(f"tol={self.tol!r}: use a number > 0.")
+        check_number("alpha", self.alpha)
+        check_number("tol", self.tol, lambda tol: tol > 0, "> 0")
         check_count("max_iter", self.max_iter)
         get_solver(self.solver)
         if self.solver not in self._solvers:
@@ -138,24 +136,19 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
         survey, loss = rows.survey, self._loss()
-        ends = [end for i in survey.infos for end in (i.y_min, i.y_max) if end is not None]
-        loss.check_target(np.array(ends))
+        loss.check_target(survey.target_range)
         model = LinearModel(loss, survey.n_features, 0, bool(self.fit_intercept))
         penalty = Penalty(0.0, float(self.alpha))
         return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
 
-    def _start(self, model: LinearModel) -> NDArray[Any] | None:
-        return self._last_fit(model)
-
-    def _cold_start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
-        """No effect of any feature: the raw prediction of the mean target."""
-        if not self.fit_intercept:
-            return None
-        infos = rows.survey.infos
-        mean = sum(i.y_sum or 0.0 for i in infos) / sum(i.weight_sum for i in infos)
+    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+        """The last fit, or no effect of any feature: the raw prediction of the mean target."""
+        last = self._last_fit(model)
+        if last is not None or not self.fit_intercept:
+            return last
         w = np.zeros(model.shape)
         with np.errstate(divide="ignore"):
-            at_mean = self._deviance().link(np.float64(mean))
+            at_mean = self._deviance().link(rows.survey.target_mean)
         # A mean of 0 has no logarithm.
         w[-1] = at_mean if np.isfinite(at_mean) else 0.0
         return w

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,12 +10,12 @@ from numpy.typing import NDArray
 
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
-from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.training.solver_plan import Rows
 
-__all__ = ["BaseLeastSquares", "check_flag", "check_number"]
+__all__ = ["BaseLeastSquares"]
 
 #: Copies of the Gram matrix in one process at most: of its lanes, on their way, and factors.
 _COPIES = 8
@@ -87,21 +85,3 @@ def _check_memory(n_features: int) -> None:
             "Use SGDRegressor, whose memory grows with the features and not with their square, "
             "or select features first."
         )
-
-
-def check_number(
-    name: str, value: Any, valid: Callable[[float], bool] = lambda v: v >= 0, hint: str = ">= 0"
-) -> None:
-    """Check that a parameter is a finite number in some range."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not (np.isfinite(float(value)) and valid(float(value)))
-    ):
-        raise InvalidParameterError(f"{name}={value!r}: use a number {hint}.")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Check that a parameter is True or False."""
-    if not isinstance(value, bool | np.bool_):
-        raise InvalidParameterError(f"{name}={value!r}: use True or False.")

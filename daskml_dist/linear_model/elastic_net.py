@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist._base import check_count, seed_of
+from daskml_dist._base import check_count, check_flag, check_number, seed_of
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.linear_model._least_squares import BaseLeastSquares, check_flag, check_number
+from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import CoordinateDescent, Solver
 from daskml_dist.training.solver_plan import Rows
@@ -174,8 +174,5 @@ class ElasticNet(BaseLeastSquares):
             **self._moments(rows, model),
         )
 
-    def _start(self, model: LinearModel) -> NDArray[Any] | None:
-        if not self.warm_start or not hasattr(self, "coef_"):
-            return None
-        w = self._matrix()
-        return w if w.shape == model.shape else None
+    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+        return self._last_fit(model)

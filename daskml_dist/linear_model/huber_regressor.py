@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_count
+from daskml_dist._base import check_count, check_number
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solver
@@ -145,17 +143,14 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         return SquaredError()
 
     def _check_params(self) -> None:
-        if not isinstance(self.epsilon, Real) or not 1 <= self.epsilon < np.inf:
-            raise InvalidParameterError(f"epsilon={self.epsilon!r}: use a finite number >= 1.")
-        for name in ("alpha", "tol"):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= value < np.inf:
-                raise InvalidParameterError(f"{name}={value!r}: use a finite number >= 0.")
+        check_number("epsilon", self.epsilon, lambda epsilon: epsilon >= 1, ">= 1")
+        check_number("alpha", self.alpha)
+        check_number("tol", self.tol)
         check_count("max_iter", self.max_iter)
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
         model = LinearModel(self._loss(), rows.survey.n_features, 0, bool(self.fit_intercept))
-        warm = self._start(model) is not None
+        warm = self._last_fit(model) is not None
         solver = HuberScale(
             float(self.epsilon),
             float(self.alpha),
@@ -166,5 +161,5 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         )
         return model, solver
 
-    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
         return self._last_fit(model)

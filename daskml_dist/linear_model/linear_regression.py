@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from daskml_dist._base import check_flag, check_number
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.linear_model._least_squares import BaseLeastSquares, check_flag, check_number
+from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import OrdinaryLeastSquares, Solver
 from daskml_dist.training.solver_plan import Rows

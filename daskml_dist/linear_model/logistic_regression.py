@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_class_weight, check_count
+from daskml_dist._base import check_class_weight, check_count, check_number
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import InvalidParameterError
@@ -142,8 +142,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     def _check_params(self) -> None:
         if not isinstance(self.C, Real) or not self.C > 0:
             raise InvalidParameterError(f"C={self.C!r}: use a number > 0.")
-        if not isinstance(self.tol, Real) or not self.tol >= 0:
-            raise InvalidParameterError(f"tol={self.tol!r}: use a number >= 0.")
+        check_number("tol", self.tol)
         check_count("max_iter", self.max_iter)
         check_class_weight(self.class_weight)
         solver = get_solver(self.solver)
@@ -167,5 +166,5 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         penalty = self._strengths(rows.weight_sum)
         return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
 
-    def _start(self, model: LinearModel) -> NDArray[Any] | None:
+    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
         return self._last_fit(model)

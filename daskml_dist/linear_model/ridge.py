@@ -7,8 +7,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._base import check_flag, check_number
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.linear_model._least_squares import BaseLeastSquares, check_flag, check_number
+from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import RidgeLeastSquares, Solver
 from daskml_dist.training.solver_plan import Rows

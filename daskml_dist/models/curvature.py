@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.linear import LinearModel
 
 __all__ = ["add_curvature", "row_blocks"]
@@ -78,8 +79,7 @@ def row_blocks(X: Any) -> Iterator[slice]:
     n_rows, n_features = X.shape
     # With many features the sum of a block costs as much as a few rows for each of them.
     step = max(64, _BLOCK_BYTES // (n_features * X.dtype.itemsize), min(4 * n_features, 2**14))
-    for start in range(0, n_rows, step):
-        yield slice(start, min(start + step, n_rows))
+    return row_slices(n_rows, step)
 
 
 def _add_pairs(X: Any, h: Any, out: NDArray[np.float64], backend: Backend) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._base import check_number
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.naive_bayes import gaussian_log_likelihood, merge_moments
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
@@ -90,8 +90,7 @@ class GaussianNB(BaseNB):
         self.callbacks = callbacks
 
     def _check_params(self) -> None:
-        if not isinstance(self.var_smoothing, Real) or not 0 <= self.var_smoothing < np.inf:
-            raise InvalidParameterError(f"var_smoothing={self.var_smoothing!r}: use a number >= 0.")
+        check_number("var_smoothing", self.var_smoothing)
         if self.priors is not None:
             priors = check_priors("priors", self.priors)
             if not np.isclose(priors.sum(), 1.0):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import OptimizeResult, minimize
 
 from daskml_dist.backends import Backend
 from daskml_dist.models.curvature import row_blocks
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.lbfgs import quasi_newton
 
 __all__ = ["HuberScale", "HuberSums"]
 
@@ -111,30 +112,17 @@ class HuberScale(Solver):
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
             return self._objective(model, sums, flat[:-1].reshape(shape), float(flat[-1]))
 
-        def callback(intermediate_result: OptimizeResult) -> None:
-            if sums.should_stop:
-                raise StopIteration
-
-        found = minimize(
+        found = quasi_newton(
             evaluate,
             np.append(start.ravel(), self.scale),
-            method="L-BFGS-B",
-            jac=True,
+            sums,
+            maxiter=self.max_iter,
             bounds=[*[(None, None)] * start.size, (_MIN_SCALE, None)],
-            callback=callback,
-            options={
-                "maxiter": self.max_iter,
-                "gtol": self.tol,
-                "maxfun": self.max_passes,
-            },
+            gtol=self.tol,
+            maxfun=self.max_passes,
         )
-        return Solution(
-            found.x[:-1].reshape(shape),
-            min(int(found.nit), self.max_iter),
-            found.status == 0 or sums.should_stop,
-            str(found.message),
-            {"scale": float(found.x[-1])},
-        )
+        w, scale = found.w[:-1].reshape(shape), float(found.w[-1])
+        return dataclasses.replace(found, w=w, extra={"scale": scale})
 
     def _objective(
         self, model: Any, sums: Sums, w: Array, scale: float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,7 @@ from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums
 from daskml_dist.solvers.objective import SmoothObjective, row_strengths
 from daskml_dist.solvers.owlqn import orthant_wise
 
-__all__ = ["LBFGS"]
+__all__ = ["LBFGS", "quasi_newton"]
 
 #: Values nearer to each other than this share are the same to the line search, as in scikit-learn.
 _FTOL = 64 * float(np.finfo(float).eps)
@@ -51,10 +53,6 @@ class LBFGS(PenalisedSolver):
             value, gradient = objective.value_and_gradient(flat.reshape(shape))
             return value, gradient.ravel()
 
-        def callback(intermediate_result: OptimizeResult) -> None:
-            if sums.should_stop:
-                raise StopIteration
-
         if self.penalty.l1:
             l1 = row_strengths(model, self.penalty.l1, self.penalty.intercept_scaling, power=1)
             return orthant_wise(
@@ -65,20 +63,59 @@ class LBFGS(PenalisedSolver):
                 tol=self.tol,
                 should_stop=lambda: sums.should_stop,
             )
-        found = minimize(
+        found = quasi_newton(
             evaluate,
             start.ravel(),
-            method="L-BFGS-B",
-            jac=True,
-            callback=callback,
-            options={
-                "maxiter": self.max_iter,
-                "maxls": _MAXLS,
-                "gtol": self.tol,
-                "ftol": _FTOL,
-                "maxfun": self.max_passes,
-            },
+            sums,
+            maxiter=self.max_iter,
+            maxls=_MAXLS,
+            gtol=self.tol,
+            ftol=_FTOL,
+            maxfun=self.max_passes,
         )
-        n_iter = min(int(found.nit), self.max_iter)
-        stopped = found.status == 0 or sums.should_stop
-        return Solution(found.x.reshape(shape), n_iter, stopped, str(found.message))
+        return dataclasses.replace(found, w=found.w.reshape(shape))
+
+
+def quasi_newton(
+    evaluate: Callable[[NDArray[Any]], tuple[float, NDArray[Any]]],
+    start: NDArray[Any],
+    sums: Sums,
+    *,
+    maxiter: int,
+    bounds: list[tuple[float | None, float | None]] | None = None,
+    **options: Any,
+) -> Solution:
+    """SciPy's L-BFGS-B, which also stops between iterations where the fit is to.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Value and gradient at a flat vector.
+    start : ndarray of shape (n,)
+    sums : Sums
+        Knows whether the fit is to stop.
+    maxiter : int
+    bounds : list of (low, high), optional
+    **options
+        Of SciPy's method.
+    """
+
+    def callback(intermediate_result: OptimizeResult) -> None:
+        if sums.should_stop:
+            raise StopIteration
+
+    found = minimize(
+        evaluate,
+        start,
+        method="L-BFGS-B",
+        jac=True,
+        bounds=bounds,
+        callback=callback,
+        options={"maxiter": maxiter, **options},
+    )
+    return Solution(
+        found.x,
+        min(int(found.nit), maxiter),
+        found.status == 0 or sums.should_stop,
+        str(found.message),
+    )

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.numpy_backend import CSRRows
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array, Statistic
 
 __all__ = ["Moments"]
@@ -46,10 +48,10 @@ class Moments(Statistic):
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
     ) -> float:
         """Add the moments of some rows, piece by piece."""
-        n_rows, is_dense = X.shape[0], hasattr(X, "__getitem__")
+        n_rows, is_dense = X.shape[0], not isinstance(X, CSRRows)
+        # Sparse rows add up in float64 whatever their number.
         size = max(_PIECE // model.n_features, _FEW_ROWS) if is_dense else n_rows
-        for start in range(0, n_rows, max(size, 1)):
-            piece = slice(start, start + size)
+        for piece in row_slices(n_rows, size):
             rows = X[piece] if is_dense else X
             given = None if weight is None else weight[piece]
             with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums

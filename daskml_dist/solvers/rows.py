@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.numpy_backend import CSRRows
+from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["as_dense", "elementwise", "row_blocks"]
 
@@ -19,11 +20,8 @@ _BLOCK = 1 << 18
 def row_blocks(X: Any, *, dense: bool = False) -> Iterator[slice]:
     """Slices of X to be worked on one after the other; sparse rows are one, unless made dense."""
     n_rows, n_features = X.shape
-    step = max(1, _BLOCK // (8 * max(1, n_features)))
-    if isinstance(X, CSRRows) and not dense:
-        step = max(1, n_rows)
-    for start in range(0, n_rows, step):
-        yield slice(start, min(start + step, n_rows))
+    at_once = isinstance(X, CSRRows) and not dense
+    return row_slices(n_rows, n_rows if at_once else _BLOCK // (8 * max(1, n_features)))
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:

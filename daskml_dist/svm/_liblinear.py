@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
-from numpy.typing import NDArray
-
-from daskml_dist._base import check_count
+from daskml_dist._base import check_count, check_number
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
 from daskml_dist.training.solver_plan import Rows
 
@@ -28,9 +24,7 @@ class BaseLinearSVM(BaseRounds):
 
     def _check_liblinear(self) -> None:
         for name in ("C", "tol", "intercept_scaling"):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not float(value) > 0:
-                raise InvalidParameterError(f"{name}={value!r}: use a number > 0.")
+            check_number(name, getattr(self, name), lambda value: value > 0, "> 0")
         check_count("max_iter", self.max_iter)
         if not isinstance(self.dual, bool) and self.dual != "auto":
             raise InvalidParameterError(f'dual={self.dual!r}: use "auto", True or False.')
@@ -39,6 +33,3 @@ class BaseLinearSVM(BaseRounds):
         strength = 1.0 / (float(self.C) * rows.weight_sum)
         l1, l2 = (strength, 0.0) if name == "l1" else (0.0, strength)
         return Penalty(l1, l2, float(self.intercept_scaling))
-
-    def _start(self, model: LinearModel) -> NDArray[Any] | None:
-        return None

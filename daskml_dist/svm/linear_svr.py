@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any, Self
 
-import numpy as np
-
+from daskml_dist._base import check_number
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import EpsilonInsensitive, Loss, SquaredEpsilonInsensitive
@@ -144,8 +142,7 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         self._check_liblinear()
         if self.loss not in _LOSSES:
             raise InvalidParameterError(f"loss={self.loss!r}: use one of {list(_LOSSES)}.")
-        if not isinstance(self.epsilon, Real) or not 0 <= self.epsilon < np.inf:
-            raise InvalidParameterError(f"epsilon={self.epsilon!r}: use a finite number >= 0.")
+        check_number("epsilon", self.epsilon)
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
         survey, penalty = rows.survey, self._strengths(rows, "l2")

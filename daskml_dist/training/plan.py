@@ -142,12 +142,26 @@ class Survey:
         return sums
 
     @property
+    def weight_sum(self) -> float:
+        """Sum of the users' weights; 1 where they are all zero, so that it divides."""
+        return sum(info.weight_sum for info in self.infos) or 1.0
+
+    @property
+    def target_range(self) -> NDArray[np.float64]:
+        """Smallest and largest target of each block that has rows."""
+        ends = [end for i in self.infos for end in (i.y_min, i.y_max) if end is not None]
+        return np.array(ends, dtype=np.float64)
+
+    @property
+    def target_mean(self) -> np.float64:
+        """Weighted mean of the targets of one dimension."""
+        return np.float64(sum(info.y_sum or 0.0 for info in self.infos) / self.weight_sum)
+
+    @property
     def target_spread(self) -> float:
         """Standard deviation of the targets; 1 where they are all the same."""
-        weight = sum(info.weight_sum for info in self.infos) or 1.0
-        mean = sum(info.y_sum or 0.0 for info in self.infos) / weight
-        square = sum(info.y_squares or 0.0 for info in self.infos) / weight
-        variance = square - mean**2
+        square = sum(info.y_squares or 0.0 for info in self.infos) / self.weight_sum
+        variance = square - self.target_mean**2
         return float(np.sqrt(variance)) if variance > 1e-12 * square else 1.0
 
     @property
@@ -170,9 +184,8 @@ class Survey:
     @property
     def target_means(self) -> NDArray[np.float64]:
         """Weighted mean of each column of the targets."""
-        weight = sum(info.weight_sum for info in self.infos) or 1.0
         sums = [info.target_sums for info in self.infos if info.target_sums is not None]
-        return np.asarray(np.sum(sums, axis=0) / weight)
+        return np.asarray(np.sum(sums, axis=0) / self.weight_sum)
 
     @property
     def nonzeros_per_row(self) -> float | None:
