@@ -112,7 +112,9 @@ def clusters() -> Iterator[list[LocalCluster]]:
         cluster.close()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "deterministic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["usual", "exact"]
+)
 def test_lanes_make_the_workers_irrelevant(
     clusters: list[LocalCluster], rows: Any, deterministic: bool
 ) -> None:

@@ -49,6 +49,7 @@ def test_adult_census(data_dir: Path) -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_nycflights(data_dir: Path) -> None:
     output = _run("nycflights.py", str(data_dir / "nycflights"))
     assert float(output.split("RMSE")[1].split()[0]) <= 17.95
@@ -64,6 +65,7 @@ def test_newsgroups(data_dir: Path) -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_mnist(data_dir: Path) -> None:
     options = ["--policy", "allreduce", "--passes", "3"]
     output = _run("mnist_policies.py", str(data_dir / "mnist"), *options)

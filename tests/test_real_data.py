@@ -66,7 +66,10 @@ def mnist(data_dir: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(p, marks=() if p in ("sync", "average") else pytest.mark.slow) for p in POLICIES],
+)
 @pytest.mark.filterwarnings("ignore:Sending large graph")
 def test_mnist(client: Client, mnist: Any, policy: str) -> None:
     X, y, X_test, y_test = mnist

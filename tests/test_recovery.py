@@ -131,12 +131,12 @@ def _check(clf: SGDClassifier, policy: str) -> None:
 
 
 def _cases() -> Iterator[Any]:
-    """Each policy with each role; by default, one role of each."""
-    roles = ("both", "trainer", "server")
-    for number, policy in enumerate(POLICIES):
-        for role in roles:
-            quick = role == roles[number % len(roles)]
-            yield pytest.param(policy, role, marks=[] if quick else pytest.mark.slow)
+    """Each policy with each role; by default, each role and each kind of waiting once."""
+    quick = {("sync", "both"), ("allreduce", "trainer"), ("ssp", "server"), ("async", "both")}
+    for policy in POLICIES:
+        for role in ("both", "trainer", "server"):
+            marks = [] if (policy, role) in quick else pytest.mark.slow
+            yield pytest.param(policy, role, marks=marks)
 
 
 def _first_of(*values: Any) -> list[Any]:
@@ -288,6 +288,7 @@ def test_a_slow_worker_gives_lanes_to_others(crew_client: Client) -> None:
 # --- rows ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
     strike = Strike(lambda run: _kill(crew_client, _victims(run, "trainer").pop()))
     X, y = _rows()
