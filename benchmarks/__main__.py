@@ -1,12 +1,16 @@
-"""Run one benchmark: ``python -m benchmarks NAME [--tiny]``."""
+"""Run benchmarks: ``python -m benchmarks NAME [NAME ...] [--tiny]``."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import pkgutil
+import sys
+import traceback
 
 import benchmarks
+from benchmarks._common import keep_clusters
 
 
 def names() -> list[str]:
@@ -17,10 +21,21 @@ def names() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=names())
+    parser.add_argument("names", nargs="+", choices=names(), metavar="NAME")
     parser.add_argument("--tiny", action="store_true", help="small enough for a test")
     arguments = parser.parse_args()
-    print(importlib.import_module(f"benchmarks.{arguments.name}").run(tiny=arguments.tiny))
+    tiny = arguments.tiny
+    failed = False
+    with keep_clusters() if tiny else contextlib.nullcontext():
+        for name in arguments.names:
+            if tiny:
+                print(f"## {name}", flush=True)
+            try:
+                print(importlib.import_module(f"benchmarks.{name}").run(tiny=tiny), flush=True)
+            except Exception:
+                print(traceback.format_exc(), flush=True)
+                failed = True
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":

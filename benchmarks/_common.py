@@ -21,20 +21,42 @@ from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 from sklearn.datasets import load_svmlight_file
 
+_kept: dict[tuple[int, int], LocalCluster] | None = None
+
+
+@contextlib.contextmanager
+def keep_clusters() -> Iterator[None]:
+    """Let benchmarks share clusters meanwhile: for tiny ones, which clusters would take longest."""
+    global _kept
+    _kept = {}
+    try:
+        yield
+    finally:
+        for cluster in _kept.values():
+            cluster.close()
+        _kept = None
+
 
 @contextlib.contextmanager
 def processes(workers: int, threads: int = 1) -> Iterator[Client]:
     """A client of worker processes on the loopback interface."""
-    with (
-        LocalCluster(
+    size = workers, threads
+    cluster = None if _kept is None else _kept.get(size)
+    if cluster is None:
+        cluster = LocalCluster(
             n_workers=workers,
             threads_per_worker=threads,
             host="127.0.0.1",
             dashboard_address=":0",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
+        )
+        if _kept is not None:
+            _kept[size] = cluster
+    try:
+        with Client(cluster) as client:
+            yield client
+    finally:
+        if _kept is None:
+            cluster.close()
 
 
 def persisted(values: NDArray[Any], blocks: int) -> Any:

@@ -136,6 +136,10 @@ class ArrivalGate(Gate):
         return self.clocks[lane] - min(self.clocks.values()) <= self._staleness
 
 
+#: Loops in which lanes answer the questions of a round solver.
+_SOLVERS = frozenset({"solver", "ranges"})
+
+
 @dataclass(frozen=True)
 class Policy:
     """Base of all policies; the class attributes tell the trainer which loop to run.
@@ -144,15 +148,16 @@ class Policy:
     ----------
     name : str
         The string by which the policy is chosen.
-    loop : {"rounds", "replicas", "free", "shared", "solver"}
+    loop : {"rounds", "replicas", "free", "shared", "solver", "ranges"}
         ``"rounds"``: all lanes step together through the server. ``"replicas"``: every lane or
         trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
         pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
         and processes meet at the server. ``"solver"``: all lanes answer a solver's questions.
+        ``"ranges"``: the same, and each trainer holds a range of the solver's vectors.
     """
 
     name: ClassVar[str]
-    loop: ClassVar[Literal["rounds", "replicas", "free", "shared", "solver"]]
+    loop: ClassVar[Literal["rounds", "replicas", "free", "shared", "solver", "ranges"]]
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -169,12 +174,12 @@ class Policy:
     @property
     def lockstep(self) -> bool:
         """Whether all lanes are at the same clock at each end of a pass."""
-        return self.loop in {"rounds", "replicas", "solver"}
+        return self.loop in {"rounds", "replicas", *_SOLVERS}
 
     @property
     def uses_shards(self) -> bool:
         """Whether the parameters live in server shards."""
-        return self.loop not in {"replicas", "solver"}
+        return self.loop not in {"replicas", *_SOLVERS}
 
     @property
     def pushes_gradients(self) -> bool:
@@ -184,12 +189,12 @@ class Policy:
     @property
     def uses_threads(self) -> bool:
         """Whether a lane a thread is wanted in one process too."""
-        return self.loop in {"shared", "solver"}
+        return self.loop in {"shared", *_SOLVERS}
 
     @property
     def replays(self) -> bool:
         """Whether every trainer remembers all sums, so that any one of them can go on."""
-        return self.loop == "solver"
+        return self.loop in _SOLVERS
 
     def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
         """Updates that a shard applies in a pass in which each lane makes `n_steps` steps."""
@@ -382,6 +387,14 @@ class Rounds(Policy):
 
     name = "rounds"
     loop = "solver"
+
+
+@dataclass(frozen=True)
+class RangedRounds(Policy):
+    """As `Rounds` where vectors are large: each trainer runs the solver on a range of them."""
+
+    name = "rounds"
+    loop = "ranges"
 
 
 POLICIES: dict[str, type[Policy]] = {

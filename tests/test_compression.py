@@ -157,7 +157,7 @@ def test_packed_pushes_travel_whole(compression: Any, sparse_push: bool) -> None
     packed = compressor.compress(rng.normal(size=60))
     index = np.arange(30) if sparse_push else None
     sent = Request((3, 5), 1, 2, 4, 8.0, None, index, pull_index=index, packed=packed)
-    data = b"".join(bytes(buffer) for buffer in encode_request(sent))
+    data = b"".join(bytes(buffer) for buffer in encode_request(sent, {}))
     found = Reader(_Bytes(data), "float64", 2).read()
     assert isinstance(found, Request)
     assert found.packed is not None

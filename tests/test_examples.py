@@ -43,6 +43,7 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_adult_census(data_dir: Path) -> None:
     output = _run("adult_census.py", str(data_dir / "adult"), "--policy", "sync")
     assert float(output.split("AUC")[1].split()[0]) >= 0.903

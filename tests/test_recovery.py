@@ -132,7 +132,7 @@ def _check(clf: SGDClassifier, policy: str) -> None:
 
 def _cases() -> Iterator[Any]:
     """Each policy with each role; by default, each role and each kind of waiting once."""
-    quick = {("sync", "both"), ("allreduce", "trainer"), ("ssp", "server"), ("async", "both")}
+    quick = {("sync", "both"), ("allreduce", "trainer"), ("async", "server")}
     for policy in POLICIES:
         for role in ("both", "trainer", "server"):
             marks = [] if (policy, role) in quick else pytest.mark.slow
@@ -188,7 +188,38 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
     assert {record["rows"] for record in records} == {len(X)}
 
 
-@pytest.mark.parametrize("policy", _first_of("allreduce", "sync", "async"))
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("role", ["both", "trainer", "server"])
+def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, role: str) -> None:
+    """It forgets the curvature, so it takes other steps to the same optimum."""
+    rng = da.random.default_rng(0)
+    values = rng.normal(size=(300_000, 20), chunks=(30_000, -1)) * np.logspace(-1, 1, 20)
+    X, y = values, values[:, 10] + rng.normal(size=300_000, chunks=30_000) > 0
+
+    def fit(*callbacks: Any) -> LogisticRegression:
+        clf = LogisticRegression(max_iter=500, tol=1e-9, n_lanes=3, callbacks=list(callbacks))
+        with dask.config.set({"daskml_dist.ranges_from": 1}):
+            return clf.fit(X, y)
+
+    def kill(run: Any) -> None:
+        for address in _victims(run, role):
+            _kill(crew_client, address)
+
+    calm, strike = fit(), Strike(kill, after=0.1)
+    clf = fit(strike)
+    assert strike.events
+    assert not strike.events[0].anew
+    np.testing.assert_allclose(clf.coef_, calm.coef_, atol=1e-4)
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, len(records) + 1))
+    assert {record["rows"] for record in records} == {len(X)}
+    # Less than a fit that began anew.
+    assert clf.n_iter_ < 2 * calm.n_iter_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["allreduce", "sync", "async"])
 def test_without_a_shadow_yet_the_fit_begins_anew(
     crew_client: Client, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,10 @@ class Communicator(ABC):
     def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
         """Sum of all ranks' arrays, the same to the bit on all of them; may reuse `array`."""
 
+    def reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
+        """The own range, ``bounds[rank]:bounds[rank + 1]``, of the sum of flat arrays."""
+        return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
+
     @abstractmethod
     def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
         """The arrays of every rank, by rank; shapes may differ from rank to rank."""

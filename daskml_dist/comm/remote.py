@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait, check_status
 from daskml_dist.comm.listener import Channel, Credentials, call_listener
-from daskml_dist.comm.wire import Reader, encode_call, encode_reply, encode_request
+from daskml_dist.comm.wire import Keys, Reader, encode_call, encode_reply, encode_request
 from daskml_dist.errors import CommunicationError, RunAbortedError, WaitTimeoutError
 from daskml_dist.ps.messages import Call, Reply, Request
 from daskml_dist.ps.server import ParameterServer
@@ -47,10 +47,11 @@ class RemoteConnection(ServerConnection):
         up, down = call_listener(endpoint, credentials)
         self._out, self._in = up.outbox(wait), down.inbox(wait)
         self._reader = Reader(self._in, dtype, width)
+        self._keys: Keys = {}
 
     def send(self, request: Request) -> None:
         """Send the request; its arrays are copied on the way."""
-        self._out.send(encode_request(request))
+        self._out.send(encode_request(request, self._keys))
         self.bytes_pushed = self._out.sent
 
     def _read(self) -> Any:

@@ -1,4 +1,9 @@
-"""Frames: how requests, replies and control calls look as bytes."""
+"""Frames: how requests, replies and control calls look as bytes.
+
+A push of the rows that its lane pulled last does not name them again: both ends remember the keys
+of the last pull (key caching; Li et al., "Scaling Distributed Machine Learning with the Parameter
+Server", OSDI 2014, section 3.4).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,22 @@ from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
-__all__ = ["CALL", "REPLY", "REQUEST", "Reader", "encode_call", "encode_reply", "encode_request"]
+__all__ = [
+    "CALL",
+    "REPLY",
+    "REQUEST",
+    "Keys",
+    "Reader",
+    "encode_call",
+    "encode_reply",
+    "encode_request",
+]
 
 REQUEST, REPLY, CALL = 1, 2, 3
 
 # kind, pull, whether progress follows, lanes, generation, clock, version, rows, loss; then the
-# lengths of values, index and pull_index (-1: none), and how many arrays `packed` has (0: none)
+# lengths of values, index (-1: none, -2: what was pulled last) and pull_index (-1: none), and how
+# many arrays `packed` has (0: none)
 _REQUEST = struct.Struct("<B??HqqqddqqqB")
 # dtype and length of an array of `packed`
 _ARRAY = struct.Struct("<8sq")
@@ -28,7 +43,11 @@ _REPLY = struct.Struct("<BB?qqqq")
 # kind, length of the JSON text, length of the pickled object (-1: none)
 _CALL = struct.Struct("<BIq")
 
+_PULLED_LAST = -2
+
 Buffers = list[Any]
+#: The rows that each lane pulled last; one of each connection at either end.
+Keys = dict[int, NDArray[np.int64]]
 
 
 class _Source(Protocol):
@@ -46,13 +65,18 @@ def _length(array: NDArray[Any] | None) -> int:
     return -1 if array is None else len(array)
 
 
-def encode_request(request: Request) -> Buffers:
-    """Buffers of a request, header first."""
+def encode_request(request: Request, keys: Keys) -> Buffers:
+    """Buffers of a request, header first; `keys` are the sender's, and are kept up."""
     values, index, wanted = request.values, request.index, request.pull_index
+    n_index, lane = _length(index), request.lanes[0]
+    if index is not None and lane in keys and np.array_equal(index, keys[lane]):
+        index, n_index = None, _PULLED_LAST
+    if wanted is not None:
+        keys[lane] = wanted.copy()
     header = _REQUEST.pack(
         REQUEST, request.pull, request.progress is not None, len(request.lanes),
         request.generation, request.clock, request.version, request.rows, request.loss,
-        _length(values), _length(index), _length(wanted),
+        _length(values), n_index, _length(wanted),
         0 if request.packed is None else len(request.packed.arrays),
     )  # fmt: skip
     arrays: list[NDArray[Any] | None] = [request.progress, values, index, wanted]
@@ -100,6 +124,7 @@ class Reader:
         self._source = source
         self._dtype = np.dtype(dtype)
         self._width = width
+        self._keys: Keys = {}
         self._kind = bytearray(1)
         self._heads = {
             REQUEST: (_REQUEST, bytearray(_REQUEST.size)),
@@ -152,7 +177,11 @@ class Reader:
         progress = self._array((n_lanes, 3), np.float64) if has_progress else None
         values = self._array((n, self._width), self._dtype) if n >= 0 else None
         index = self._array((n_index,), np.int64) if n_index >= 0 else None
+        if n_index == _PULLED_LAST:
+            index = self._keys[lanes[0]]
         wanted = self._array((n_wanted,), np.int64) if n_wanted >= 0 else None
+        if wanted is not None:
+            self._keys[lanes[0]] = wanted
         packed = Packed(tuple(self._packed() for _ in range(n_packed))) if n_packed else None
         return Request(
             lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,

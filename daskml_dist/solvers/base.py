@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.penalties import Penalty
 
-__all__ = ["PenalisedSolver", "Solution", "Solver", "Statistic", "Sums"]
+__all__ = ["PenalisedSolver", "Ranges", "Solution", "Solver", "Space", "Statistic", "Sums"]
 
 Array = NDArray[np.float64]
 
@@ -87,6 +87,45 @@ class Sums(Protocol):
         """The sum over all rows, float64."""
 
 
+class Space(Protocol):
+    """Vectors, of which this process may hold a range; numbers are the same in all processes."""
+
+    def dot(self, a: Array, b: Array) -> float:
+        """Dot product of two vectors."""
+
+    def largest(self, a: Array) -> float:
+        """Largest absolute value of a vector's components; 0 for none."""
+
+
+class Ranges(Space, Protocol):
+    """All rows of a fit, seen by one of several processes that solve together.
+
+    Attributes
+    ----------
+    n_rows : int
+        As of :class:`Sums`.
+    should_stop : bool
+        As of :class:`Sums`; the same in all processes.
+    own : slice
+        The range of the flattened parameters that this process holds.
+    n_done : int
+        Iterations that were made before, where a fit goes on after a loss.
+    """
+
+    n_rows: int
+    own: slice
+    n_done: int
+
+    @property
+    def should_stop(self) -> bool: ...
+
+    def loss_gradient(self, w: Array) -> tuple[float, Array]:
+        """Sum of the losses at `w`, and the own range of its gradient."""
+
+    def keep(self, n_iter: int) -> None:
+        """Take note that an iteration ended at the last `w`, to go on from there after a loss."""
+
+
 @dataclass
 class Solution:
     """What a solver ends with.
@@ -119,9 +158,12 @@ class Solver(ABC):
         What an estimator's ``solver`` argument calls it.
     max_passes : int
         Passes over the data at most.
+    solves_in_ranges : bool
+        Whether it has :meth:`solve_in_ranges`, for vectors too large for each process.
     """
 
     name: ClassVar[str]
+    solves_in_ranges: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -138,6 +180,23 @@ class Solver(ABC):
         start : ndarray of float64
             Parameters to start from, in the model's shape; may be changed.
         """
+
+    def solve_in_ranges(self, model: Any, ranges: Ranges, start: Array) -> Solution:
+        """Solve together with other processes, which make the same calls.
+
+        Parameters
+        ----------
+        model : object
+        ranges : Ranges
+        start : ndarray of float64
+            The own range of the flattened parameters to start from.
+
+        Returns
+        -------
+        Solution
+            With the own range of the flattened parameters.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, minimize
 
-from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums
+from daskml_dist.solvers.base import Array, PenalisedSolver, Ranges, Solution, Sums
 from daskml_dist.solvers.objective import SmoothObjective, row_strengths
 from daskml_dist.solvers.owlqn import orthant_wise
 
@@ -38,6 +38,7 @@ class LBFGS(PenalisedSolver):
 
     name = "lbfgs"
     handles_l1 = True
+    solves_in_ranges = True
 
     @property
     def max_passes(self) -> int:
@@ -74,6 +75,40 @@ class LBFGS(PenalisedSolver):
             maxfun=self.max_passes,
         )
         return dataclasses.replace(found, w=found.w.reshape(shape))
+
+    def solve_in_ranges(self, model: Any, ranges: Ranges, start: Array) -> Solution:
+        """Minimise with vectors of which each process holds a range.
+
+        The steps are those of :mod:`daskml_dist.solvers.owlqn`, with or without an l1 part.
+
+        References
+        ----------
+        J. Dean et al., "Large scale distributed deep networks", NIPS 2012 (Sandblaster).
+        """
+        l1, l2 = (
+            np.broadcast_to(
+                row_strengths(model, strength, self.penalty.intercept_scaling, power), model.shape
+            ).ravel()[ranges.own]
+            for power, strength in ((1, self.penalty.l1), (2, self.penalty.l2))
+        )
+
+        def evaluate(w: Array) -> tuple[float, Array]:
+            loss, gradient = ranges.loss_gradient(w)
+            pull = l2 * w
+            gradient = gradient / ranges.n_rows + pull
+            return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
+
+        found = orthant_wise(
+            evaluate,
+            start,
+            l1,
+            max_iter=self.max_iter - ranges.n_done,
+            tol=self.tol,
+            should_stop=lambda: ranges.should_stop,
+            space=ranges,
+            on_step=ranges.keep,
+        )
+        return dataclasses.replace(found, n_iter=found.n_iter + ranges.n_done)
 
 
 def quasi_newton(

@@ -5,12 +5,14 @@ G. Andrew and J. Gao, "Scalable training of L1-regularized log-linear models", I
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from daskml_dist.solvers.base import Array, Solution
+from daskml_dist.solvers.base import Array, Solution, Space
 
 __all__ = ["orthant_wise", "pseudo_gradient"]
 
@@ -32,8 +34,13 @@ def orthant_wise(
     max_iter: int,
     tol: float,
     should_stop: Callable[[], bool],
+    space: Space | None = None,
+    on_step: Callable[[int], None] = lambda n_iter: None,
 ) -> Solution:
     """Minimise ``evaluate(w) + sum(l1 * |w|)``; what the l1 part holds at zero is exactly 0.
+
+    Everything but the two functions of `space` is elementwise, so that several processes may each
+    run this on a range of every vector: numbers, and with them decisions, are the same in all.
 
     Parameters
     ----------
@@ -48,25 +55,30 @@ def orthant_wise(
         Largest component of the pseudo-gradient at which it stops.
     should_stop : callable
         Asked after each iteration.
+    space : Space, optional
+        Dot products and largest components; by default of whole vectors.
+    on_step : callable, optional
+        Told the number of iterations after each; the last point evaluated is where it ended.
 
     Returns
     -------
     Solution
         With `w` in the shape of `start`.
     """
+    space = space or _Whole()
     w = start.ravel().copy()
-    pairs: deque[tuple[Array, Array]] = deque(maxlen=_MEMORY)
+    pairs: deque[_Pair] = deque(maxlen=_MEMORY)
     smooth, gradient = evaluate(w)
-    value = smooth + float(l1 @ np.abs(w))
+    value = smooth + space.dot(l1, np.abs(w))
     n_iter, message = 0, ""
     while True:
         pseudo = pseudo_gradient(w, gradient, l1)
-        if float(np.abs(pseudo).max(initial=0.0)) <= tol or should_stop():
+        if space.largest(pseudo) <= tol or should_stop():
             break
         if n_iter == max_iter:
             message = f"the limit of {max_iter} iterations was reached"
             break
-        found = _search(evaluate, w, value, pseudo, pairs, l1)
+        found = _search(space, evaluate, w, value, pseudo, pairs, l1)
         if found is None and pairs:
             # What is remembered misleads: go on along the gradient.
             pairs.clear()
@@ -75,10 +87,12 @@ def orthant_wise(
             message = "no step along the gradient lowers the objective any more"
             break
         n_iter += 1
+        on_step(n_iter)
         new, new_value, new_gradient = found
         step, change = new - w, new_gradient - gradient
-        if step @ change > np.finfo(float).eps * (change @ change):
-            pairs.append((step, change))
+        curvature, square = space.dot(step, change), space.dot(change, change)
+        if curvature > np.finfo(float).eps * square:
+            pairs.append(_Pair(step, change, curvature, square))
         gain = (value - new_value) / max(abs(value), abs(new_value), 1.0)
         w, value, gradient = new, new_value, new_gradient
         if gain <= _FTOL:
@@ -93,45 +107,64 @@ def pseudo_gradient(w: Array, gradient: Array, l1: Array) -> Array:
     return np.where(w == 0, at_zero, gradient + l1 * np.sign(w))
 
 
+class _Whole:
+    """Vectors that are all here."""
+
+    def dot(self, a: Array, b: Array) -> float:
+        return float(a @ b)
+
+    def largest(self, a: Array) -> float:
+        return float(np.abs(a).max(initial=0.0))
+
+
+class _Pair(NamedTuple):
+    """A step, the change of the gradient along it, and their dot products."""
+
+    step: Array
+    change: Array
+    curvature: float
+    square: float
+
+
 def _search(
+    space: Space,
     evaluate: Callable[[Array], tuple[float, Array]],
     w: Array,
     value: float,
     pseudo: Array,
-    pairs: deque[tuple[Array, Array]],
+    pairs: deque[_Pair],
     l1: Array,
 ) -> tuple[Array, float, Array] | None:
     """A point along the quasi-Newton direction, inside the orthant; None where none is lower."""
-    direction = -_times_inverse_hessian(pseudo, pairs)
-    # Steps against the pseudo-gradient come of the curvature of other orthants.
-    direction[direction * pseudo >= 0] = 0.0
-    if not direction.any():
-        return None
+    direction = -_times_inverse_hessian(space, pseudo, pairs)
     penalised = l1 > 0
+    # Steps against the pseudo-gradient come of the curvature of other orthants.
+    direction[penalised & (direction * pseudo >= 0)] = 0.0
+    if not space.largest(direction):
+        return None
     orthant = np.where(w == 0, -np.sign(pseudo), np.sign(w))
-    t = 1.0 if pairs else 1.0 / float(np.linalg.norm(pseudo))
+    t = 1.0 if pairs else 1.0 / math.sqrt(space.dot(pseudo, pseudo))
     for _ in range(_MAX_HALVINGS):
         new = w + t * direction
         new[penalised & (new * orthant <= 0)] = 0.0
         smooth, gradient = evaluate(new)
-        new_value = smooth + float(l1 @ np.abs(new))
-        if new_value <= value + _SUFFICIENT * float(pseudo @ (new - w)):
+        new_value = smooth + space.dot(l1, np.abs(new))
+        if new_value <= value + _SUFFICIENT * space.dot(pseudo, new - w):
             return new, new_value, gradient
         t /= 2
     return None
 
 
-def _times_inverse_hessian(vector: Array, pairs: deque[tuple[Array, Array]]) -> Array:
+def _times_inverse_hessian(space: Space, vector: Array, pairs: deque[_Pair]) -> Array:
     """The two loops of L-BFGS (Nocedal and Wright 2006, algorithm 7.4)."""
     result = vector.copy()
     shares = []
-    for step, change in reversed(pairs):
-        share = (step @ result) / (step @ change)
-        result -= share * change
+    for pair in reversed(pairs):
+        share = space.dot(pair.step, result) / pair.curvature
+        result -= share * pair.change
         shares.append(share)
     if pairs:
-        step, change = pairs[-1]
-        result *= (step @ change) / (change @ change)
-    for (step, change), share in zip(pairs, reversed(shares), strict=True):
-        result += step * (share - (change @ result) / (step @ change))
+        result *= pairs[-1].curvature / pairs[-1].square
+    for pair, share in zip(pairs, reversed(shares), strict=True):
+        result += pair.step * (share - space.dot(pair.change, result) / pair.curvature)
     return result

@@ -13,7 +13,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.models.base import Model
 from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
-from daskml_dist.policies import Rounds
+from daskml_dist.policies import RangedRounds, Rounds
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
@@ -23,6 +23,10 @@ from daskml_dist.training.plan import Survey, make_class_weight, make_weight_sca
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["Rows", "make_solver_fit"]
+
+
+#: Parameters from which each trainer holds but a range of the solver's vectors.
+_RANGES_FROM = 2**20
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,16 @@ def make_solver_fit(
     device : {"auto", "cpu", "gpu"}
     on_lost_data : {"raise", "skip"}
     """
+    # In the order of the lanes, sums are gathered whole.
+    in_ranges = (
+        solver.solves_in_ranges
+        and not deterministic
+        and int(np.prod(model.shape))
+        >= int(dask.config.get("daskml_dist.ranges_from", _RANGES_FROM))
+    )
     return FitSpec(
         model=model,
-        policy=Rounds(),
+        policy=RangedRounds() if in_ranges else Rounds(),
         # Solvers update the parameters themselves.
         rule=UpdateRule(SGD(), Constant(1.0), Penalty(0.0, 0.0), model.n_penalised, 1.0),
         layout=Layout(*model.shape, 1),

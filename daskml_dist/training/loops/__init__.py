@@ -8,6 +8,7 @@ from daskml_dist.ps.shard import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.free import run_free
+from daskml_dist.training.loops.ranges import run_ranges
 from daskml_dist.training.loops.replicas import run_replicas
 from daskml_dist.training.loops.rounds import run_rounds
 from daskml_dist.training.loops.shared import run_shared
@@ -22,4 +23,5 @@ LOOPS: dict[str, Callable[[Context], ShardState | Solution | None]] = {
     "free": run_free,
     "shared": run_shared,
     "solver": run_solver,
+    "ranges": run_ranges,
 }

@@ -9,24 +9,21 @@ the open question is asked anew, so a fit ends with the digits of an undisturbed
 from __future__ import annotations
 
 import pickle
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.ps.ledger import PassReport
 from daskml_dist.solvers import Solution, Statistic
-from daskml_dist.training.lane import Lane
 from daskml_dist.training.loops.context import Context
+from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
 
 __all__ = ["run_solver"]
 
 #: Bytes of sums that a trainer remembers at most; a solver that needs more begins anew.
 _MEMORY = 2**28
-#: What follows each sum on its way: loss, rows, bytes sent, bytes received.
-_EXTRA = 4
 
 
 def run_solver(context: Context) -> Solution | None:
@@ -76,9 +73,7 @@ class _Rounds:
         if log is None or log.n_rows != n_rows or not log.is_whole:
             log = context.memory["log"] = _Log(n_rows)
         self.log = log
-        self._moved = 0, 0
-        for lane in context.lanes:
-            lane.seek(0)
+        self._sums = LaneSums(context)
 
     def remember(self) -> None:
         """Give all trainers the longest memory of any."""
@@ -98,37 +93,24 @@ class _Rounds:
             self.sum(pickle.loads(question))
 
     def sum(self, statistic: Statistic) -> NDArray[np.float64]:
-        """The sum over all trainers' rows, with `_EXTRA` numbers behind it."""
-        context = self._context
-        parts = context.map(lambda lane: self._part(lane, statistic), context.lanes)
-        if context.fit.deterministic or not statistic.additive:
-            total = self._in_order(parts, statistic)
+        """The sum over all trainers' rows, with `EXTRA` numbers behind it."""
+        if self._context.fit.deterministic or not statistic.additive:
+            total = self._in_order(self._sums.parts(statistic), statistic)
         else:
-            total = parts[0][1]
-            for _, part in parts[1:]:
-                total += part
-            total = self._reduced(total)
+            total = self._reduced(self._sums.total(statistic))
         # All but the bytes is the same on every rank, and to the bit.
         self.log.add(total)
         return total
 
-    def _part(self, lane: Lane, statistic: Statistic) -> tuple[int, NDArray[np.float64]]:
-        shape = statistic.shape(self._context.fit.model)
-        out = np.zeros(int(np.prod(shape)) + _EXTRA)
-        batch = lane.next_batch()
-        out[-_EXTRA] = lane.add_statistic(statistic, batch, out[:-_EXTRA].reshape(shape))
-        out[1 - _EXTRA] = batch.n_rows
-        return lane.number, out
-
     def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        total[2 - _EXTRA :] = self._bytes()
+        total[2 - EXTRA :] = self._sums.bytes_moved()
         return np.asarray(self._context.communicator.allreduce(total))
 
     def _in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Gather the parts of all lanes, and merge them in the order of the lanes."""
-        parts[0][1][2 - _EXTRA :] = self._bytes()
+        parts[0][1][2 - EXTRA :] = self._sums.bytes_moved()
         arrays: list[NDArray[Any]] = [np.array([number for number, _ in parts])]
         gathered = self._context.communicator.allgather([*arrays, *(part for _, part in parts)])
         of_lane = {
@@ -139,16 +121,9 @@ class _Rounds:
         first, *others = (of_lane[number] for number in sorted(of_lane))
         total, shape = first.copy(), statistic.shape(self._context.fit.model)
         for part in others:
-            statistic.merge(total[:-_EXTRA].reshape(shape), part[:-_EXTRA].reshape(shape))
-            total[-_EXTRA:] += part[-_EXTRA:]
+            statistic.merge(total[:-EXTRA].reshape(shape), part[:-EXTRA].reshape(shape))
+            total[-EXTRA:] += part[-EXTRA:]
         return total
-
-    def _bytes(self) -> tuple[int, int]:
-        communicator = self._context.communicator
-        moved = communicator.bytes_sent, communicator.bytes_received
-        since = moved[0] - self._moved[0], moved[1] - self._moved[1]
-        self._moved = moved
-        return since
 
 
 class _Asked:
@@ -170,8 +145,8 @@ class _Asked:
         else:
             self._context.communicator.broadcast_bytes(pickle.dumps(statistic, protocol=5))
             total = self._rounds.sum(statistic)
-        self._report(total[-_EXTRA:])
-        return total[:-_EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
+        self._report(total[-EXTRA:])
+        return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
 
     def end(self) -> None:
         """Let the other trainers go."""
@@ -179,10 +154,5 @@ class _Asked:
 
     def _report(self, extra: NDArray[np.float64]) -> None:
         """Report the pass for all lanes; the ledger ignores what it knows already."""
-        context = self._context
-        report = PassReport(
-            list(range(len(context.lane_rows))), extra[0], extra[1], 1, int(extra[2]), int(extra[3])
-        )
-        message = {"pass": self._n_asked, "report": asdict(report)}
-        self.should_stop = bool(self._connection.call("report", **message)["stop"])
-        context.end_pass()
+        self.should_stop = report_sum(self._context, self._connection, self._n_asked, extra)
+        self._context.end_pass()
