@@ -27,6 +27,7 @@ __all__ = [
     "ModelAveraging",
     "Policy",
     "RoundGate",
+    "RangedRounds",
     "Rounds",
     "Synchronous",
     "get_policy",

@@ -24,7 +24,8 @@ def _run(names: list[str]) -> dict[str, str]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
     )
     found = re.split(r"^## \w+$", done.stdout, flags=re.MULTILINE)[1:]
-    return {name: text + done.stderr for name, text in zip(names, found, strict=True)}
+    assert len(found) == len(names), done.stderr
+    return dict(zip(names, found, strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,9 @@ def test_quickstart_compares_policies_on_workers() -> None:
     assert "async" in output
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "svm"])
+@pytest.mark.parametrize(
+    "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("parquet", "svm"))]
+)
 def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
     X, y = load_iris(return_X_y=True)
     path = tmp_path / f"iris.{kind}"

@@ -232,7 +232,8 @@ def test_without_a_shadow_yet_the_fit_begins_anew(
     assert "begins anew" in str(strike.events[0])
 
 
-@pytest.mark.parametrize("policy", _first_of("sync", "average"))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["sync", "average"])
 def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
     def kill_all(run: Any) -> None:
         for pid in crew_client.run(os.getpid).values():
@@ -242,7 +243,8 @@ def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
     _check(clf, policy)
 
 
-@pytest.mark.parametrize("n_servers", _first_of(2, 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("n_servers", [2, 3])
 def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers: int) -> None:
     strike = Strike(lambda run: _kill(crew_client, run.server_addresses[1]))
     clf = _classifier("sync", strike, n_servers=n_servers).fit(*_lazy())
@@ -330,6 +332,7 @@ def test_rows_in_the_clients_memory_are_sent_again(crew_client: Client) -> None:
     np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_persisted_rows_are_read_again(crew_client: Client) -> None:
     X, y = (part.persist() for part in _lazy())
     wait([X, y])
