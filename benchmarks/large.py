@@ -50,7 +50,7 @@ def run(tiny: bool = False) -> str:
         f"one thread, {ITERATIONS} iterations"
     )
     columns = ["features", "solver's vectors", "ms a pass", "scikit-learn, ms an iteration",
-               "MB sent a pass and process", "MB of pairs a process", "loss at the end"]  # fmt: skip
+               "MB sent a pass and process", "MB of pairs a process", "loss"]  # fmt: skip
     return markdown(title, columns, rows)
 
 

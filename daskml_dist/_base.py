@@ -146,8 +146,8 @@ class BaseSupervised(BaseEstimator):
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         """A picklable function from rows to raw predictions."""
 
-    def _map(self, function: Callable[..., Any], X: Any, dtype: Any, n_outputs: int | None) -> Any:
-        """Map `function(raw_prediction)` over the rows of X."""
+    def _map(self, then: Callable[..., Any], X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        """Map `then(raw_prediction, out)` over the rows of X."""
         self._check_fitted(X)
         return map_rows(
             self._raw(),
@@ -155,7 +155,7 @@ class BaseSupervised(BaseEstimator):
             dtype=dtype,
             n_outputs=n_outputs,
             n_features=self.n_features_in_,
-            then=function,
+            then=then,
         )
 
     def _score_sums(
@@ -198,10 +198,13 @@ def _score_block(
     assert block.y is not None
     if block.n_rows == 0:
         return np.zeros((4, *block.y.shape[1:]))
-    weight = np.ones(block.n_rows) if block.sample_weight is None else block.sample_weight
+    given, ones = block.sample_weight, np.empty(0)
     total = np.zeros((4, *block.y.shape[1:]))
     for at, found in results_of_rows(raw, block.X, index):
-        total += statistic(block.y[at], found, weight[at].astype(np.float64))
+        if len(ones) < len(found):
+            ones = np.ones(len(found))
+        weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
+        total += statistic(block.y[at], found, weight)
     return total
 
 

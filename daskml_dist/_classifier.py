@@ -36,7 +36,7 @@ class BaseClassifier(ClassifierMixin, BaseSupervised):
         ndarray or lazy dask Array of shape (n_rows,)
         """
         self._check_fitted(X)
-        return self._map(partial(_labels, self.classes_), X, self.classes_.dtype, None)
+        return self._map(partial(_write_labels, self.classes_), X, self.classes_.dtype, None)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean accuracy, in one pass over the blocks.
@@ -56,13 +56,17 @@ class BaseClassifier(ClassifierMixin, BaseSupervised):
         return float(hits / total)
 
 
-def _labels(classes: NDArray[Any], raw: NDArray[Any]) -> NDArray[Any]:
-    if raw.ndim == 1:
-        return np.asarray(np.where(raw > 0, classes[1], classes[0]))
-    return np.asarray(classes[raw.argmax(axis=1)])
+def _write_labels(classes: NDArray[Any], raw: NDArray[Any], out: NDArray[Any]) -> None:
+    best = raw > 0 if raw.ndim == 1 else raw.argmax(axis=1)
+    classes.take(best, out=out, mode="clip")
 
 
 def _hits(
     classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    return np.array([weight.sum(), weight @ (_labels(classes, raw) == y), 0.0, 0.0])
+    if raw.ndim == 1:
+        positive = raw > 0
+        hits = (positive & (y == classes[1])) | (~positive & (y == classes[0]))
+    else:
+        hits = classes[raw.argmax(axis=1)] == y
+    return np.array([weight.sum(), weight @ hits, 0.0, 0.0])

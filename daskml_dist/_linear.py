@@ -70,6 +70,13 @@ class _RawPrediction:
     #: NaN and infinity stay in a sum of products, whatever the coefficients; for `map_rows`.
     shows_not_finite = True
 
-    def __call__(self, X: Any) -> NDArray[Any]:
-        raw = get_backend("cpu").dot(X, np.atleast_2d(self.coef).T)
-        return np.asarray(raw + (np.ravel(self.intercept)[0] if raw.ndim == 1 else self.intercept))
+    def __call__(self, X: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        w = np.atleast_2d(self.coef).T
+        # The same for all rows of a block but the last ones.
+        if out is not None and isinstance(X, np.ndarray):
+            raw = np.matmul(X, w[:, 0] if out.ndim == 1 else w, out=out[: len(X)])
+        else:
+            raw = get_backend("cpu").dot(X, w)
+            raw = raw.astype(np.result_type(raw, self.intercept, np.float32), copy=False)
+        raw += np.ravel(self.intercept)[0] if raw.ndim == 1 else self.intercept
+        return raw

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._linear import BaseLinear
+from daskml_dist.inference.predict import written
 from daskml_dist.losses import Loss, get_loss
 
 __all__ = ["LinearClassifier"]
@@ -38,7 +39,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         """
         self._check_fitted(X)
         n_outputs = None if len(self.coef_) == 1 else len(self.coef_)
-        return self._map(_same, X, self.coef_.dtype, n_outputs)
+        return self._map(written(_same), X, self.coef_.dtype, n_outputs)
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes; not every loss has them.
@@ -60,7 +61,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         loss = self._loss()
         if not loss.proba:
             loss.predict_proba(np.empty(0))
-        return self._map(loss.predict_proba, X, self.coef_.dtype, len(self.classes_))
+        return self._map(loss.write_proba, X, self.coef_.dtype, len(self.classes_))
 
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""

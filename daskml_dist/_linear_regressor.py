@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
 from daskml_dist._linear import BaseLinear
+from daskml_dist.inference.predict import written
 from daskml_dist.losses import Loss, get_loss
 
 __all__ = ["LinearRegressor"]
@@ -39,7 +40,7 @@ class LinearRegressor(RegressorMixin, BaseLinear):
         """
         self._check_fitted(X)
         n_outputs = len(self.coef_) if self.coef_.ndim == 2 else None
-        return self._map(self._loss().inverse_link, X, self.coef_.dtype, n_outputs)
+        return self._map(written(self._loss().inverse_link), X, self.coef_.dtype, n_outputs)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2 of the prediction, in one pass over the blocks.

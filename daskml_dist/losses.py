@@ -160,6 +160,10 @@ class Loss(ABC):
             "estimator in sklearn.calibration.CalibratedClassifierCV."
         )
 
+    def write_proba(self, raw: Array, out: Array) -> None:
+        """Write :meth:`predict_proba` to `out`, of shape (n, n_classes); `raw` may be lost."""
+        out[...] = self.predict_proba(raw)
+
     def inverse_link(self, raw: Array) -> Array:
         """Predicted target of a regression: the raw prediction itself, unless overridden."""
         return raw
@@ -272,19 +276,28 @@ class LogLoss(_MarginLoss):
     def predict_proba(self, raw: Array) -> Array:
         """Logistic function of `raw` (two classes), or softmax over its columns."""
         if raw.ndim == 1:
-            # The softmax of (0, raw); like it exact for probabilities near 0, with the odds kept
-            # in the range of the dtype.
-            with np.errstate(over="ignore"):
-                odds = np.exp(-raw)
-            np.minimum(odds, np.finfo(odds.dtype).max / 8, out=odds)
-            positive = 1 / (1 + odds)
-            out: Array = np.empty_like(odds, shape=(len(odds), 2))
-            np.multiply(odds, positive, out=out[:, 0])
-            out[:, 1] = positive
+            out: Array = np.empty_like(raw, shape=(len(raw), 2))
+            self.write_proba(raw.copy(), out)
             return out
         proba: Array = np.exp(raw - raw.max(axis=1, keepdims=True))
         proba /= proba.sum(axis=1, keepdims=True)
         return proba
+
+    def write_proba(self, raw: Array, out: Array) -> None:
+        """Write :meth:`predict_proba` to `out`; of two classes in place."""
+        if raw.ndim > 1:
+            super().write_proba(raw, out)
+            return
+        # The softmax of (0, raw); like it exact for probabilities near 0, with the odds kept in
+        # the range of the dtype.
+        odds = np.negative(raw, out=raw)
+        with np.errstate(over="ignore"):
+            np.exp(odds, out=odds)
+        np.minimum(odds, np.finfo(odds.dtype).max / 8, out=odds)
+        positive = odds + 1
+        np.divide(1, positive, out=positive)
+        np.multiply(odds, positive, out=out[:, 0])
+        out[:, 1] = positive
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.transform import map_pieces
 
-__all__ = ["map_rows", "results_of_rows"]
+__all__ = ["map_rows", "results_of_rows", "written"]
 
 #: Bytes of dense rows that are worked on at once where they are read twice, and stay in a cache
 #: between, or once; and how many rows that is, so that what is made of them stays there too.
 _READ_TWICE, _READ_ONCE = 2**18, 2**23
-_FEWEST_ROWS, _MOST_ROWS = 256, 2**15
+_FEWEST_ROWS, _MOST_ROWS = 256, 15_000
 
 
 def map_rows(
@@ -32,7 +32,7 @@ def map_rows(
     dtype: DTypeLike,
     n_outputs: int | None = None,
     n_features: int | None = None,
-    then: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
     """Apply a function of rows to X.
 
@@ -40,9 +40,10 @@ def map_rows(
     ----------
     function : callable
         Takes a float32 or float64 array (C-contiguous) or CSR matrix of shape (n, n_features) and
-        returns an array of n rows. Picklable. Not called for empty blocks. Where its attribute
-        ``shows_not_finite`` is true, it returns NaN or infinity for rows that hold them, which are
-        then not looked for beforehand.
+        returns an array of n rows. Picklable. Not called for empty blocks. Where it has an
+        attribute ``shows_not_finite``, it returns NaN or infinity for rows that hold them, which
+        are then not looked for beforehand; and takes a second argument: what it returned for rows
+        before, whose memory it may use again, or None.
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
         Of shape (n_rows, n_features).
     dtype : dtype
@@ -52,7 +53,8 @@ def map_rows(
     n_features : int, optional
         Columns that `X` must have.
     then : callable, optional
-        Makes the results, of shape (n,) or (n, n_outputs), of what `function` returned. Picklable.
+        Writes the results, of shape (n,) or (n, n_outputs), of what `function` returned to its
+        second argument; see :func:`written`. It may change the first. Picklable.
 
     Returns
     -------
@@ -78,8 +80,21 @@ def map_rows(
 class _Composed(NamedTuple):
     """A function of rows, and one of what it returns."""
 
-    function: Callable[[Any], NDArray[Any]]
-    then: Callable[[NDArray[Any]], NDArray[Any]] | None
+    function: Callable[..., NDArray[Any]]
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None
+
+
+def written(
+    function: Callable[[NDArray[Any]], Any],
+) -> Callable[[NDArray[Any], NDArray[Any]], None]:
+    """A function that returns an array, as one that writes it to its second argument."""
+    return partial(_write, function)
+
+
+def _write(
+    function: Callable[[NDArray[Any]], Any], values: NDArray[Any], out: NDArray[Any]
+) -> None:
+    out[...] = np.reshape(function(values), out.shape)
 
 
 def _apply(
@@ -97,23 +112,25 @@ def _apply(
         return np.empty(shape, dtype=dtype)
     out: NDArray[Any] | None = None
     for at, found in results_of_rows(both.function, rows, index):
-        result = found if both.then is None else both.then(found)
-        result = np.asarray(result, dtype=dtype).reshape(-1, *shape[1:])
-        if len(result) == rows.shape[0]:
-            return result
+        if both.then is None and len(found) == rows.shape[0]:
+            return np.asarray(found, dtype=dtype).reshape(shape)
         if out is None:
             out = np.empty(shape, dtype=dtype)
-        out[at] = result
+        if both.then is None:
+            out[at] = found.reshape(-1, *shape[1:])
+        else:
+            both.then(found, out[at])
     assert out is not None
     return out
 
 
 def results_of_rows(
-    function: Callable[[Any], NDArray[Any]], rows: Any, index: int | None
+    function: Callable[..., NDArray[Any]], rows: Any, index: int | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Apply a function to a block, a few rows at a time where they are dense.
 
-    What is made of them then stays in cache.
+    What is made of them then stays in cache; and is never large: Dask has its workers give every
+    array of 128 KiB back to the system, which takes longer than to fill it.
 
     Parameters
     ----------
@@ -126,26 +143,34 @@ def results_of_rows(
     Yields
     ------
     slice, ndarray
-        Where some rows lie; what the function made of them.
+        Where some rows lie; what the function made of them, good until the next.
 
     Raises
     ------
     InvalidDataError
         For NaN and infinity.
     """
-    shows = getattr(function, "shows_not_finite", False)
-    for at, piece in _pieces(rows, _READ_ONCE if shows else _READ_TWICE):
-        result = None
-        if shows:
-            with np.errstate(invalid="ignore", over="ignore"):
-                result = function(piece)
-        if result is None or not np.isfinite(result).all():
-            try:
-                check_finite_rows(piece, index)
-            except InvalidDataError:
-                check_finite_rows(rows, index)  # it names the row by its place in the block
-                raise
-        yield at, function(piece) if result is None else result
+    if not getattr(function, "shows_not_finite", False):
+        for at, piece in _pieces(rows, _READ_TWICE):
+            _check_finite(piece, rows, index)
+            yield at, function(piece)
+        return
+    result = None
+    for at, piece in _pieces(rows, _READ_ONCE):
+        with np.errstate(invalid="ignore", over="ignore"):
+            result = function(piece, result)
+            is_finite = np.isfinite(result.sum())
+        if not is_finite and not np.isfinite(result).all():
+            _check_finite(piece, rows, index)
+        yield at, result
+
+
+def _check_finite(piece: Any, rows: Any, index: int | None) -> None:
+    try:
+        check_finite_rows(piece, index)
+    except InvalidDataError:
+        check_finite_rows(rows, index)  # it names the row by its place in the block
+        raise
 
 
 def _pieces(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:

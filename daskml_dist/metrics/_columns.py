@@ -24,7 +24,7 @@ __all__ = ["Columns", "Rows", "check_total", "is_lazy"]
 S = TypeVar("S")
 
 #: Rows that are summarised at once, where that is done in pieces.
-_PIECE = 2**14
+_PIECE = 15_000
 
 Reader = Callable[[Any, str, int | None], NDArray[Any]]
 

@@ -182,6 +182,8 @@ def _count_whole(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] 
         return None
     at = labels.astype(np.intp)
     at -= low
+    if high - low <= 1:
+        return np.array([low, high][: high - low + 1], dtype=labels.dtype), at
     there = np.bincount(at) > 0
     if not there.all():
         at = (np.cumsum(there) - 1)[at]

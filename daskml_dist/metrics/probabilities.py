@@ -118,8 +118,9 @@ def _losses(rows: Rows, classes: NDArray[Any] | None) -> _Losses:
     sums_to_one = np.abs(totals - 1).max() <= np.sqrt(eps)
     weight = float(len(at) if rows.weight is None else rows.weight.sum())
     if len(labels) == proba.shape[1]:
-        # All labels are there, so each one's column is known.
-        by_label = np.diag(_known_losses(proba, at, rows.weight, eps))
+        # All labels are there, so each one's column is known, and the sum is enough.
+        by_label = np.zeros((len(labels), len(labels)))
+        by_label[0, 0] = _known_loss(proba, at, rows.weight, eps)
     else:
         # One row a label, which holds the weights of its rows: their sums are one product.
         places = (at, np.arange(len(at)))
@@ -128,17 +129,14 @@ def _losses(rows: Rows, classes: NDArray[Any] | None) -> _Losses:
     return _Losses(labels, by_label, weight, bool(sums_to_one))
 
 
-def _known_losses(
+def _known_loss(
     proba: NDArray[Any], at: NDArray[np.intp], weight: NDArray[Any] | None, eps: Any
-) -> NDArray[np.float64]:
-    """Loss of the rows of each label."""
+) -> float:
+    """Summed loss of rows whose label's column is `at`."""
     n_columns = proba.shape[1]
     given = proba.ravel().take(np.arange(0, proba.size, n_columns) + at, mode="clip")
-    losses = -np.log(np.clip(given, eps, 1 - eps, out=given))
-    if weight is not None:
-        losses = losses * weight
-    sums: NDArray[np.float64] = np.bincount(at, losses, minlength=n_columns).astype(np.float64)
-    return sums
+    logs = np.log(np.clip(given, eps, 1 - eps, out=given), out=given)
+    return -float(logs.sum(dtype=np.float64) if weight is None else weight @ logs.astype("f8"))
 
 
 def _check_labels(labels: NDArray[Any], classes: NDArray[Any] | None, n_columns: int) -> None:

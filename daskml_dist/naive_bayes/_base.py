@@ -12,6 +12,7 @@ from scipy.special import log_softmax, softmax
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.inference.predict import written
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.by_class import OnePass
@@ -159,7 +160,7 @@ class BaseNB(BaseClassifier, BaseRounds):
 
     def _map_classes(self, function: Any, X: Any) -> Any:
         self._check_fitted(X)
-        return self._map(function, X, np.float64, len(self.classes_))
+        return self._map(written(function), X, np.float64, len(self.classes_))
 
 
 def _log_proba(raw: Array) -> Array:
