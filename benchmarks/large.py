@@ -18,6 +18,9 @@ from benchmarks._common import markdown, processes
 from daskml_dist.linear_model import LogisticRegression
 
 PER_ROW, ITERATIONS, WORKERS = 20, 10, 2
+#: Features up to which whole vectors are tried. Beyond, SciPy's steps hold Python's lock for so
+#: long that the worker counts as stopped.
+MOST_WHOLE = 10**6
 
 
 def run(tiny: bool = False) -> str:
@@ -35,6 +38,8 @@ def run(tiny: bool = False) -> str:
             peer = ScikitLearn(max_iter=ITERATIONS, tol=0).fit(X, y)
             single = (time.perf_counter() - start) / peer.n_iter_[0]
             for name, ranges_from in (("one process", 10**12), ("ranges", 1)):
+                if name == "one process" and n_features > MOST_WHOLE:
+                    continue
                 with dask.config.set({"daskml_dist.ranges_from": ranges_from}):
                     clf = LogisticRegression(max_iter=ITERATIONS, tol=0).fit(*data)
                 records = clf.history_.records

@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, LocalCluster, Security
 
 from daskml_dist.errors import CallbackError, InvalidDataError
-from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
 
 N_ROWS = 2_000
@@ -140,6 +140,16 @@ def test_nan_names_its_block(client: Client) -> None:
     X[1300, 2] = np.nan
     with pytest.raises(InvalidDataError, match="Block 3"):
         _endless("sync").fit(da.from_array(X, chunks=(400, -1)), da.from_array(y, chunks=400))
+
+
+def test_a_result_that_takes_long_to_fetch_comes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fetch that is given up begins anew, so the next must have longer."""
+    monkeypatch.setattr("daskml_dist.training.fleet.SLICE", 1e-5)
+    X = da.random.default_rng(0).normal(size=(400, 3), chunks=(100, -1))
+    clf = LogisticRegression().fit(X, X[:, 0] > 0)
+    assert clf.score(X, X[:, 0] > 0) > 0.9
 
 
 def test_ctrl_c_cleans_up(cluster: LocalCluster, client: Client, assert_clean: Any) -> None:

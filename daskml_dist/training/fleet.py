@@ -138,11 +138,13 @@ class Fleet:
 
     def meet(self, host: Host) -> Endpoint:
         """Wait for an actor, and learn where it listens."""
-        deadline = time.monotonic() + self._fit.timeout
+        deadline, patience = time.monotonic() + self._fit.timeout, SLICE
         while host.proxy is None:
             with suppress(TimeoutError):
-                host.proxy = self._result(host, SLICE)
+                host.proxy = self._result(host, patience)
             self._check(host)
+            # Dask begins to fetch anew in each try, so the next one has longer.
+            patience *= 2 if self.is_ready(host) else 1
             if host.proxy is None and time.monotonic() > deadline:
                 raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
         endpoint: Endpoint = self.ask(host, "endpoint")
@@ -221,9 +223,11 @@ class Fleet:
 
     def result(self, seat: Seat) -> Any:
         """Result of a trainer that has ended."""
+        patience = SLICE
         while True:
             with suppress(TimeoutError):
-                return seat.future.result(timeout=SLICE)
+                return seat.future.result(timeout=patience)
+            patience *= 2  # as in `meet`; a large result takes its time
             # It may have gone with its worker, and would then never come.
             if seat.future.status != "finished" or not self._is_there(seat.address):
                 raise Gone(seat.address, "lost")
