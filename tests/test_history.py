@@ -141,3 +141,8 @@ def test_plot_without_matplotlib_names_the_remedy(
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(DaskMLDistError, match=r"pip install 'daskml-dist\[viz\]'"):
         history.plot()
+
+
+def test_passes_without_a_loss_show_none() -> None:
+    record = {"pass": 1, "loss": float("nan"), "rows": 10, "seconds": 0.5}
+    assert repr(History([record])) == "<History: 1 pass, 0.5 s>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class _Status:
         if record is None:
             return self.elapsed()
         shown = [
-            f"loss {record['loss']:.6g}",
+            *_loss(record),
             _rate(record["rows"], record["seconds"]),
             f"staleness {record['staleness_mean']:.3g} (max {record['staleness_max']:.3g})",
             *_score(record),
@@ -174,7 +175,7 @@ class _Status:
         spent = time.perf_counter() - self.begin
         parts = [f"{self.title}: {_count(self.n_passes, 'pass')} in {spent:.3g} s"]
         if self.last is not None:
-            parts += [f"loss {self.last['loss']:.6g}", _rate(self.rows, self.seconds)]
+            parts += [*_loss(self.last), _rate(self.rows, self.seconds)]
             parts += _score(self.last)
         return ", ".join(parts)
 
@@ -289,6 +290,11 @@ def _rate(rows: int, seconds: float) -> str:
             return f"{rate:.3g}{unit} rows/s"
         rate /= 1000
     return f"{rate:.3g}G rows/s"
+
+
+def _loss(record: dict[str, Any]) -> list[str]:
+    """The loss, where the pass has one: naive Bayes counts without."""
+    return [] if math.isnan(record["loss"]) else [f"loss {record['loss']:.6g}"]
 
 
 def _score(record: dict[str, Any]) -> list[str]:

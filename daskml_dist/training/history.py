@@ -39,7 +39,7 @@ class History:
         One per pass, in order, each with the keys
 
         - ``pass``: its number, from 1;
-        - ``loss``: mean training loss over the pass;
+        - ``loss``: mean training loss over the pass; NaN where it counts without one;
         - ``rows``: rows used;
         - ``steps``: optimizer applies;
         - ``seconds``: wall time of the pass;
@@ -90,8 +90,10 @@ class History:
             return "<History: no whole pass>"
         losses = list(dict.fromkeys(f"{self[i]['loss']:.6g}" for i in (0, -1)))
         seconds = sum(record["seconds"] for record in self)
-        passes = "1 pass" if len(self) == 1 else f"{len(self)} passes"
-        return f"<History: {passes}, loss {' -> '.join(losses)}, {seconds:.3g} s>"
+        parts = ["1 pass" if len(self) == 1 else f"{len(self)} passes"]
+        if losses != ["nan"]:
+            parts.append(f"loss {' -> '.join(losses)}")
+        return f"<History: {', '.join(parts)}, {seconds:.3g} s>"
 
     @property
     def rows_per_second(self) -> list[float]:
