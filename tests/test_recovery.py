@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -241,6 +242,37 @@ def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
 
     clf = _classifier(policy, Strike(kill_all)).fit(*_lazy())
     _check(clf, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most_in_memory", [2**25, 0], ids=["memory", "disk"])
+def test_the_only_worker_is_lost(
+    most_in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("daskml_dist.training.generations._MOST_SAVED", most_in_memory)
+    monkeypatch.setattr("daskml_dist.training.cluster_run._SAVE", 0.1)
+    options: dict[str, Any] = {"processes": True, "host": "127.0.0.1", "silence_logs": 50}
+    sizes = []
+
+    def kill(run: Any) -> None:
+        sizes.append(sum(file.stat().st_size for file in tmp_path.rglob("images")))
+        _kill(client, run.server_addresses[0])
+
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path)}),
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, dashboard_address=":0", **options
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        strike = Strike(kill, after=1.0)
+        clf = _classifier("sync", strike, max_iter=60).fit(*_lazy())
+        assert not strike.events[0].anew
+        assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
+        calm = _classifier("sync", max_iter=60).fit(*_lazy())
+    np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
+    assert (sizes[0] > 0) == (most_in_memory == 0)
+    assert not list(tmp_path.rglob("images"))
 
 
 @pytest.mark.slow

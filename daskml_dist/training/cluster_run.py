@@ -66,6 +66,8 @@ _CONFIRM = 0.5
 _SHADOW_AFTER = 0.25
 #: Seconds between two times that the client gets images, without and with shadows.
 _SAVE, _SAVE_SHADOWED = 1.0, 5.0
+#: The same, in times that getting the last ones took.
+_SAVE_SHARE = 20
 #: Seconds for which a new worker must be there before lanes move to it.
 _SETTLED = 1.0
 #: Generations without any progress after which a fit is given up.
@@ -137,7 +139,7 @@ class TrainingRun:
         #: Workers that are let go once the run needs them no more, and those to retire then.
         self._to_let_go: set[str] = set()
         self._to_retire: set[str] = set()
-        self._saved_at = 0.0
+        self._saved_at = self._save_took = 0.0
         self._pace = Pace(fit.lane_rows)
         #: When each worker that joined was first seen; workers that lanes were dealt to.
         self._joined_at: dict[str, float] = {}
@@ -308,9 +310,10 @@ class TrainingRun:
             return
         self._crew.mind_shadows()
         pause = _SAVE_SHADOWED if self._crew.is_shadowed else _SAVE
-        if now - self._saved_at > pause and self._crew.may_save:
+        if now - self._saved_at > max(pause, _SAVE_SHARE * self._save_took) and self._crew.may_save:
             self._crew.save()
-            self._saved_at = now
+            self._saved_at = time.monotonic()
+            self._save_took = self._saved_at - now
 
     def _pause_for(self, seconds: float) -> None:
         """Sleep until something happens, but no longer than so many seconds."""

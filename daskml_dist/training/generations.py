@@ -7,9 +7,9 @@ way, with nothing to go on from.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Any
 
 import dask
 import numpy as np
@@ -20,20 +20,23 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement, reassign
 from daskml_dist.errors import DataLostError
 from daskml_dist.policies import LocalSGD, ModelAveraging
-from daskml_dist.ps.image import Holding, ServerImage, shadow_of
+from daskml_dist.ps.image import Holding, shadow_of
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.fleet import Fleet, Gone, Host, Seat, call_workers
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.orders import give_orders
 from daskml_dist.training.recovery import GoOn, choose
+from daskml_dist.training.saved import Saved, SavedImages
 from daskml_dist.training.servers import n_servers
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 
 __all__ = ["Generations", "Server"]
 
+logger = logging.getLogger(__name__)
+
 #: Seconds that a server may take to stop, and orders to arrive.
 _PAUSE, _DELIVERY = 2.0, 3.0
-#: Bytes of images that the client keeps at most.
+#: Bytes of images that the client keeps in memory at most; more go to its disk.
 _MOST_SAVED = 2**25
 
 
@@ -114,7 +117,7 @@ class Generations:
         self._secret = secret
         self._every = _shadow_every(fit)
         #: Image and records of each server, that the client keeps.
-        self._saved: list[tuple[ServerImage, list[Any]]] = []
+        self._saved = SavedImages()
 
     @property
     def workers(self) -> dict[int, str]:
@@ -160,8 +163,8 @@ class Generations:
         """
         self.number += 1
         go_on = choose(self._fit.policy, [self._pause(server) for server in self.servers])
-        if go_on is None and self._saved:
-            go_on = self._choose_saved()
+        if go_on is None and (saved := self._saved.get()):
+            go_on = self._choose_saved(saved)
         self._mend_rows()
         parts = self._assign(even)
         n_trainers = sum(bool(part.lanes) for part in parts)
@@ -194,10 +197,10 @@ class Generations:
                 self._membership.cast_out(gone.address)
         return held
 
-    def _choose_saved(self) -> GoOn[Host] | None:
+    def _choose_saved(self, saved: list[Saved]) -> GoOn[Host] | None:
         """Give new servers the images that the client has."""
         self._open_servers(0)
-        for server, (image, records) in zip(self.servers, self._saved, strict=True):
+        for server, (image, records) in zip(self.servers, saved, strict=True):
             self._fleet.ask(server.host, "stand_by", self.number)
             self._fleet.ask(server.host, "take", image, records)
         return choose(self._fit.policy, [self._pause(server) for server in self.servers])
@@ -370,10 +373,7 @@ class Generations:
         return all(server.shadow_ships for server in self.servers)
 
     def save(self) -> None:
-        """Get the servers' last images to the client, for the day when all workers are lost.
-
-        Large ones stay on the workers; a fit of a large model has a checkpoint.
-        """
+        """Get the servers' last images to the client, for the day when all workers are lost."""
         kept = [self._fleet.ask(server.host, "kept") for server in self.servers]
         common = set.intersection(*map(set, kept)) if self._fit.policy.lockstep else None
         if not all(kept) or (common is not None and not common):
@@ -383,11 +383,24 @@ class Generations:
             place = max(places if common is None else common)
             saved.append(self._fleet.ask(server.host, "image_at", place))
         if all(saved):
-            self._saved = saved
+            try:
+                self._saved.put(saved, on_disk=not self._are_small)
+            except OSError as error:
+                # The fit goes on, with an older image or none.
+                logger.warning(
+                    "The images of a fit cannot be kept (%s): should its last worker be lost, more "
+                    "is made again. Free the disk, or set temporary-directory in Dask's "
+                    "configuration.",
+                    error,
+                )
 
     @property
     def may_save(self) -> bool:
-        """Whether the images are small enough to be sent to the client."""
+        """Whether the client is to have the images: small ones, and all that are nowhere else."""
+        return self._are_small or not self.is_shadowed
+
+    @property
+    def _are_small(self) -> bool:
         fit = self._fit
         shape, dtype = fit.model.shape, np.dtype(fit.dtype)
         arrays = shape[0] * shape[1] * (3 + len(fit.rule.optimizer.slot_names))
@@ -398,6 +411,7 @@ class Generations:
         """Leave nothing on the cluster."""
         hosts = [host for server in self.servers for host in server.hosts]
         self._fleet.close([*hosts, *self.old_hosts], [*self.seats, *self.dismissed])
+        self._saved.close()
         self.servers, self.seats, self.dismissed, self.old_hosts = [], [], [], []
 
 
