@@ -194,7 +194,7 @@ class Policy:
 
     @property
     def replays(self) -> bool:
-        """Whether every trainer remembers all sums, so that any one of them can go on."""
+        """Whether trainers remember what is needed to go on, so that any one of them can."""
         return self.loop in _SOLVERS
 
     def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:

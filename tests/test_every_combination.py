@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import sparse
-from sklearn.datasets import make_classification, make_regression
+from sklearn.datasets import make_regression
 from sklearn.preprocessing import scale
 
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
@@ -20,8 +20,10 @@ from daskml_dist.schedules import StalenessAware, get_schedule
 CLASSIFICATION = sorted(n for n, loss in LOSSES.items() if loss.kind == "classification")
 REGRESSION = sorted(n for n, loss in LOSSES.items() if loss.kind == "regression")
 
-X, Y = make_classification(300, 8, n_informative=6, n_classes=3, class_sep=2.0, random_state=0)
-X = scale(X)
+# A plane parts each class from the others, so that even a perceptron, whose last step counts, and
+# lanes that race come to the same accuracy each time.
+Y = np.random.default_rng(0).integers(0, 3, 300)
+X = scale(np.random.default_rng(1).normal(size=(300, 8)) + 3 * np.eye(8)[Y])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -30,7 +32,7 @@ X = scale(X)
 def test_classification(policy: str, loss: str, n_classes: int) -> None:
     rows, y = X[n_classes > Y], Y[n_classes > Y]
     clf = SGDClassifier(loss=loss, policy=policy, n_lanes=3, random_state=0).fit(rows, y)
-    assert clf.score(rows, y) > 0.7
+    assert clf.score(rows, y) > 0.85
     assert clf.history_.records[-1]["rows"] == len(rows)
 
 
@@ -124,6 +126,8 @@ def test_weights_equal_repeated_rows_at_full_batches() -> None:
     weighted = SGDClassifier(**params).fit(X, Y, counts).coef_
     repeated = SGDClassifier(**params).fit(np.repeat(X, counts, axis=0), np.repeat(Y, counts))
     np.testing.assert_allclose(weighted, repeated.coef_, rtol=1e-10)
+    # The intercepts' first gradient is 0 but for rounding, and Adagrad would step along that.
+    params["optimizer"] = "sgd"
     balanced = SGDClassifier(class_weight="balanced", **params).fit(X, Y).coef_
     by_hand = SGDClassifier(**params).fit(X, Y, (1 / np.bincount(Y))[Y]).coef_
     np.testing.assert_allclose(balanced, by_hand, rtol=1e-10)
