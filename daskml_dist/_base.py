@@ -146,8 +146,10 @@ class BaseSupervised(BaseEstimator):
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         """A picklable function from rows to raw predictions."""
 
-    def _map(self, then: Callable[..., Any], X: Any, dtype: Any, n_outputs: int | None) -> Any:
-        """Map `then(raw_prediction, out)` over the rows of X."""
+    def _map(
+        self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
+    ) -> Any:
+        """Map `then(raw_prediction, out)` over the rows of X; None: the raw predictions."""
         self._check_fitted(X)
         return map_rows(
             self._raw(),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._linear import BaseLinear
-from daskml_dist.inference.predict import written
 from daskml_dist.losses import Loss, get_loss
 
 __all__ = ["LinearClassifier"]
@@ -39,7 +37,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         """
         self._check_fitted(X)
         n_outputs = None if len(self.coef_) == 1 else len(self.coef_)
-        return self._map(written(_same), X, self.coef_.dtype, n_outputs)
+        return self._map(None, X, self.coef_.dtype, n_outputs)
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes; not every loss has them.
@@ -66,7 +64,3 @@ class LinearClassifier(BaseClassifier, BaseLinear):
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
         return np.log(self.predict_proba(X))
-
-
-def _same(raw: NDArray[Any]) -> NDArray[Any]:
-    return raw

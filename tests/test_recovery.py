@@ -115,6 +115,23 @@ def _victims(run: Any, role: str) -> set[str]:
     return {"trainer": {trainer}, "server": {server}, "both": {trainer, server}}[role]
 
 
+def _killer(client: Client, role: str) -> Callable[[Any], None]:
+    """What kills the workers of a role."""
+
+    def kill(run: Any) -> None:
+        for address in _victims(run, role):
+            _kill(client, address)
+
+    return kill
+
+
+def _unequal_columns(low: float, high: float, of: int) -> tuple[Any, Any]:
+    """Rows whose columns are of sizes from 10**low to 10**high, and labels by one of them."""
+    rng = da.random.default_rng(0)
+    X = rng.normal(size=(300_000, 20), chunks=(30_000, -1)) * np.logspace(low, high, 20)
+    return X, X[:, of] + rng.normal(size=300_000, chunks=30_000) > 0
+
+
 def _loss(clf: SGDClassifier) -> float:
     X, y = _rows()
     return float(log_loss(y, clf.predict_proba(X)))
@@ -147,11 +164,7 @@ def _first_of(*values: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("policy", "role"), list(_cases()))
 def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role: str) -> None:
-    def kill(run: Any) -> None:
-        for address in _victims(run, role):
-            _kill(crew_client, address)
-
-    strike = Strike(kill)
+    strike = Strike(_killer(crew_client, role))
     clf = _classifier(policy, strike).fit(*_lazy())
     _check(clf, policy)
     assert strike.events
@@ -163,9 +176,7 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role:
 @pytest.mark.parametrize("role", _first_of("both", "trainer", "server"))
 def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, role: str) -> None:
     # Enough work that the fit lasts longer than it takes to kill somebody.
-    rng = da.random.default_rng(0)
-    values = rng.normal(size=(300_000, 20), chunks=(30_000, -1)) * np.logspace(-2, 2, 20)
-    X, y = values, values[:, 3] + rng.normal(size=300_000, chunks=30_000) > 0
+    X, y = _unequal_columns(-2, 2, of=3)
 
     def fit(*callbacks: Any) -> LogisticRegression:
         clf = LogisticRegression(
@@ -173,11 +184,7 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
         )
         return clf.fit(X, y)
 
-    def kill(run: Any) -> None:
-        for address in _victims(run, role):
-            _kill(crew_client, address)
-
-    calm, strike = fit(), Strike(kill, after=0)
+    calm, strike = fit(), Strike(_killer(crew_client, role), after=0)
     clf = fit(strike)
     assert strike.events
     assert not strike.events[0].anew
@@ -194,20 +201,14 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
 @pytest.mark.parametrize("role", ["both", "trainer", "server"])
 def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, role: str) -> None:
     """It forgets the curvature, so it takes other steps to the same optimum."""
-    rng = da.random.default_rng(0)
-    values = rng.normal(size=(300_000, 20), chunks=(30_000, -1)) * np.logspace(-1, 1, 20)
-    X, y = values, values[:, 10] + rng.normal(size=300_000, chunks=30_000) > 0
+    X, y = _unequal_columns(-1, 1, of=10)
 
     def fit(*callbacks: Any) -> LogisticRegression:
         clf = LogisticRegression(max_iter=500, tol=1e-9, n_lanes=3, callbacks=list(callbacks))
         with dask.config.set({"daskml_dist.ranges_from": 1}):
             return clf.fit(X, y)
 
-    def kill(run: Any) -> None:
-        for address in _victims(run, role):
-            _kill(crew_client, address)
-
-    calm, strike = fit(), Strike(kill, after=0.1)
+    calm, strike = fit(), Strike(_killer(crew_client, role), after=0.1)
     clf = fit(strike)
     assert strike.events
     assert not strike.events[0].anew
@@ -305,11 +306,8 @@ def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
 def test_a_compressed_fit_drops_what_waits_and_goes_on(crew_client: Client, role: str) -> None:
     """No residual is applied twice; what a new generation drops hardly shows in the loss."""
 
-    def kill(run: Any) -> None:
-        for address in _victims(run, role):
-            _kill(crew_client, address)
-
-    strike, plain = Strike(kill), {"optimizer": "sgd", "learning_rate": 0.05}
+    strike = Strike(_killer(crew_client, role))
+    plain: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
     calm = _classifier("sync", **plain).fit(*_lazy())
     clf = _classifier("sync", strike, compression=TopK(0.2), **plain).fit(*_lazy())
     assert strike.events

@@ -26,6 +26,7 @@ __all__ = [
     "BlockInfo",
     "check_finite",
     "check_finite_rows",
+    "first_not_finite",
     "inspect_block",
     "make_block",
 ]
@@ -241,7 +242,7 @@ def check_finite(block: Block) -> None:
 def check_finite_rows(X: Rows, index: int | None = None) -> None:
     """Check that rows are finite, as `check_finite`; `index` is the block named in the error."""
     values = X.data if sparse.issparse(X) else X
-    position = _first_not_finite(values)
+    position = first_not_finite(values)
     if position is None:
         return
     if sparse.issparse(X):
@@ -267,7 +268,7 @@ def _check_length(n_rows: int, values: NDArray[Any], name: str, index: int) -> N
         )
 
 
-def _first_not_finite(values: NDArray[Any]) -> int | None:
+def first_not_finite(values: NDArray[Any]) -> int | None:
     """Position of the first NaN or infinity; one sum settles the usual case."""
     with np.errstate(all="ignore"):
         if np.isfinite(values.sum()):
@@ -281,7 +282,7 @@ def _describe(value: Any, dtype: Any) -> str:
 
 
 def _check_vector(values: NDArray[Any], name: str, index: int) -> None:
-    position = _first_not_finite(values)
+    position = first_not_finite(values)
     if position is not None:
         row = position // (values.shape[1] if values.ndim == 2 else 1)
         raise InvalidDataError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.data.blocks import check_finite_rows
+from daskml_dist.data.blocks import check_finite_rows, first_not_finite
 from daskml_dist.data.collection import check_rows, feature_count
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
@@ -159,8 +159,7 @@ def results_of_rows(
     for at, piece in _pieces(rows, _READ_ONCE):
         with np.errstate(invalid="ignore", over="ignore"):
             result = function(piece, result)
-            is_finite = np.isfinite(result.sum())
-        if not is_finite and not np.isfinite(result).all():
+        if first_not_finite(result) is not None:
             _check_finite(piece, rows, index)
         yield at, result
 

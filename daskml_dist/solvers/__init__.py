@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.solvers.base import PenalisedSolver, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.base import (
+    PenalisedSolver,
+    RangedSolver,
+    Solution,
+    Solver,
+    Statistic,
+    Sums,
+)
 from daskml_dist.solvers.boosting import Boosting
 from daskml_dist.solvers.coordinate_descent import CoordinateDescent
 from daskml_dist.solvers.lbfgs import LBFGS
@@ -17,6 +24,7 @@ __all__ = [
     "CoordinateDescent",
     "OrdinaryLeastSquares",
     "PenalisedSolver",
+    "RangedSolver",
     "RidgeLeastSquares",
     "Solution",
     "Solver",

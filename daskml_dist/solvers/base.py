@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.penalties import Penalty
 
-__all__ = ["PenalisedSolver", "Ranges", "Solution", "Solver", "Space", "Statistic", "Sums"]
+__all__ = [
+    "PenalisedSolver",
+    "RangedSolver",
+    "Ranges",
+    "Solution",
+    "Solver",
+    "Space",
+    "Statistic",
+    "Sums",
+]
 
 Array = NDArray[np.float64]
 
@@ -158,12 +167,9 @@ class Solver(ABC):
         What an estimator's ``solver`` argument calls it.
     max_passes : int
         Passes over the data at most.
-    solves_in_ranges : bool
-        Whether it has :meth:`solve_in_ranges`, for vectors too large for each process.
     """
 
     name: ClassVar[str]
-    solves_in_ranges: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -181,6 +187,11 @@ class Solver(ABC):
             Parameters to start from, in the model's shape; may be changed.
         """
 
+
+class RangedSolver(Solver):
+    """One that can also work on ranges of its vectors, too large for each process as a whole."""
+
+    @abstractmethod
     def solve_in_ranges(self, model: Any, ranges: Ranges, start: Array) -> Solution:
         """Solve together with other processes, which make the same calls.
 
@@ -196,7 +207,6 @@ class Solver(ABC):
         Solution
             With the own range of the flattened parameters.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

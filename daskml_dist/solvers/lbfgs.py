@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, minimize
 
-from daskml_dist.solvers.base import Array, PenalisedSolver, Ranges, Solution, Sums
+from daskml_dist.solvers.base import Array, PenalisedSolver, RangedSolver, Ranges, Solution, Sums
 from daskml_dist.solvers.objective import SmoothObjective, row_strengths
 from daskml_dist.solvers.owlqn import orthant_wise
 
@@ -24,7 +24,7 @@ _MAXLS = 50
 
 
 @dataclass(frozen=True)
-class LBFGS(PenalisedSolver):
+class LBFGS(PenalisedSolver, RangedSolver):
     """Quasi-Newton steps from the last ten gradients; each evaluation is one pass.
 
     It stops once no component of the gradient is larger than `tol`. A penalty with an l1 part
@@ -38,7 +38,6 @@ class LBFGS(PenalisedSolver):
 
     name = "lbfgs"
     handles_l1 = True
-    solves_in_ranges = True
 
     @property
     def max_passes(self) -> int:

@@ -18,7 +18,7 @@ from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.schedules import Constant
-from daskml_dist.solvers import Solver
+from daskml_dist.solvers import RangedSolver, Solver
 from daskml_dist.training.plan import Survey, make_class_weight, make_weight_scale
 from daskml_dist.training.spec import FitSpec, Streaming
 
@@ -98,7 +98,7 @@ def make_solver_fit(
     """
     # In the order of the lanes, sums are gathered whole.
     in_ranges = (
-        solver.solves_in_ranges
+        isinstance(solver, RangedSolver)
         and not deterministic
         and int(np.prod(model.shape))
         >= int(dask.config.get("daskml_dist.ranges_from", _RANGES_FROM))

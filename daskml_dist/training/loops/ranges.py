@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.solvers import Solution
+from daskml_dist.solvers import RangedSolver, Solution
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 def run_ranges(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's range; rank 0 returns the solution."""
     solver = context.fit.solver
-    assert solver is not None
+    assert isinstance(solver, RangedSolver)
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
     try:
@@ -136,13 +136,13 @@ class _Ranges:
         self._last = self.whole(w)
         total = self._sums.total(LossGradient(self._last.reshape(self._context.fit.model.shape)))
         total[2 - EXTRA :] = self._sums.bytes_moved()
-        head = self._communicator.allreduce(np.append(total[0], total[-EXTRA:]))
+        extra = self._communicator.allreduce(total[-EXTRA:])
         gradient = self._communicator.reduce_scatter(total[1:-EXTRA], self._bounds)
-        self._reports.append(head[1:])
-        stop = np.array([self._report(len(self._reports), head[1:])], dtype=np.float64)
+        self._reports.append(extra)
+        stop = np.array([self._report(len(self._reports), extra)], dtype=np.float64)
         self.should_stop = bool(self._communicator.allreduce(stop)[0])
         self._context.end_pass()
-        return float(head[0]), gradient
+        return float(extra[0]), gradient
 
     def _report(self, number: int, extra: Array) -> bool:
         if self._connection is None:
