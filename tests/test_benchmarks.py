@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,29 +17,65 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 
 
-def _run(names: list[str]) -> dict[str, str]:
-    """What each of some benchmarks printed."""
-    command = [sys.executable, "-m", "benchmarks", *names, "--tiny"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
-    found = re.split(r"^## \w+$", done.stdout, flags=re.MULTILINE)[1:]
-    assert len(found) == len(names), done.stderr
-    return dict(zip(names, found, strict=True))
+class _Runs:
+    """Benchmarks of one process, each a future of what it printed.
+
+    They share one start of Python and its clusters.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.printed: dict[str, Future[str]] = {name: Future() for name in names}
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks", *names, "--tiny"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """A benchmark's text is whole where the next one's heading comes, or the end."""
+        name, lines = "", list[str]()
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("## ") and line[3:].strip() in self.printed:
+                if name:
+                    self.printed[name].set_result("".join(lines))
+                name, lines = line[3:].strip(), []
+            else:
+                lines.append(line)
+        if name:
+            self.printed[name].set_result("".join(lines))
+        self._errors.seek(0)
+        for left in self.printed.values():
+            if not left.done():
+                left.set_exception(AssertionError(self._errors.read()))
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._reader.join(30)
+        self._process.wait(30)
+        for file in (self._process.stdout, self._errors):
+            if file:
+                file.close()
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[dict[str, str]]]]:
-    """All that are asked for, a half of them in each of two processes."""
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
+    """All that are asked for, every other one in each of two processes."""
     chosen = [
         item.callspec.params["name"]
         for item in request.session.items
         if item.path == Path(__file__) and hasattr(item, "callspec")
     ]
-    with ThreadPoolExecutor(2) as pool:
-        halves = [pool.submit(_run, half) for half in (chosen[::2], chosen[1::2]) if half]
-        yield {name: halves[i % 2] for i, name in enumerate(chosen)}
+    halves = [_Runs(half) for half in (chosen[::2], chosen[1::2]) if half]
+    yield {name: future for half in halves for name, future in half.printed.items()}
+    for half in halves:
+        half.close()
 
 
 def test_there_are_benchmarks() -> None:
@@ -46,7 +83,7 @@ def test_there_are_benchmarks() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_benchmark_prints_a_table(name: str, runs: dict[str, Future[dict[str, str]]]) -> None:
-    printed = runs[name].result(timeout=115)[name]
+def test_benchmark_prints_a_table(name: str, runs: dict[str, Future[str]]) -> None:
+    printed = runs[name].result(timeout=115)
     assert "Traceback" not in printed
     assert "\n|---|" in printed
