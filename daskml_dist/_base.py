@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
     column_or_1d,
 )
 
-from daskml_dist.backends.base import DEVICES
+from daskml_dist.backends.devices import DEVICES
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.lazy import is_dask

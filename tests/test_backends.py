@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.base import DEVICES
+from daskml_dist.backends.devices import DEVICES
 from daskml_dist.errors import InvalidParameterError
 
 N, P = 30, 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from daskml_dist.backends.base import Backend, get_backend
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.devices import get_backend
 
 __all__ = ["Backend", "get_backend"]

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
-
-__all__ = ["DEVICES", "Backend", "get_backend"]
-
-DEVICES = ("auto", "cpu", "gpu")
+__all__ = ["Backend"]
 
 
 class Backend(ABC):
     """Operations on blocks and batches of one array library.
 
+    Arrays on the device follow the array API standard; host arrays are NumPy's, and never mix
+    with them but by :meth:`to_device` and :meth:`to_numpy`.
+
     A batch's `X` is whatever :meth:`rows` returned: a dense array, or a view of chosen rows of
     a CSR block. Weights `w` are dense ``(n_features, width)`` arrays.
     """
 
-    name: str
+    name: ClassVar[str]
+    device: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def problem(cls) -> str | None:
+        """Why this process cannot use it, with the remedy, or None."""
 
     @abstractmethod
     def to_device(self, array: Any) -> Any:
@@ -36,10 +41,6 @@ class Backend(ABC):
     @abstractmethod
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
         """The rows of a block that make up (a piece of) a batch."""
-
-    def gather(self, array: Any, rows: NDArray[np.intp], out: Any) -> None:
-        """Copy rows of a dense array to `out`."""
-        out[...] = array[rows]
 
     @abstractmethod
     def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
@@ -59,7 +60,7 @@ class Backend(ABC):
 
     def add_fused(
         self, kernel: str | None, w: Any, X: Any, y: Any, weight: Any | None, out: Any
-    ) -> float | None:
+    ) -> Any | None:
         """Add the gradient of a linear model's summed loss to `out`, reading X once.
 
         Parameters
@@ -71,8 +72,8 @@ class Backend(ABC):
 
         Returns
         -------
-        float or None
-            The summed loss; None where no kernel fits, and nothing was done.
+        scalar, array of no dimension or None
+            The summed loss, where the rows lie; None where no kernel fits, and nothing was done.
         """
         return None
 
@@ -83,30 +84,3 @@ class Backend(ABC):
     @abstractmethod
     def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
         """Add ``X.T @ diag(weight) @ X``, weight >= 0, to `out` (n_features, n_features)."""
-
-
-def get_backend(device: str) -> Backend:
-    """Return the backend of a device; called on the worker, never on the client.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "gpu"}
-        ``"auto"`` takes the CPU until a block lies on a GPU.
-
-    Raises
-    ------
-    InvalidParameterError
-        For another name.
-    DeviceUnavailableError
-        For ``"gpu"``: this version has no GPU backend.
-    """
-    if device in {"auto", "cpu"}:
-        from daskml_dist.backends.numpy_backend import NumpyBackend
-
-        return NumpyBackend()
-    if device == "gpu":
-        raise DeviceUnavailableError(
-            'device="gpu": this version of daskml_dist has no GPU backend. '
-            'Use device="cpu" or device="auto".'
-        )
-    raise InvalidParameterError(f"Unknown device {device!r}. Use one of {list(DEVICES)}.")

@@ -52,6 +52,12 @@ class NumpyBackend(Backend):
     """NumPy and numba on the CPU. One instance serves one thread: it holds scratch arrays."""
 
     name = "numpy"
+    device = "cpu"
+
+    @classmethod
+    def problem(cls) -> str | None:
+        """None: it runs everywhere."""
+        return None
 
     def __init__(self) -> None:
         self._seen = np.empty(0, dtype=np.bool_)
@@ -86,10 +92,6 @@ class NumpyBackend(Backend):
         if isinstance(rows, slice):
             return X[rows]
         return X.take(rows, axis=0, mode="clip")
-
-    def gather(self, array: NDArray[Any], rows: NDArray[np.intp], out: NDArray[Any]) -> None:
-        """Copy rows of a dense array to `out`."""
-        array.take(rows, axis=0, out=out, mode="clip")
 
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""

@@ -118,7 +118,7 @@ class LinearModel:
         """
         fused = backend.add_fused(self.loss.kernel, w, X, y, weight, out)
         if fused is not None:
-            return fused
+            return float(fused)
         first, *others = backend.row_blocks(X)
         if not others:
             return self._add_rows(w, X, y, weight, out, backend)

@@ -98,7 +98,7 @@ class Lane:
         self._blocks = blocks
         self._rows = rows
         self._batches: Iterator[Batch] = iter(())
-        self._room = _Room(self.backend)
+        self._room = _Room()
         # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
         self._in_arrays = fit.n_steps > 1 and not fit.rule.coordinates
         self._report = PassReport([self.number])
@@ -225,8 +225,7 @@ class Lane:
 class _Room:
     """Where a lane gathers the dense rows of its batches, the same memory for all of them."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self._arrays: tuple[Any, Any, Any] | None = None
 
     def gather(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> Iterable[Any]:
@@ -251,10 +250,12 @@ class _Room:
         start = 0
         for block, at in blocks:
             stop = start + len(at)
-            self._backend.gather(block.X, at, X[start:stop])
-            self._backend.gather(block.y, at, y[start:stop])
+            # These are NumPy's; out of range is checked for where the mode is not "clip".
+            block.X.take(at, axis=0, out=X[start:stop], mode="clip")
+            block.y.take(at, axis=0, out=y[start:stop], mode="clip")
             if weight is not None:
-                self._backend.gather(block.weight, at, weight[start:stop])
+                assert block.weight is not None
+                block.weight.take(at, axis=0, out=weight[start:stop], mode="clip")
             start = stop
         return X[:n_rows], y[:n_rows], None if weight is None else weight[:n_rows]
 

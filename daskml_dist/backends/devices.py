@@ -1,0 +1,56 @@
+"""From a device's name to its backend, in the process that uses it."""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+
+from daskml_dist.backends.base import Backend
+from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
+
+__all__ = ["BACKENDS", "DEVICES", "get_backend", "gpu_problem"]
+
+DEVICES = ("auto", "cpu", "gpu")
+
+#: Module and class of each device's backend.
+BACKENDS = {
+    "cpu": ("daskml_dist.backends.numpy_backend", "NumpyBackend"),
+    "gpu": ("daskml_dist.backends.cupy_backend", "CupyBackend"),
+}
+
+
+def get_backend(device: str) -> Backend:
+    """Return the backend of a device; called on the worker, never on the client.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+        ``"auto"`` is the GPU where this process can use one, else the CPU.
+
+    Raises
+    ------
+    InvalidParameterError
+        For another name.
+    DeviceUnavailableError
+        For ``"gpu"`` where this process cannot use one: names the cause and the remedy.
+    """
+    if device not in DEVICES:
+        raise InvalidParameterError(f"Unknown device {device!r}. Use one of {list(DEVICES)}.")
+    if device == "gpu" and (problem := gpu_problem()):
+        raise DeviceUnavailableError(
+            f'device="gpu": {problem} Or use device="auto", which takes the CPU on such a worker.'
+        )
+    if device == "auto":
+        device = "cpu" if gpu_problem() else "gpu"
+    return _class(*BACKENDS[device])()
+
+
+def gpu_problem() -> str | None:
+    """Why this process cannot use a GPU, with the remedy, or None."""
+    return _class(*BACKENDS["gpu"]).problem()
+
+
+@functools.cache
+def _class(module: str, name: str) -> type[Backend]:
+    found: type[Backend] = getattr(import_module(module), name)
+    return found
