@@ -20,9 +20,24 @@ from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.schedules import InverseScaling
 from daskml_dist.training import membership
+from daskml_dist.training.fleet import Gone
+from daskml_dist.training.generations import Generations
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import choose
+
+# --- nobody ---------------------------------------------------------------------------------
+
+
+def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_others() -> None:
+    """The fit then waits for new ones, and begins another generation."""
+    crew = object.__new__(Generations)
+    crew._membership = Membership(None, lease=1.0)
+    crew.speeds = {}
+    for act in (crew._capacity, lambda: crew._open_servers(1)):
+        with pytest.raises(Gone, match="all were lost"):
+            act()
+
 
 # --- where to go on ---------------------------------------------------------------------------
 

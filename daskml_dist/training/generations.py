@@ -225,6 +225,7 @@ class Generations:
 
     def _open_servers(self, n_trainers: int) -> None:
         """New servers in their first state."""
+        self._threads()
         self.old_hosts += [host for server in self.servers for host in server.hosts]
         self.servers = [
             Server(self._fleet.open_host(number, address, self.number, n_trainers))
@@ -280,9 +281,16 @@ class Generations:
                 rest.setdefault(self._workers[lane.lane], []).append(lane)
         return parts + [_Part(address, here) for address, here in rest.items()]
 
-    def _capacity(self) -> dict[str, float]:
+    def _threads(self) -> dict[str, int]:
+        """Threads of the workers that stay, or else of all."""
         threads = self._membership.staying or self._membership.threads
-        return {address: n * self.speeds.get(address, 1.0) for address, n in threads.items()}
+        if not threads:
+            # The scheduler may have named workers that were dead already.
+            raise Gone("of every lane", "all were lost at once")
+        return threads
+
+    def _capacity(self) -> dict[str, float]:
+        return {a: n * self.speeds.get(a, 1.0) for a, n in self._threads().items()}
 
     def would_even_out(self) -> bool:
         """Whether lanes would move if they were spread evenly over the workers that stay."""
