@@ -197,7 +197,7 @@ class Nesterov(Momentum):
         velocity = slots["velocity"]
         velocity *= self.momentum
         velocity += grad
-        grad += self.momentum * velocity
+        grad += velocity * self.momentum
         grad *= lr
         w -= grad
         return lr / (1 - self.momentum)

@@ -56,7 +56,7 @@ def add_curvature(
     for at in row_blocks(X):
         rows = backend.rows(X, at)
         raw = model.raw_prediction(w, rows, backend)
-        losses, g, h = model.loss.value_gradient_hessian(y[at], raw)
+        losses, g, h = model.loss.value_gradient_hessian(y[at, ...], raw)
         if weight is not None:
             part = weight[at]
             losses = losses * part

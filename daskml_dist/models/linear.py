@@ -127,8 +127,8 @@ class LinearModel:
         loss, total = 0.0, zeros(out.shape, np.float64, out)
         for at in (first, *others):
             part = None if weight is None else weight[at]
-            loss += self._add_rows(w, backend.rows(X, at), y[at], part, total, backend)
-        out += total
+            loss += self._add_rows(w, backend.rows(X, at), y[at, ...], part, total, backend)
+        out += namespace(out).astype(total, out.dtype, copy=False)
         return loss
 
     def _add_rows(

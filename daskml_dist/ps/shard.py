@@ -77,14 +77,15 @@ class ShardState:
     def join(parts: list[ShardState]) -> ShardState:
         """The state whose slices `parts` are."""
         first = parts[0]
+        concat = namespace(first.w).concat
         return ShardState(
-            np.concatenate([p.w for p in parts]),
-            {name: np.concatenate([p.slots[name] for p in parts]) for name in first.slots},
+            concat([p.w for p in parts]),
+            {name: concat([p.slots[name] for p in parts]) for name in first.slots},
             first.step,
             first.rows,
             None
             if any(p.average is None for p in parts)
-            else np.concatenate([p.average for p in parts if p.average is not None]),
+            else concat([p.average for p in parts if p.average is not None]),
             first.n_averaged,
         )
 
@@ -179,7 +180,8 @@ class Shard:
         scale : float
             Factor on the learning rate (staleness).
         """
-        rate = self.learning_rate() * scale
+        # A NumPy float64 would widen a float32 step.
+        rate = float(self.learning_rate() * scale)
         self.version += 1
         self.rows += rows
         self._charged += rate
