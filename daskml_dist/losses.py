@@ -1,9 +1,9 @@
 """Losses: value and gradient with respect to the raw prediction.
 
 A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) where a model has K > 1
-outputs. Everything here is elementwise NumPy that CuPy arrays run through as well; beside it
-stands ``at_row``, the same for the numbers of one row, which numba compiles into the steps of
-single rows (`daskml_dist.backends.row_steps`).
+outputs. Everything here is elementwise, in the functions of the array API standard, so that the
+arrays of a GPU run through it as well; beside it stands ``at_row``, the same for the numbers of
+one row, which numba compiles into the steps of single rows (`daskml_dist.backends.row_steps`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import xlogy
 
+from daskml_dist.backends.namespace import arange, is_host, namespace, one_hot, zeros
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = [
@@ -38,7 +38,8 @@ __all__ = [
     "get_loss",
 ]
 
-Array = NDArray[Any]
+#: Of NumPy, or of another library that follows the array API standard.
+Array = Any
 Kind = Literal["classification", "regression"]
 Multiclass = Literal["softmax", "ovr"]
 
@@ -173,20 +174,24 @@ class Loss(ABC):
 
 
 def _per_row(values: Array) -> Array:
-    sums: Array = values if values.ndim == 1 else values.sum(axis=1)
-    return sums
+    return values if values.ndim == 1 else namespace(values).sum(values, axis=1)
+
+
+def _cast(y: Array, raw: Array) -> Array:
+    """Targets in the dtype of the raw predictions."""
+    return y if y.dtype == raw.dtype else namespace(y).astype(y, raw.dtype)
 
 
 def _log1p(e: Array) -> Array:
     """``log(1 + e)`` for e from 0 to 1, small ones exactly too.
 
-    In float32 a logarithm corrected for what ``1 + e`` rounds off is twice as fast as `log1p`
-    (Goldberg 1991, theorem 4).
+    In NumPy's float32 a logarithm corrected for what ``1 + e`` rounds off is twice as fast as
+    `log1p` (Goldberg 1991, theorem 4).
     """
-    if e.dtype != np.float32:
-        return np.asarray(np.log1p(e))
+    if not is_host(e) or e.dtype != np.float32:
+        return namespace(e).log1p(e)
     u = 1 + e
-    values: Array = np.log(u)
+    values = np.log(u)
     u -= 1
     values *= e
     values /= np.maximum(u, np.finfo(np.float32).tiny, out=u)
@@ -204,7 +209,7 @@ class _MarginLoss(Loss):
         """Value and derivative at each margin; `margin` may be used as scratch."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        y = y.astype(raw.dtype, copy=False)
+        y = _cast(y, raw)
         values, slope = self._at_margin(y * raw)
         slope *= y
         return _per_row(values), slope
@@ -224,12 +229,12 @@ class LogLoss(_MarginLoss):
     has_hessian = True
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
-        e = np.abs(margin)
-        np.exp(np.negative(e, out=e), out=e)
+        xp = namespace(margin)
+        e = xp.exp(-xp.abs(margin))
         values = _log1p(e)
-        slope = np.where(margin > 0, e, e.dtype.type(1))
-        slope /= np.subtract(-1, e, out=e)
-        values -= np.minimum(margin, 0, out=margin)
+        values -= xp.minimum(margin, 0)
+        slope = xp.where(margin > 0, e, 1)
+        slope /= -1 - e
         return values, slope
 
     @staticmethod
@@ -243,61 +248,63 @@ class LogLoss(_MarginLoss):
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
         if raw.ndim == 1:
             return super().value_and_gradient(y, raw)
-        rows = np.arange(len(y))
-        shifted = raw - raw.max(axis=1, keepdims=True)
-        gradient = np.exp(shifted)
-        total = gradient.sum(axis=1)
+        xp = namespace(raw)
+        n, width = raw.shape
+        shifted = raw - xp.max(raw, axis=1, keepdims=True)
+        gradient = xp.exp(shifted)
+        total = xp.sum(gradient, axis=1)
         gradient /= total[:, None]
-        gradient[rows, y] -= 1
-        return np.log(total) - shifted[rows, y], gradient
+        gradient -= one_hot(y, width, raw.dtype)
+        # Faster than `take_along_axis`.
+        own = xp.take(xp.reshape(shifted, (-1,)), width * arange(n, raw) + y)
+        return xp.log(total) - own, gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         """As in `Loss`; products of probabilities, never differences: exact far from 1/2 too."""
+        xp = namespace(raw)
         if raw.ndim == 1:
-            y = y.astype(raw.dtype, copy=False)
+            y = _cast(y, raw)
             margin = y * raw
-            e = np.abs(margin)
-            np.exp(np.negative(e, out=e), out=e)
+            e = xp.exp(-xp.abs(margin))
             values = _log1p(e)
-            values -= np.minimum(margin, 0)
-            larger = np.reciprocal(1 + e)
-            smaller = np.multiply(e, larger, out=e)
-            gradient = np.where(margin > 0, smaller, larger)
-            gradient *= np.negative(y)
-            return values, gradient, np.multiply(smaller, larger, out=larger)
+            values -= xp.minimum(margin, 0)
+            larger = 1 / (1 + e)
+            smaller = e * larger
+            gradient = xp.where(margin > 0, smaller, larger)
+            gradient *= -y
+            return values, gradient, smaller * larger
         values, gradient = self.value_and_gradient(y, raw)
         proba = self.predict_proba(raw)
-        hessian = -proba[:, :, None] * proba[:, None, :]
-        diagonal = np.einsum("ikk->ik", hessian)
-        diagonal[...] = 0
-        diagonal -= hessian.sum(axis=2)
-        return values, gradient, hessian
+        n, width = raw.shape
+        pairs = xp.reshape(-proba[:, :, None] * proba[:, None, :], (n, width**2))
+        pairs[:, :: width + 1] = 0
+        pairs[:, :: width + 1] = -xp.sum(xp.reshape(pairs, (n, width, width)), axis=2)
+        return values, gradient, xp.reshape(pairs, (n, width, width))
 
     def predict_proba(self, raw: Array) -> Array:
         """Logistic function of `raw` (two classes), or softmax over its columns."""
+        xp = namespace(raw)
         if raw.ndim == 1:
-            out: Array = np.empty_like(raw, shape=(len(raw), 2))
-            self.write_proba(raw.copy(), out)
-            return out
-        proba: Array = np.exp(raw - raw.max(axis=1, keepdims=True))
-        proba /= proba.sum(axis=1, keepdims=True)
+            return xp.stack(self._two_classes(raw), axis=1)
+        proba = xp.exp(raw - xp.max(raw, axis=1, keepdims=True))
+        proba /= xp.sum(proba, axis=1, keepdims=True)
         return proba
 
     def write_proba(self, raw: Array, out: Array) -> None:
-        """Write :meth:`predict_proba` to `out`; of two classes in place."""
+        """Write :meth:`predict_proba` to `out`, of two classes without another copy."""
         if raw.ndim > 1:
             super().write_proba(raw, out)
-            return
+        else:
+            out[:, 0], out[:, 1] = self._two_classes(raw)
+
+    def _two_classes(self, raw: Array) -> tuple[Array, Array]:
         # The softmax of (0, raw); like it exact for probabilities near 0, with the odds kept in
         # the range of the dtype.
-        odds = np.negative(raw, out=raw)
-        with np.errstate(over="ignore"):
-            np.exp(odds, out=odds)
-        np.minimum(odds, np.finfo(odds.dtype).max / 8, out=odds)
-        positive = odds + 1
-        np.divide(1, positive, out=positive)
-        np.multiply(odds, positive, out=out[:, 0])
-        out[:, 1] = positive
+        xp = namespace(raw)
+        odds = xp.exp(xp.minimum(-raw, math.log(xp.finfo(raw.dtype).max / 8)))
+        positive = 1 / (1 + odds)
+        odds *= positive
+        return odds, positive
 
 
 @dataclass(frozen=True)
@@ -309,9 +316,9 @@ class Hinge(_MarginLoss):
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
         # The kink counts as wrong, as in scikit-learn: a perceptron must leave w = 0.
-        slope = -(margin <= self._threshold).astype(margin.dtype)
-        np.subtract(self._threshold, margin, out=margin)
-        return np.maximum(margin, 0, out=margin), slope
+        xp = namespace(margin)
+        slope = -xp.astype(margin <= self._threshold, margin.dtype)
+        return xp.maximum(self._threshold - margin, 0), slope
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -340,8 +347,7 @@ class SquaredHinge(_MarginLoss):
     name = "squared_hinge"
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
-        gap = np.subtract(1, margin, out=margin)
-        np.maximum(gap, 0, out=gap)
+        gap = namespace(margin).maximum(1 - margin, 0)
         values = gap * gap
         gap *= -2
         return values, gap
@@ -361,9 +367,9 @@ class ModifiedHuber(_MarginLoss):
     proba = True
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
-        gap = np.subtract(1, margin, out=margin)
-        np.maximum(gap, 0, out=gap)
-        slope = np.minimum(gap, 2)
+        xp = namespace(margin)
+        gap = xp.maximum(1 - margin, 0)
+        slope = xp.minimum(gap, 2)
         gap *= 2
         gap -= slope
         gap *= slope
@@ -382,12 +388,12 @@ class ModifiedHuber(_MarginLoss):
 
         A row that no class claims is uniform, as in scikit-learn.
         """
-        proba: Array = (np.clip(raw, -1, 1) + 1) / 2
+        xp = namespace(raw)
+        proba = (xp.clip(raw, -1, 1) + 1) / 2
         if raw.ndim == 1:
-            return np.stack([1 - proba, proba], axis=1)
-        proba[proba.sum(axis=1) == 0] = 1
-        proba /= proba.sum(axis=1, keepdims=True)
-        return proba
+            return xp.stack([1 - proba, proba], axis=1)
+        total = xp.sum(proba, axis=1, keepdims=True)
+        return xp.where(total == 0, 1, proba) / xp.where(total == 0, raw.shape[1], total)
 
 
 class _ResidualLoss(Loss):
@@ -401,7 +407,7 @@ class _ResidualLoss(Loss):
         """Value and derivative at each residual; `residual` may be returned."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        values, gradient = self._at_residual(raw - y.astype(raw.dtype, copy=False))
+        values, gradient = self._at_residual(raw - _cast(y, raw))
         return _per_row(values), gradient
 
 
@@ -425,7 +431,7 @@ class SquaredError(_ResidualLoss):
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         """As in `Loss`: the second derivative is 1."""
-        hessian = np.ones_like(raw)
+        hessian = namespace(raw).ones_like(raw)
         return *self.value_and_gradient(y, raw), hessian if raw.ndim == 1 else _diagonal(hessian)
 
 
@@ -446,9 +452,10 @@ class _EpsilonLoss(_ResidualLoss):
 
     def _excess(self, residual: Array) -> Array:
         """``max(0, |residual| - epsilon)``, a new array."""
-        excess = np.abs(residual)
+        xp = namespace(residual)
+        excess = xp.abs(residual)
         excess -= self.epsilon
-        return np.maximum(excess, 0, out=excess)
+        return xp.maximum(excess, 0)
 
 
 @dataclass(frozen=True)
@@ -465,7 +472,7 @@ class Huber(_EpsilonLoss):
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
         epsilon = float(self.epsilon)  # a NumPy float64 would widen a float32 residual
-        gradient = np.clip(residual, -epsilon, epsilon)
+        gradient = namespace(residual).clip(residual, -epsilon, epsilon)
         residual -= gradient / 2
         residual *= gradient
         return residual, gradient
@@ -491,10 +498,9 @@ class EpsilonInsensitive(_EpsilonLoss):
     name = "epsilon_insensitive"
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        xp = namespace(residual)
         values = self._excess(residual)
-        np.sign(residual, out=residual)
-        residual *= values > 0
-        return values, residual
+        return values, xp.sign(residual) * xp.astype(values > 0, residual.dtype)
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
@@ -520,7 +526,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
         excess = self._excess(residual)
         values = excess * excess
         excess *= 2
-        return values, np.copysign(excess, residual, out=excess)
+        return values, namespace(residual).copysign(excess, residual)
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
@@ -550,7 +556,7 @@ class Quantile(_ResidualLoss):
             )
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
-        slope = (residual > 0).astype(residual.dtype)
+        slope = namespace(residual).astype(residual > 0, residual.dtype)
         slope -= self.quantile
         return slope * residual, slope
 
@@ -587,12 +593,12 @@ class _Deviance(Loss):
         """Values, first and second derivatives, elementwise."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        values, gradient, _ = self._derivatives(y.astype(raw.dtype, copy=False), raw)
+        values, gradient, _ = self._derivatives(_cast(y, raw), raw)
         return _per_row(values), gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         """As in `Loss`."""
-        values, gradient, hessian = self._derivatives(y.astype(raw.dtype, copy=False), raw)
+        values, gradient, hessian = self._derivatives(_cast(y, raw), raw)
         return _per_row(values), gradient, hessian if raw.ndim == 1 else _diagonal(hessian)
 
     def convex(self, y: Array) -> Array:
@@ -639,8 +645,7 @@ class _LogLink(_Deviance):
 
     def inverse_link(self, raw: Array) -> Array:
         """The predicted mean, ``exp(raw)``."""
-        mean: Array = np.exp(raw)
-        return mean
+        return namespace(raw).exp(raw)
 
 
 @dataclass(frozen=True)
@@ -654,7 +659,7 @@ class Poisson(_LogLink):
     power = 1.0
 
     def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        mean = np.exp(raw)
+        mean = namespace(raw).exp(raw)
         return mean - y * raw, mean - y, mean
 
     @staticmethod
@@ -675,7 +680,7 @@ class Gamma(_LogLink):
     power = 2.0
 
     def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        ratio = y * np.exp(-raw)
+        ratio = y * namespace(raw).exp(-raw)
         return raw + ratio, 1 - ratio, ratio
 
 
@@ -711,8 +716,7 @@ class Tweedie(_Deviance):
 
     def inverse_link(self, raw: Array) -> Array:
         """The predicted mean."""
-        mean: Array = raw if self.identity else np.exp(raw)
-        return mean
+        return raw if self.identity else namespace(raw).exp(raw)
 
     def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         if self.identity:
@@ -720,34 +724,36 @@ class Tweedie(_Deviance):
         if self.power in (1, 2):
             return (Poisson() if self.power == 1 else Gamma())._derivatives(y, raw)
         one, two = 1 - self.power, 2 - self.power
-        a, b = y * np.exp(one * raw), np.exp(two * raw)
-        values = (np.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
+        xp = namespace(raw)
+        a, b = y * xp.exp(one * raw), xp.exp(two * raw)
+        values = (xp.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
         return values, b - a, two * b - one * a
 
     def _at_mean(self, y: Array, mean: Array) -> tuple[Array, Array, Array]:
+        xp = namespace(mean)
         if self.power == 0:
-            return (mean - y) ** 2 / 2, mean - y, np.ones_like(mean)
+            return (mean - y) ** 2 / 2, mean - y, xp.ones_like(mean)
         outside = mean <= 0
-        mean = np.where(outside, 1, mean)
+        mean = xp.where(outside, 1, mean)
         one, two = 1 - self.power, 2 - self.power
         if self.power == 1:
-            values = mean - y * np.log(mean)
+            values = mean - y * xp.log(mean)
         elif self.power == 2:
-            values = np.log(mean) + y / mean
+            values = xp.log(mean) + y / mean
         else:
             values = mean**two / two - y * mean**one / one
         scale = mean**-self.power
-        derivatives = values, scale * (mean - y), scale * (one + self.power * y / mean)
         # No distribution has such a mean; a line search then takes a shorter step.
-        values[outside] = np.inf
-        return derivatives
+        values = xp.where(outside, math.inf, values)
+        return values, scale * (mean - y), scale * (one + self.power * y / mean)
 
 
 def _diagonal(hessian: Array) -> Array:
     """Diagonal matrices of shape (n, K, K) from second derivatives of shape (n, K)."""
-    out = np.zeros((*hessian.shape, hessian.shape[1]), dtype=hessian.dtype)
-    np.einsum("ikk->ik", out)[...] = hessian
-    return out
+    n, width = hessian.shape
+    pairs = zeros((n, width**2), hessian.dtype, hessian)
+    pairs[:, :: width + 1] = hessian
+    return namespace(hessian).reshape(pairs, (n, width, width))
 
 
 # fmt: off

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.penalties import soft_threshold
 
@@ -32,8 +33,9 @@ __all__ = [
     "get_optimizer",
 ]
 
-Array = NDArray[Any]
-Slots = dict[str, NDArray[Any]]
+#: Of NumPy, or of another library that follows the array API standard.
+Array = Any
+Slots = dict[str, Array]
 
 
 class Optimizer(ABC):
@@ -96,7 +98,7 @@ class Optimizer(ABC):
 
     def init(self, w: Array) -> Slots:
         """State before the first step: arrays of the shape and dtype of `w`."""
-        return {name: np.zeros_like(w) for name in self.slot_names}
+        return {name: namespace(w).zeros_like(w) for name in self.slot_names}
 
     def update(
         self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
@@ -173,8 +175,7 @@ class Momentum(Optimizer):
         velocity = slots["velocity"]
         velocity *= self.momentum
         velocity += grad
-        np.multiply(velocity, lr, out=grad)
-        w -= grad
+        w -= velocity * lr
         return lr / (1 - self.momentum)
 
 
@@ -196,7 +197,7 @@ class Nesterov(Momentum):
         velocity = slots["velocity"]
         velocity *= self.momentum
         velocity += grad
-        grad += self.momentum * velocity
+        grad += velocity * self.momentum
         grad *= lr
         w -= grad
         return lr / (1 - self.momentum)
@@ -230,7 +231,7 @@ class Adagrad(Optimizer):
 
     def init(self, w: Array) -> Slots:
         """State before the first step."""
-        return {"accumulator": np.full_like(w, self.initial_accumulator)}
+        return {"accumulator": namespace(w).full_like(w, float(self.initial_accumulator))}
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -252,11 +253,10 @@ class Adagrad(Optimizer):
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
         accumulator = slots["accumulator"]
-        rate = grad * grad
-        accumulator += rate
-        np.sqrt(accumulator, rate)
+        accumulator += grad * grad
+        rate = namespace(w).sqrt(accumulator)
         rate += self.epsilon
-        np.divide(lr, rate, rate)
+        rate = lr / rate
         grad *= rate
         w -= grad
         return rate
@@ -283,7 +283,8 @@ class NAG(Optimizer):
 
     def init(self, w: Array) -> Slots:
         """State before the first step."""
-        return {"accumulator": np.zeros_like(w), "scale": np.ones_like(w)}
+        xp = namespace(w)
+        return {"accumulator": xp.zeros_like(w), "scale": xp.ones_like(w)}
 
     def init_scaled(self, w: Array, scales: NDArray[np.float64], norm: float) -> Slots:
         """State before the first step, for features of known scales.
@@ -333,11 +334,10 @@ class NAG(Optimizer):
         accumulator, scale = slots["accumulator"], slots["scale"]
         # In units of the scale, so that squares neither overflow nor vanish in float32.
         grad /= scale
-        rate = grad * grad
-        accumulator += rate
-        np.sqrt(accumulator, rate)
+        accumulator += grad * grad
+        rate = namespace(w).sqrt(accumulator)
         rate += 1e-10
-        np.divide(lr, rate, rate)
+        rate = lr / rate
         grad *= rate
         grad /= scale
         w -= grad
@@ -375,20 +375,20 @@ class Adam(Optimizer):
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
         m, v = slots["m"], slots["v"]
-        rate = grad * grad
-        rate *= 1 - self.beta2
+        square = grad * grad
+        square *= 1 - self.beta2
         v *= self.beta2
-        v += rate
+        v += square
         grad *= 1 - self.beta1
         m *= self.beta1
         m += grad
-        np.sqrt(v, rate)
+        rate = namespace(w).sqrt(v)
         rate /= (1 - self.beta2**step) ** 0.5
         rate += self.epsilon
-        np.divide(lr, rate, rate)
-        np.multiply(m, rate, grad)
-        grad /= 1 - self.beta1**step
-        w -= grad
+        rate = lr / rate
+        move = m * rate
+        move /= 1 - self.beta1**step
+        w -= move
         return rate
 
 
@@ -460,15 +460,15 @@ class FTRL(Optimizer):
             w -= grad
             return
         dual, bound = slots["dual"], slots["bound"]
-        np.copyto(dual, np.copysign(bound, -w), where=w != 0)
+        xp = namespace(w)
+        dual[...] = xp.where(w != 0, xp.copysign(bound, -w), dual)
         z = grad
         z += dual
         w /= rate
         z -= w
         bound += l1
-        np.minimum(z, bound, out=dual)
-        np.maximum(dual, -bound, out=dual)
-        np.subtract(dual, z, w)
+        dual[...] = xp.maximum(xp.minimum(z, bound), -bound)
+        w[...] = dual - z
         w *= rate
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
@@ -479,17 +479,16 @@ class FTRL(Optimizer):
 
     def _rate(self, grad: Array, slots: Slots, lr: float) -> Array:
         n = slots["n"]
-        rate = grad * grad
-        n += rate
-        np.sqrt(n, rate)
-        rate += self.beta
-        np.divide(lr, rate, rate)
-        return rate
+        n += grad * grad
+        root = namespace(n).sqrt(n)
+        root += self.beta
+        return lr / root
 
 
 def _adagrad_approach(before: Slots, slots: Slots, lr: float) -> Array:
     # The sum of lr g^2 / sqrt(G) over the steps, as an integral over G.
-    roots: Array = np.sqrt(slots["accumulator"]) - np.sqrt(before["accumulator"])
+    xp = namespace(slots["accumulator"])
+    roots = xp.sqrt(slots["accumulator"]) - xp.sqrt(before["accumulator"])
     roots *= 2 * lr
     return roots
 

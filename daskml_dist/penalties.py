@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["PENALTIES", "Penalty", "get_penalty", "soft_threshold"]
@@ -33,11 +34,11 @@ class Penalty:
 
     def value(self, w: NDArray[Any]) -> float:
         """Value of the term for the penalised rows `w`."""
-        total = 0.0
+        xp, total = namespace(w), 0.0
         if self.l1:
-            total += self.l1 * float(np.abs(w).sum())
+            total += self.l1 * float(xp.sum(xp.abs(w)))
         if self.l2:
-            total += self.l2 / 2 * float((w * w).sum())
+            total += self.l2 / 2 * float(xp.sum(w * w))
         return total
 
 
@@ -94,6 +95,5 @@ def soft_threshold(w: NDArray[Any], t: float | NDArray[Any]) -> None:
     t : float or ndarray that broadcasts to the shape of `w`
         At least 0.
     """
-    inside = np.minimum(w, t)
-    np.maximum(inside, -t, out=inside)
-    w -= inside
+    xp = namespace(w)
+    w -= xp.maximum(xp.minimum(w, t), -t)

@@ -6,22 +6,30 @@ that follows it. Arrays of different libraries or devices are never mixed.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = ["is_host", "namespace", "zeros"]
+__all__ = ["arange", "is_host", "item_bytes", "namespace", "one_hot", "scalar", "zeros"]
+
+_HOST = (np.ndarray, np.generic)
 
 
 def is_host(array: Any) -> bool:
     """Whether an array (or a scalar of one) is NumPy's."""
-    return isinstance(array, np.ndarray | np.generic)
+    return isinstance(array, _HOST)
 
 
 def namespace(array: Any) -> Any:
     """Return the module whose functions take an array."""
-    return np if is_host(array) else array.__array_namespace__()
+    if isinstance(array, _HOST):
+        return np
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    # CuPy has the standard's functions, but its arrays do not say so.
+    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
@@ -35,9 +43,53 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
     """
     if is_host(like):
         return np.zeros(shape, dtype)
-    xp = like.__array_namespace__()
+    xp = namespace(like)
     own = getattr(xp, np.dtype(dtype).name) if _is_numpys(dtype) else dtype
-    return xp.zeros(shape, dtype=own, device=like.device)
+    return xp.zeros(shape, dtype=own, **_place(like))
+
+
+def arange(n: int, like: Any) -> Any:
+    """The integers from 0 up to, not including, `n`, where another array lies."""
+    return np.arange(n) if is_host(like) else namespace(like).arange(n, **_place(like))
+
+
+def one_hot(codes: Any, width: int, dtype: Any) -> Any:
+    """Array of shape (n, width): 1 in the column of a row's code, 0 elsewhere.
+
+    Parameters
+    ----------
+    codes : array of int of shape (n,)
+    width : int
+    dtype : dtype of the library of `codes`
+    """
+    if is_host(codes):
+        out = np.zeros((len(codes), width), dtype)
+        out[np.arange(len(codes)), codes] = 1
+        return out
+    xp = namespace(codes)
+    return xp.astype(codes[:, None] == xp.astype(arange(width, codes), codes.dtype), dtype)
+
+
+def item_bytes(array: Any) -> int:
+    """Bytes of an entry of an array, or of rows that have a dtype."""
+    dtype = array.dtype
+    # Dtypes of the standard do not tell.
+    size = dtype.itemsize if hasattr(dtype, "itemsize") else namespace(array).finfo(dtype).bits // 8
+    return int(size)
+
+
+def scalar(value: Any) -> Any:
+    """Return a scalar of NumPy as a float; a device's as it is, since a float waits for it."""
+    return float(value) if is_host(value) else value
+
+
+def _place(like: Any) -> dict[str, Any]:
+    """Keywords that create an array where another lies.
+
+    CuPy's functions have none: they create on the current device, where a thread's arrays lie.
+    """
+    xp = namespace(like)
+    return {} if xp.__name__ == "cupy" else {"device": like.device}
 
 
 def _is_numpys(dtype: Any) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import namespace, one_hot, scalar, zeros
 from daskml_dist.losses import Loss
 
 __all__ = ["LinearModel"]
@@ -83,21 +84,22 @@ class LinearModel:
         """``X @ coef + intercept``: (n,) for width 1, else (n, width)."""
         if not self.fit_intercept:
             return backend.dot(X, w)
-        raw = backend.dot(X, w[:-1])
-        raw += w[-1, 0] if w.shape[1] == 1 else w[-1]
+        raw = backend.dot(X, w[:-1, :])
+        raw += w[-1, 0] if w.shape[1] == 1 else w[-1, :]
         return raw
 
     def targets(self, y: Any, dtype: Any) -> Any:
         """Targets of a batch in the shape that the loss wants."""
         if not self._one_vs_rest:
             return y
-        signs = np.full((len(y), self.width), -1, dtype=dtype)
-        signs[np.arange(len(y)), y] = 1
+        signs = one_hot(y, self.width, dtype)
+        signs *= 2
+        signs -= 1
         return signs
 
     def add_gradient(
         self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> float:
+    ) -> Any:
         """Add the gradient of the summed loss of a batch to `out`; return the summed loss.
 
         Dense rows are read from memory once: block by block, each small enough for a cache.
@@ -113,47 +115,55 @@ class LinearModel:
 
         Returns
         -------
-        float
-            Sum of the weighted losses of the rows, before the step.
+        float, or array of no dimension where the rows lie
+            Sum of the weighted losses of the rows, before the step; float64.
         """
         fused = backend.add_fused(self.loss.kernel, w, X, y, weight, out)
         if fused is not None:
-            return float(fused)
+            return fused
         first, *others = backend.row_blocks(X)
         if not others:
             return self._add_rows(w, X, y, weight, out, backend)
-        loss, total = 0.0, np.zeros_like(out, dtype=np.float64)
+        loss, total = 0.0, zeros(out.shape, np.float64, out)
         for at in (first, *others):
             part = None if weight is None else weight[at]
-            loss += self._add_rows(w, X[at], y[at], part, total, backend)
-        out += total
+            loss += self._add_rows(w, backend.rows(X, at), y[at, ...], part, total, backend)
+        out += namespace(out).astype(total, out.dtype, copy=False)
         return loss
 
     def _add_rows(
         self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> float:
+    ) -> Any:
+        xp = namespace(w)
         raw = self.raw_prediction(w, X, backend)
         losses, g = self.loss.value_and_gradient(self.targets(y, w.dtype), raw)
         if weight is not None:
             losses = losses * weight
             g *= weight if g.ndim == 1 else weight[:, None]
         if self.fit_intercept:
-            backend.add_tdot(X, g, out[:-1])
-            out[-1] += g.sum(axis=0)
+            backend.add_tdot(X, g, out[:-1, :])
+            out[-1, :] += xp.sum(g, axis=0)
         else:
             backend.add_tdot(X, g, out)
-        return float(losses.sum())
+        return scalar(xp.sum(losses, dtype=xp.float64))
 
-    def validation_stats(self, w: Any, X: Any, y: Any, weight: Any, backend: Backend) -> Any:
+    def validation_stats(
+        self, w: Any, X: Any, y: Any, weight: Any, backend: Backend
+    ) -> NDArray[np.float64]:
         """Sums from which the validation score of many batches is made; float64 of shape (4,)."""
+        xp = namespace(w)
         raw = self.raw_prediction(w, X, backend)
-        weight = np.ones(len(y)) if weight is None else weight.astype(np.float64)
+        if weight is None:
+            weight = zeros(y.shape, np.float64, y) + 1
+        weight = xp.astype(weight, xp.float64)
         if self.n_classes:
-            guess = raw.argmax(axis=1) if raw.ndim == 2 else np.where(raw > 0, 1.0, -1.0)
-            return np.array([weight.sum(), weight @ (guess == y), 0.0, 0.0])
-        y64 = y.astype(np.float64)
-        residual = y64 - self.loss.inverse_link(raw)
-        return np.array([weight.sum(), weight @ residual**2, weight @ y64, weight @ y64**2])
+            right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)
+            sums = [xp.sum(weight), weight @ xp.astype(right, xp.float64), 0.0, 0.0]
+        else:
+            y64 = xp.astype(y, xp.float64)
+            residual = y64 - self.loss.inverse_link(raw)
+            sums = [xp.sum(weight), weight @ residual**2, weight @ y64, weight @ y64**2]
+        return np.array([float(value) for value in sums])
 
     def validation_score(self, stats: NDArray[np.float64]) -> float:
         """Accuracy (classification) or R^2 (regression) from summed statistics."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import namespace, zeros
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty, soft_threshold
 from daskml_dist.schedules import Schedule
@@ -64,11 +65,11 @@ class ShardState:
     def part(self, rows: slice) -> ShardState:
         """Copy of a slice of rows."""
         return ShardState(
-            self.w[rows].copy(),
-            {name: slot[rows].copy() for name, slot in self.slots.items()},
+            _copy(self.w[rows, ...]),
+            {name: _copy(slot[rows, ...]) for name, slot in self.slots.items()},
             self.step,
             self.rows,
-            None if self.average is None else self.average[rows].copy(),
+            None if self.average is None else _copy(self.average[rows, ...]),
             self.n_averaged,
         )
 
@@ -76,14 +77,15 @@ class ShardState:
     def join(parts: list[ShardState]) -> ShardState:
         """The state whose slices `parts` are."""
         first = parts[0]
+        concat = namespace(first.w).concat
         return ShardState(
-            np.concatenate([p.w for p in parts]),
-            {name: np.concatenate([p.slots[name] for p in parts]) for name in first.slots},
+            concat([p.w for p in parts]),
+            {name: concat([p.slots[name] for p in parts]) for name in first.slots},
             first.step,
             first.rows,
             None
             if any(p.average is None for p in parts)
-            else np.concatenate([p.average for p in parts if p.average is not None]),
+            else concat([p.average for p in parts if p.average is not None]),
             first.n_averaged,
         )
 
@@ -128,7 +130,7 @@ class Shard:
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
-        self._n_penalised = int(np.clip(rule.n_penalised - start, 0, len(state.w)))
+        self._n_penalised = int(min(max(rule.n_penalised - start, 0), state.w.shape[0]))
         self._l1 = self._strengths(rule.penalty.l1)
         # Sum of the learning rates so far, and up to where each row has paid its penalty.
         self._charged = 0.0
@@ -137,14 +139,15 @@ class Shard:
         self._sum: NDArray[np.float64] | None = None
         self._n_summed = state.n_averaged
         if state.average is not None and state.n_averaged:
-            self._sum = state.average * np.float64(state.n_averaged)
+            xp = namespace(state.average)
+            self._sum = xp.astype(state.average, xp.float64) * state.n_averaged
 
     def _strengths(self, l1: float) -> Any:
         if l1 == 0:
             return 0.0
         # Always an array: the digits of a step must not depend on how the rows are cut.
-        strengths = np.zeros((len(self.w), 1), dtype=self.w.dtype)
-        strengths[: self._n_penalised] = l1
+        strengths = zeros((self.w.shape[0], 1), self.w.dtype, self.w)
+        strengths[: self._n_penalised, :] = l1
         return strengths
 
     @property
@@ -177,7 +180,8 @@ class Shard:
         scale : float
             Factor on the learning rate (staleness).
         """
-        rate = self.learning_rate() * scale
+        # A NumPy float64 would widen a float32 step.
+        rate = float(self.learning_rate() * scale)
         self.version += 1
         self.rows += rows
         self._charged += rate
@@ -225,10 +229,10 @@ class Shard:
 
     def _step_all(self, grad: NDArray[Any], rate: float) -> None:
         k, l2 = self._n_penalised, self.rule.penalty.l2
-        if l2 and k == len(grad):
+        if l2 and k == grad.shape[0]:
             grad += l2 * self.w
         elif l2 and k:
-            grad[:k] += l2 * self.w[:k]
+            grad[:k, :] += l2 * self.w[:k, :]
         self.rule.optimizer.update(self.w, grad, self.slots, rate, self.step, self._l1)
 
     def _step_at(self, grad: NDArray[Any], index: NDArray[np.int64], rate: float) -> None:
@@ -277,7 +281,7 @@ class Shard:
         if after is None or self.rows < after:
             return
         if self._sum is None:
-            self._sum = np.zeros(self.w.shape, dtype=np.float64)
+            self._sum = zeros(self.w.shape, np.float64, self.w)
         self._sum += self.w
         self._n_summed += 1
 
@@ -323,6 +327,10 @@ class Shard:
         self.settle()
         average = None
         if self._sum is not None:
-            average = (self._sum / self._n_summed).astype(self.w.dtype)
+            average = namespace(self.w).astype(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None))
+
+
+def _copy(array: Any) -> Any:
+    return namespace(array).asarray(array, copy=True)
