@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace, zeros
+from daskml_dist.backends.namespace import namespace, scalar, zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
@@ -72,7 +72,7 @@ class Correlations(Statistic):
                 losses, g = losses * scale, g * (scale if g.ndim == 1 else scale[:, None])
             _add_products(model, rows, g, parts[0, ...], backend)
             _add_products(model, elementwise(xp.abs, rows), xp.abs(g), parts[1, ...], backend)
-            summed += xp.sum(losses, dtype=xp.float64)
+            summed += scalar(xp.sum(losses, dtype=xp.float64))
         out[0] += summed
         return summed
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace
+from daskml_dist.backends.namespace import namespace, scalar
 from daskml_dist.models.curvature import row_blocks
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lbfgs import quasi_newton
@@ -52,7 +52,7 @@ class HuberSums(Statistic):
             backend.add_tdot(rows, g, gradient[: model.n_features, ...])
             if model.fit_intercept:
                 gradient[-1, ...] += xp.sum(g, dtype=xp.float64)
-            total += xp.sum(losses, dtype=xp.float64)
+            total += scalar(xp.sum(losses, dtype=xp.float64))
             out[1] += xp.sum(by_scale, dtype=xp.float64)
         out[0] += total
         return total

@@ -72,8 +72,7 @@ class Moments(Statistic):
         self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend
     ) -> None:
         assert self.x_shift is not None
-        xp = namespace(X)
-        rows = X - backend.to_device(self.x_shift)
+        xp, rows = namespace(X), X - backend.to_device(self.x_shift)
         if self.transform is not None:
             rows = rows @ backend.to_device(self.transform)
         rows = xp.concat([rows, side], axis=1)
