@@ -9,7 +9,45 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "SparseRows"]
+
+
+class SparseRows:
+    """Chosen rows of a sparse block, as :meth:`Backend.rows` returns them, on any device.
+
+    Whoever asks whether rows are sparse asks whether they are of this class.
+
+    Attributes
+    ----------
+    shape : tuple of two int
+    dtype : dtype
+        Of the entries.
+    """
+
+    __slots__ = ()
+
+    shape: tuple[int, int]
+
+    @property
+    def dtype(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def values(self) -> Any:
+        """The stored entries, one-dimensional; those of other rows may be among them."""
+        raise NotImplementedError
+
+    def with_values(self, values: Any) -> SparseRows:
+        """The same rows with other entries in the same places."""
+        raise NotImplementedError
+
+    def toarray(self) -> Any:
+        """The rows as a dense array of their dtype."""
+        raise NotImplementedError
+
+    def __getitem__(self, at: slice) -> SparseRows:
+        """Some of the rows."""
+        raise NotImplementedError
 
 
 class Backend(ABC):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["CSRRows", "NumpyBackend"]
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 _FUSED_FROM = 1 << 13
 
 
-class CSRRows:
+class CSRRows(SparseRows):
     """Chosen rows of a CSR block, without a copy of their entries.
 
     Parameters
@@ -42,6 +42,22 @@ class CSRRows:
     def dtype(self) -> Any:
         """Of the entries."""
         return self.X.dtype
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The entries of the whole block."""
+        entries: NDArray[Any] = self.X.data
+        return entries
+
+    def with_values(self, values: Any) -> CSRRows:
+        """The same rows with other entries in the same places."""
+        parts = values, self.X.indices, self.X.indptr
+        return CSRRows(type(self.X)(parts, shape=self.X.shape), self.rows)
+
+    def toarray(self) -> NDArray[Any]:
+        """The rows as a dense array."""
+        rows: NDArray[Any] = self.X[self.rows].toarray()
+        return rows
 
     def __getitem__(self, at: slice) -> CSRRows:
         """Some of the rows."""

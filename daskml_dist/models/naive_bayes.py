@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import namespace
+
 __all__ = [
     "RowsByClass",
     "bernoulli_log_likelihood",
@@ -52,12 +54,12 @@ class RowsByClass:
         return np.searchsorted(classes, y).astype(np.int64)
 
 
-def merge_moments(total: Array, part: Array) -> None:
+def merge_moments(total: Any, part: Any) -> None:
     """Bring the moments of other rows into `total`, in place.
 
     Parameters
     ----------
-    total, part : ndarray of shape (n_groups, 1 + 2 * n_features)
+    total, part : array of shape (n_groups, 1 + 2 * n_features)
         Weight of each group's rows, their means, and their squared deviations from these, summed.
 
     References
@@ -67,7 +69,7 @@ def merge_moments(total: Array, part: Array) -> None:
     """
     n_features = total.shape[1] // 2
     weight = total[:, :1] + part[:, :1]
-    share = np.divide(part[:, :1], weight, out=np.zeros_like(weight), where=weight > 0)
+    share = part[:, :1] / namespace(weight).where(weight > 0, weight, 1.0)
     apart = part[:, 1 : 1 + n_features] - total[:, 1 : 1 + n_features]
     total[:, 1 + n_features :] += part[:, 1 + n_features :] + apart**2 * (total[:, :1] * share)
     total[:, 1 : 1 + n_features] += apart * share

@@ -49,25 +49,27 @@ class Statistic(ABC):
 
     @abstractmethod
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
         """Add what some rows contribute to `out`, in place.
+
+        The arrays lie where the backend works; what the statistic brought along is the host's.
 
         Parameters
         ----------
         model : object
             The fit's model.
         X : rows of shape (n, n_features), as the backend has them
-        y : ndarray of shape (n,)
+        y : array of shape (n,)
             Targets as the model encoded them.
-        weight : ndarray of shape (n,) or None
+        weight : array of shape (n,) or None
             Row weights whose mean over all rows of the fit is 1; None: all are 1.
-        out : ndarray of float64
+        out : array of float64
             Of :meth:`shape`.
 
         Returns
         -------
-        float
+        float, or array of no dimension
             Sum of the rows' losses, for the history; NaN where the statistic knows of none.
         """
 

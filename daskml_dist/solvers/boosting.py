@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import namespace, scalar, zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
-from daskml_dist.solvers.rows import elementwise, row_blocks
+from daskml_dist.solvers.rows import elementwise, row_blocks, to_rows
 
 __all__ = ["Boosting", "Correlations", "LongestRow"]
 
@@ -31,16 +32,16 @@ class LongestRow(Statistic):
         return (1,)
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
-        ones = np.ones((X.shape[1], 1), dtype=X.dtype)
-        for at in row_blocks(X):
-            norms = backend.dot(elementwise(np.abs, X[at]), ones)
-            self.merge(out, norms.max(keepdims=True))
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
+        xp, ones = namespace(y), zeros((X.shape[1], 1), X.dtype, like=y) + 1
+        for at in row_blocks(X, backend):
+            norms = backend.dot(elementwise(xp.abs, backend.rows(X, at)), ones)
+            self.merge(out, xp.max(norms, keepdims=True))
         return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
-        np.maximum(total, part, out=total)
+        total[...] = namespace(total).maximum(total, part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,29 +58,30 @@ class Correlations(Statistic):
         return (1 + 2 * self.w.size,)
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
-        w = self.w.astype(X.dtype)
-        parts = out[1:].reshape(2, *w.shape)
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
+        xp, w = namespace(y), to_rows(self.w, X.dtype, backend)
+        parts = xp.reshape(out[1:], (2, *w.shape))
         summed = 0.0
-        for at in row_blocks(X):
-            rows, scale = X[at], None if weight is None else weight[at]
+        for at in row_blocks(X, backend):
+            rows, scale = backend.rows(X, at), None if weight is None else weight[at]
             losses, g = model.loss.value_and_gradient(
                 model.targets(y[at], w.dtype), model.raw_prediction(w, rows, backend)
             )
             if scale is not None:
                 losses, g = losses * scale, g * (scale if g.ndim == 1 else scale[:, None])
-            _add_products(model, rows, g, parts[0], backend)
-            _add_products(model, elementwise(np.abs, rows), np.abs(g), parts[1], backend)
-            summed += float(losses.sum(dtype=np.float64))
+            _add_products(model, rows, g, parts[0, ...], backend)
+            _add_products(model, elementwise(xp.abs, rows), xp.abs(g), parts[1, ...], backend)
+            summed += scalar(xp.sum(losses, dtype=xp.float64))
         out[0] += summed
         return summed
 
 
-def _add_products(model: Any, X: Any, g: Any, out: Array, backend: Backend) -> None:
-    backend.add_tdot(X, g, out[: model.n_features])
+def _add_products(model: Any, X: Any, g: Any, out: Any, backend: Backend) -> None:
+    backend.add_tdot(X, g, out[: model.n_features, ...])
     if model.fit_intercept:
-        out[-1] += g.sum(axis=0, dtype=np.float64)
+        xp = namespace(g)
+        out[-1, ...] += xp.sum(g, axis=0, dtype=xp.float64)
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.numpy_backend import CSRRows
+from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.namespace import is_host, namespace, zeros
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import as_dense, elementwise, row_blocks
+from daskml_dist.solvers.rows import as_dense, astype, elementwise, row_blocks
 
 __all__ = ["ClassCounts", "ClassMoments", "OnePass"]
 
@@ -37,15 +37,15 @@ class ClassCounts(Statistic):
         return model.n_classes, 1 + model.n_features
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
-        out[:, 0] += np.bincount(y, weight, minlength=model.n_classes)
-        for at in row_blocks(X):
-            rows = X[at]
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
+        out[:, :1] += _counts(y, weight, model.n_classes, backend)
+        for at in row_blocks(X, backend):
+            rows = backend.rows(X, at)
             if not self.signed:
                 _check_signs(rows)
             if self.threshold is not None:
-                rows = elementwise(partial(np.less, self.threshold), rows)
+                rows = elementwise(lambda entries: entries > self.threshold, rows)
             backend.add_rows(rows, y[at], None if weight is None else weight[at], out[:, 1:])
         return float("nan")
 
@@ -65,36 +65,37 @@ class ClassMoments(Statistic):
         return model.n_classes + 1, 1 + 2 * model.n_features
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
-        for at in row_blocks(X, dense=True):
-            rows = as_dense(X[at])
-            classes, code = np.unique(y[at], return_inverse=True)
-            some = None if weight is None else weight[at].astype(np.float64)
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
+        everything = slice(model.n_classes, model.n_classes + 1)
+        for at in row_blocks(X, backend, dense=True):
+            rows = as_dense(backend.rows(X, at))
+            classes, code = _present(y[at], model.n_classes)
+            some = None if weight is None else astype(weight[at], out.dtype)
             self._merge_rows(rows, code, some, out, classes, backend)
             if weight is not None:
-                everything = np.array([model.n_classes])
-                self._merge_rows(rows, np.zeros_like(code), None, out, everything, backend)
+                no_code = zeros(code.shape, code.dtype, like=code)
+                self._merge_rows(rows, no_code, None, out, everything, backend)
         return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
         merge_moments(total, part)
 
     def _merge_rows(
-        self, rows: Array, code: Any, weight: Any, out: Array, groups: Any, backend: Backend
+        self, rows: Any, code: Any, weight: Any, out: Any, groups: Any, backend: Backend
     ) -> None:
-        n_groups, n_features = len(groups), rows.shape[1]
-        part = np.zeros((n_groups, 1 + 2 * n_features))
-        mean, squares = part[:, 1 : 1 + n_features], part[:, 1 + n_features :]
-        part[:, 0] = np.bincount(code, weight, minlength=n_groups)
+        xp, n_features = namespace(rows), rows.shape[1]
+        total = out[groups, ...]
+        part = zeros(total.shape, out.dtype, like=out)
+        count, mean, squares = part[:, :1], part[:, 1 : 1 + n_features], part[:, 1 + n_features :]
+        count += _counts(code, weight, total.shape[0], backend)
         backend.add_rows(rows, code, weight, mean)
-        mean /= np.where(part[:, :1] > 0, part[:, :1], 1.0)
-        apart = rows - mean[code]
+        mean /= xp.where(count > 0, count, 1.0)
+        apart = rows - xp.take(mean, code, axis=0)
         apart *= apart
         backend.add_rows(apart, code, weight, squares)
-        total = out[groups]
         merge_moments(total, part)
-        out[groups] = total
+        out[groups, ...] = total
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,25 @@ class OnePass(Solver):
         return Solution(sums(self.statistic))
 
 
+def _counts(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> Any:
+    """Weight of the rows of each group, of shape (n_groups, 1)."""
+    ones = zeros((code.shape[0], 1), np.float64, like=code) + 1
+    counts = zeros((n_groups, 1), np.float64, like=code)
+    backend.add_rows(ones, code, weight, counts)
+    return counts
+
+
+def _present(y: Any, n_classes: int) -> tuple[Any, Any]:
+    """Classes that some rows may have, as an index, and each row's position among them."""
+    if not is_host(y):
+        return slice(0, n_classes), y
+    # The host's blocks are small, and hold few of many classes.
+    return np.unique(y, return_inverse=True)
+
+
 def _check_signs(X: Any) -> None:
-    stored = X.X.data if isinstance(X, CSRRows) else X
-    if stored.size and stored.min() < 0:
+    stored = X.values if isinstance(X, SparseRows) else X
+    if stored.size and namespace(stored).min(stored) < 0:
         raise InvalidDataError(
             "Negative values in data: X must hold counts. Use GaussianNB, or scale the features "
             "to [0, 1] (MinMaxScaler)."

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import namespace, scalar
 from daskml_dist.models.curvature import row_blocks
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lbfgs import quasi_newton
+from daskml_dist.solvers.rows import to_rows
 
 __all__ = ["HuberScale", "HuberSums"]
 
@@ -35,29 +37,30 @@ class HuberSums(Statistic):
         return (2 + self.w.size,)
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
-        w, gradient = self.w.astype(X.dtype), out[2:].reshape(self.w.shape)
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
+        xp, w = namespace(y), to_rows(self.w, X.dtype, backend)
+        gradient = xp.reshape(out[2:], self.w.shape)
         total = 0.0
         for at in row_blocks(X):
-            rows = X[at]
+            rows = backend.rows(X, at)
             residual = y[at] - model.raw_prediction(w, rows, backend)
             with np.errstate(over="ignore"):
                 losses, by_scale, g = self._at(residual)
             if weight is not None:
                 losses, by_scale, g = (part * weight[at] for part in (losses, by_scale, g))
-            backend.add_tdot(rows, g, gradient[: model.n_features])
+            backend.add_tdot(rows, g, gradient[: model.n_features, ...])
             if model.fit_intercept:
-                gradient[-1] += g.sum(dtype=np.float64)
-            total += float(losses.sum(dtype=np.float64))
-            out[1] += by_scale.sum(dtype=np.float64)
+                gradient[-1, ...] += xp.sum(g, dtype=xp.float64)
+            total += scalar(xp.sum(losses, dtype=xp.float64))
+            out[1] += xp.sum(by_scale, dtype=xp.float64)
         out[0] += total
         return total
 
-    def _at(self, residual: NDArray[Any]) -> tuple[Any, Any, Any]:
+    def _at(self, residual: Any) -> tuple[Any, Any, Any]:
         """Loss of each row, and its derivatives by the scale and by the raw prediction."""
         bound = self.epsilon * self.scale
-        inside = np.clip(residual, -bound, bound)
+        inside = namespace(residual).clip(residual, -bound, bound)
         ratio = inside / self.scale
         losses = (2 * residual - inside) * ratio
         return losses, -ratio * ratio, -2 * ratio

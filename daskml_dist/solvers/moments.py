@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.numpy_backend import CSRRows
-from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.backends.namespace import namespace, zeros
 from daskml_dist.solvers.base import Array, Statistic
+from daskml_dist.solvers.rows import astype, is_sparse, row_blocks
 
 __all__ = ["Moments"]
 
-#: Numbers of X in a piece of a dense block: with its product it stays in the processor's cache.
-_PIECE = 2**18
+#: Bytes of a piece of a dense block: with its product it stays in the processor's cache.
+_PIECE = 2**21
 #: Rows of a piece at least, so that adding its product costs little beside making it.
 _FEW_ROWS = 2048
 
@@ -45,50 +45,43 @@ class Moments(Statistic):
         return n, n
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
         """Add the moments of some rows, piece by piece."""
-        n_rows, is_dense = X.shape[0], not isinstance(X, CSRRows)
         # Sparse rows add up in float64 whatever their number.
-        size = max(_PIECE // model.n_features, _FEW_ROWS) if is_dense else n_rows
-        for piece in row_slices(n_rows, size):
-            rows = X[piece] if is_dense else X
-            given = None if weight is None else weight[piece]
+        for at in row_blocks(X, backend, cached=_PIECE, at_least=_FEW_ROWS):
+            rows, given = backend.rows(X, at), None if weight is None else weight[at]
             with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+                side = self._side(y[at, ...], backend)
                 if self.x_shift is None:
-                    self._add(rows, y[piece], given, out, backend, is_dense)
+                    self._add(rows, side, given, out, backend)
                 else:
-                    self._add_shifted(rows, y[piece], given, out)
+                    self._add_shifted(rows, side, given, out, backend)
         return float("nan")
 
-    def _add(
-        self, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend, is_dense: bool
-    ) -> None:
+    def _add(self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend) -> None:
         d = X.shape[1]
         backend.add_gram(X, weight, out[:d, :d])
-        side = self._side(y)
         weighted = side if weight is None else side * weight[:, None]
         out[d:, d:] += weighted.T @ side
-        cross = np.zeros((d, side.shape[1]))
-        backend.add_tdot(X, weighted.astype(X.dtype) if is_dense else weighted, cross)
+        cross = zeros((d, side.shape[1]), out.dtype, like=out)
+        backend.add_tdot(X, weighted if is_sparse(X) else astype(weighted, X.dtype), cross)
         out[:d, d:] += cross
 
-    def _add_shifted(self, X: Any, y: Any, weight: Any | None, out: Array) -> None:
+    def _add_shifted(
+        self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> None:
         assert self.x_shift is not None
-        d = X.shape[1]
-        rows = np.empty((X.shape[0], len(out)))
-        if self.transform is None:
-            np.subtract(X, self.x_shift, out=rows[:, :d])
-        else:
-            np.matmul(X - self.x_shift, self.transform, out=rows[:, :d])
-        rows[:, d:] = self._side(y)
+        xp, rows = namespace(X), X - backend.to_device(self.x_shift)
+        if self.transform is not None:
+            rows = rows @ backend.to_device(self.transform)
+        rows = xp.concat([rows, side], axis=1)
         if weight is not None:
-            rows *= np.sqrt(weight.astype(np.float64))[:, None]
+            rows *= xp.sqrt(astype(weight, rows.dtype))[:, None]
         out += rows.T @ rows
 
-    def _side(self, y: Any) -> Array:
+    def _side(self, y: Any, backend: Backend) -> Any:
         """The columns beside X: 1 and the targets."""
-        side = np.empty((len(y), 1 + len(self.y_shift)))
-        side[:, 0] = 1.0
-        np.subtract(y.reshape(len(y), -1), self.y_shift, out=side[:, 1:])
-        return side
+        xp = namespace(y)
+        targets = xp.reshape(y, (y.shape[0], -1)) - backend.to_device(self.y_shift)
+        return xp.concat([zeros((y.shape[0], 1), targets.dtype, like=y) + 1, targets], axis=1)

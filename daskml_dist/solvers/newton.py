@@ -11,6 +11,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.curvature import add_curvature
@@ -18,6 +19,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.objective import SmoothObjective
+from daskml_dist.solvers.rows import to_rows
 
 __all__ = ["LossHessian", "NewtonCholesky", "NewtonRun", "NewtonSteps"]
 
@@ -49,17 +51,18 @@ class LossHessian(Statistic):
         return (2 + self.w.size + self.w.size**2,)
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
-        w = self.w.astype(X.dtype)
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
+        xp, w = namespace(out), to_rows(self.w, X.dtype, backend)
         if self.loss is not None:
             model = replace(model, loss=self.loss)
-        gradient = out[2 : 2 + w.size].reshape(w.shape)
-        hessian = out[2 + w.size :].reshape(w.shape * 2)
+        gradient = xp.reshape(out[2 : 2 + w.size], w.shape)
+        hessian = xp.reshape(out[2 + w.size :], w.shape * 2)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             loss, flat = add_curvature(model, w, X, y, weight, gradient, hessian, backend)
-        out[:2] += loss, flat
+        out[0] += loss
+        out[1] += flat
         return loss
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import namespace
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, Statistic, Sums
+from daskml_dist.solvers.rows import to_rows
 
 __all__ = ["LossGradient", "SmoothObjective", "row_strengths"]
 
@@ -24,13 +26,13 @@ class LossGradient(Statistic):
         return (1 + self.w.size,)
 
     def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Array, backend: Backend
-    ) -> float:
-        w = self.w.astype(X.dtype)
-        gradient = out[1:].reshape(self.w.shape)
+        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
+    ) -> Any:
+        w = to_rows(self.w, X.dtype, backend)
+        gradient = namespace(out).reshape(out[1:], self.w.shape)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore"):
-            loss: float = model.add_gradient(w, X, y, weight, gradient, backend)
+            loss = model.add_gradient(w, X, y, weight, gradient, backend)
         out[0] += loss
         return loss
 

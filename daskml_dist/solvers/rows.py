@@ -1,39 +1,72 @@
-"""Rows as a statistic takes them: some at a time, dense or sparse."""
+"""Rows as a statistic takes them: some at a time, dense or sparse, on any device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from daskml_dist.backends.numpy_backend import CSRRows
+from daskml_dist.backends import Backend
+from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.solvers.base import Array
 
-__all__ = ["as_dense", "elementwise", "row_blocks"]
+__all__ = ["as_dense", "astype", "elementwise", "is_sparse", "row_blocks", "to_rows"]
 
-#: Bytes of dense float64 rows that are worked on together, and stay in a cache meanwhile.
-_BLOCK = 1 << 18
+#: Bytes of dense float64 rows that are worked on together in a processor's cache.
+_CACHED = 1 << 18
+#: The same on a GPU: it wants many rows at once, and memory for what is made of them.
+_ON_GPU = 1 << 28
 
 
-def row_blocks(X: Any, *, dense: bool = False) -> Iterator[slice]:
-    """Slices of X to be worked on one after the other; sparse rows are one, unless made dense."""
+def row_blocks(
+    X: Any, backend: Backend, *, dense: bool = False, cached: int = _CACHED, at_least: int = 1
+) -> Iterator[slice]:
+    """Slices of X to be worked on one after the other; sparse rows are one, unless made dense.
+
+    Parameters
+    ----------
+    X : rows of shape (n, n_features)
+    backend : Backend
+    dense : bool
+        Whether sparse rows will be made dense.
+    cached : int
+        Bytes of dense float64 rows that a processor's cache is to hold.
+    at_least : int
+        Rows of a slice at least, but for the last.
+    """
     n_rows, n_features = X.shape
-    at_once = isinstance(X, CSRRows) and not dense
-    return row_slices(n_rows, n_rows if at_once else _BLOCK // (8 * max(1, n_features)))
+    n_bytes = cached if backend.device == "cpu" else _ON_GPU
+    at_once = is_sparse(X) and not dense
+    step = n_rows if at_once else max(n_bytes // (8 * max(1, n_features)), at_least)
+    return row_slices(n_rows, step)
+
+
+def is_sparse(X: Any) -> bool:
+    """Whether rows are sparse."""
+    return isinstance(X, SparseRows)
+
+
+def astype(array: Any, dtype: Any) -> Any:
+    """An array in a dtype of its library; itself where it has that already."""
+    if is_host(array):  # NumPy 2.0 has no `astype` but its arrays'
+        return array.astype(dtype, copy=False)
+    return namespace(array).astype(array, dtype, copy=False)
+
+
+def to_rows(array: Array, dtype: Any, backend: Backend) -> Any:
+    """What a statistic brought along, where the rows lie and in a dtype of theirs."""
+    return astype(backend.to_device(array), dtype)
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:
     """Apply a function that keeps zeros to all entries, in their dtype."""
-    if not isinstance(X, CSRRows):
-        return function(X).astype(X.dtype, copy=False)
-    stored = X.X
-    data = function(stored.data).astype(X.dtype, copy=False)
-    return CSRRows(type(stored)((data, stored.indices, stored.indptr), shape=stored.shape), X.rows)
+    if isinstance(X, SparseRows):
+        return X.with_values(elementwise(function, X.values))
+    return astype(function(X), X.dtype)
 
 
-def as_dense(X: Any) -> NDArray[np.float64]:
-    """The rows as a dense array."""
-    rows = X.X[X.rows].toarray() if isinstance(X, CSRRows) else X
-    return np.asarray(rows, dtype=np.float64)
+def as_dense(X: Any) -> Any:
+    """The rows as a dense float64 array."""
+    rows = X.toarray() if isinstance(X, SparseRows) else X
+    return astype(rows, namespace(rows).float64)

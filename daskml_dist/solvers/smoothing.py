@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from daskml_dist.backends.namespace import namespace
 from daskml_dist.losses import EpsilonInsensitive
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums
 from daskml_dist.solvers.newton import NewtonSteps
+from daskml_dist.solvers.rows import astype
 
 __all__ = ["RoundedTube", "TubeNewton"]
 
@@ -35,19 +34,17 @@ class RoundedTube(EpsilonInsensitive):
     has_hessian = True
     width: float = 1.0
 
-    def value_gradient_hessian(
-        self, y: NDArray[Any], raw: NDArray[Any]
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def value_gradient_hessian(self, y: Any, raw: Any) -> tuple[Any, Any, Any]:
         """As in `Loss`, for raw predictions of shape (n,)."""
-        residual = raw - y.astype(raw.dtype, copy=False)
+        xp, residual = namespace(raw), raw - astype(y, raw.dtype)
         excess = self._excess(residual)
-        share = np.minimum(excess / self.width, 1)
+        share = xp.minimum(excess / self.width, 1)
         values = (excess - self.width * share / 2) * share
         # Without a tube the parabola of |residual| holds at 0 as well.
         inside = share < 1
         if self.epsilon > 0:
             inside &= excess > 0
-        return values, np.copysign(share, residual), inside.astype(raw.dtype) / self.width
+        return values, xp.copysign(share, residual), astype(inside, raw.dtype) / self.width
 
 
 @dataclass(frozen=True)
