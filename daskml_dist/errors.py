@@ -29,6 +29,7 @@ __all__ = [
     "CommunicationError",
     "DaskMLDistError",
     "DataLostError",
+    "DeviceMemoryError",
     "DeviceUnavailableError",
     "DivergedError",
     "GenerationError",
@@ -62,6 +63,10 @@ class NotFittedError(DaskMLDistError, sklearn.exceptions.NotFittedError):
 
 class DeviceUnavailableError(DaskMLDistError, RuntimeError):
     """``device="gpu"`` was asked for and a worker has no usable GPU."""
+
+
+class DeviceMemoryError(DaskMLDistError, MemoryError):
+    """A block, or what is made of it, does not fit in the memory of the GPU."""
 
 
 class TrainingError(DaskMLDistError, RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import os
 import sys
@@ -12,10 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client, LocalCluster, futures_of
+from scipy import sparse
 
 from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.cupy_backend import CupyBackend
+from daskml_dist.backends.devices import gpu_problem
 
 # Tests of the benchmarks import them; behind everything, so that an installed package stays first.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -23,30 +26,29 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 DATA_VARIABLE = "DASKML_DIST_DATA"
 
 
-def _gpu_problem() -> str | None:
-    """Why tests marked `gpu` cannot run here, or None."""
-    if importlib.util.find_spec("daskml_dist.backends.cupy_backend") is None:
-        return "this version has no GPU backend"
-    if importlib.util.find_spec("cupy") is None:
-        return 'CuPy is not installed: pip install "daskml-dist[gpu]"'
-    import cupy
-
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"no CUDA device: {error}"
-    return None if count else "no CUDA device"
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and (problem := _gpu_problem()):
+    if item.get_closest_marker("gpu") and (problem := gpu_problem()):
         pytest.skip(problem)
 
 
-@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=["numpy", "cupy's calls on numpy", pytest.param("cupy", marks=pytest.mark.gpu)]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each backend in turn; the GPU's is skipped, with the reason, where it cannot run."""
+    """Each backend in turn; the GPU's is skipped, with the reason, where it cannot run.
+
+    Its calls are then made on NumPy and SciPy, which have the same functions.
+    """
+    if request.param == "cupy's calls on numpy":
+        return CupyBackend(_NumpyAsCupy(), sparse)
     return get_backend({"numpy": "cpu", "cupy": "gpu"}[request.param])
+
+
+class _NumpyAsCupy:
+    """NumPy, with the one function of CuPy that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return np.asarray if name == "asnumpy" else getattr(np, name)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.stream import BlockStream
+from daskml_dist.errors import DeviceMemoryError
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Batch", "Lane", "ReadyBlock", "prepare_block"]
+__all__ = ["Batch", "Lane", "ReadyBlock", "backend_of", "device_memory", "prepare_block"]
 
 
 #: Bytes of a large batch's rows that are gathered together.
@@ -52,11 +55,31 @@ class Batch:
     index: NDArray[np.int64] | None
 
 
+def backend_of(fit: FitSpec) -> Backend:
+    """The backend of a fit in this process.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        Where a GPU was asked for and this process can use none.
+    """
+    # Few parameters of many are touched, at indices that the host draws.
+    on_host = fit.device == "auto" and fit.rule.coordinates
+    return get_backend("cpu" if on_host else fit.device)
+
+
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
-    """Check a block for NaN and infinity, encode its targets and make its row weights."""
-    backend = get_backend(fit.device)
+    """Check a block for NaN and infinity, encode its targets, make its row weights, and move it.
+
+    Raises
+    ------
+    InvalidDataError
+        For NaN or infinity, naming the block.
+    DeviceMemoryError
+        Where the block does not fit on the device beside the others.
+    """
     # Aligned before anything reads it: NumPy is several times slower over what is not.
-    X = backend.to_device(block.X.astype(fit.dtype, copy=False))
+    X = get_backend("cpu").to_device(block.X.astype(fit.dtype, copy=False))
     check_finite_rows(X, block.index)
     assert block.y is not None
     y = fit.model.encode(block.y, fit.classes, fit.dtype)
@@ -67,8 +90,26 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
             weight *= block.sample_weight
         if fit.class_weight is not None and fit.classes is not None:
             weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
-        weight = backend.to_device(weight.astype(fit.dtype))
-    return ReadyBlock(X, backend.to_device(y), weight)
+        weight = weight.astype(fit.dtype)
+    backend = backend_of(fit)
+    with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
+        moved = None if weight is None else backend.to_device(weight)
+        return ReadyBlock(backend.to_device(X), backend.to_device(y), moved)
+
+
+@contextlib.contextmanager
+def device_memory(backend: Backend, what: str) -> Iterator[None]:
+    """Say what did not fit where a device's memory runs out."""
+    try:
+        yield
+    except MemoryError as error:
+        if backend.device == "cpu":
+            raise
+        raise DeviceMemoryError(
+            f"{what} did not fit in the memory of the GPU ({error}). Let blocks be streamed: "
+            'memory_budget="8GiB", or less than the GPU has; or use smaller chunks, X of float32, '
+            'or device="cpu".'
+        ) from error
 
 
 class Lane:
@@ -93,7 +134,8 @@ class Lane:
         self.clock = 0
         #: Steps that it has made gradients of, whether they counted or not.
         self.reached = 0
-        self.backend: Backend = get_backend(fit.device)
+        self.backend: Backend = backend_of(fit)
+        self._on_host = self.backend.device == "cpu"
         self._fit = fit
         self._blocks = blocks
         self._rows = rows
@@ -103,8 +145,9 @@ class Lane:
         self._in_arrays = fit.n_steps > 1 and not fit.rule.coordinates
         self._report = PassReport([self.number])
         self._busy = 0.0
-        #: Sum of the losses of the last batch.
-        self.last_loss = 0.0
+        # On a device until somebody asks: to wait for a number takes longer than many a step.
+        self._last_loss: Any = 0.0
+        self._loss: Any = 0.0
 
     @property
     def n_rows(self) -> int:
@@ -159,39 +202,60 @@ class Lane:
         return np.append(columns, model.n_features) if model.fit_intercept else columns
 
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
-        """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss."""
+        """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss.
+
+        `w` and `out` are on the host or on the lane's device.
+        """
         report, model = self._report, self._fit.step_model
-        self.last_loss, since = 0.0, time.perf_counter()
+        loss, since = 0.0, time.perf_counter()
+        w = w if self._on_host else self.backend.to_device(w)
+        sums = self._sums_for(out)
         for X, y, weight in batch.pieces:
-            self.last_loss += model.add_gradient(w, X, y, weight, out, self.backend)
+            loss = loss + model.add_gradient(w, X, y, weight, sums, self.backend)
+        if sums is not out:
+            out += self.backend.to_numpy(sums)
         self._busy += time.perf_counter() - since
-        report.loss += self.last_loss
+        self._last_loss, self._loss = loss, self._loss + loss
         report.rows += batch.n_rows
         report.steps += 1
         self.reached += 1
+
+    def _sums_for(self, out: Any) -> Any:
+        """Where to add up what belongs into `out`: there, or on the device first."""
+        if self._on_host or not is_host(out):
+            return out
+        return self.backend.to_device(np.zeros_like(out))
+
+    @property
+    def last_loss(self) -> float:
+        """Sum of the losses of the last batch."""
+        return float(self._last_loss)
 
     def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
         """Add a solver's statistic of a batch to `out`; the sum of the losses."""
         model, loss, since = self._fit.model, 0.0, time.perf_counter()
+        sums = self._sums_for(out)
         for X, y, weight in batch.pieces:
-            loss += statistic.add(model, X, y, weight, out, self.backend)
+            loss = loss + statistic.add(model, X, y, weight, sums, self.backend)
+        if sums is not out:
+            out += self.backend.to_numpy(sums)
         self._busy += time.perf_counter() - since
         self.reached += 1
-        return loss
+        return float(loss)
 
     def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
         """Step along the rows of a batch by `run`, which returns their loss; count them."""
         report, since = self._report, time.perf_counter()
-        self.last_loss = run(batch.pieces) if batch.n_rows else 0.0
+        self._last_loss = run(batch.pieces) if batch.n_rows else 0.0
         self._busy += time.perf_counter() - since
-        report.loss += self.last_loss
+        self._loss += self._last_loss
         report.rows += batch.n_rows
         report.steps += 1
         self.reached += 1
 
-    def new_gradient(self, w: Any, batch: Batch) -> NDArray[Any]:
-        """The gradient SUM of a batch at `w`, in a new array of the shape of `w`."""
-        out = np.zeros(w.shape, dtype=w.dtype)
+    def new_gradient(self, w: Any, batch: Batch) -> Any:
+        """The gradient SUM of a batch at `w`, in a new array like `w`."""
+        out = zeros(w.shape, w.dtype, like=w)
         self.add_gradient(w, batch, out)
         return out
 
@@ -199,7 +263,9 @@ class Lane:
         """Sums since the last call; with `w`, the validation sums of the held-out rows too."""
         report, self._report = self._report, PassReport([self.number])
         report.busy, self._busy = [self._busy], 0.0
+        report.loss, self._loss = float(self._loss), 0.0
         if w is not None:
+            w = w if self._on_host else self.backend.to_device(w)
             report.validation = self._validation(w).tolist()
         return report
 
@@ -215,11 +281,11 @@ class Lane:
     @property
     def sums(self) -> tuple[float, float, int]:
         """Loss, rows and steps since the last report."""
-        return self._report.loss, self._report.rows, self._report.steps
+        return float(self._loss), self._report.rows, self._report.steps
 
     @sums.setter
     def sums(self, sums: tuple[float, float, int]) -> None:
-        self._report.loss, self._report.rows, self._report.steps = sums
+        self._loss, self._report.rows, self._report.steps = sums
 
 
 class _Room:

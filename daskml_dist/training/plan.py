@@ -325,6 +325,7 @@ def _steps_row_by_row(settings: Settings, survey: Survey, model: LinearModel) ->
     """Whether each row is an update of its own (``"hogwild"`` on sparse rows of many features)."""
     return (
         settings.policy.loop == "shared"
+        and settings.device != "gpu"
         and settings.batch_size in ("auto", 1)
         and settings.average is None
         and model.width == 1

@@ -25,7 +25,7 @@ from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.solvers import Solution
-from daskml_dist.training.lane import Lane, ReadyBlock, prepare_block
+from daskml_dist.training.lane import Lane, ReadyBlock, backend_of, device_memory, prepare_block
 from daskml_dist.training.loops import LOOPS, Context
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 
@@ -137,6 +137,7 @@ class Trainer:
             with (
                 _blas().limit(limits=1, user_api="blas"),
                 np.errstate(over="ignore", invalid="ignore"),
+                device_memory(backend_of(self._fit), "What a step makes of its rows"),
             ):
                 return LOOPS[self._fit.policy.loop](context)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.policies import AllReduce, LocalSGD
 from daskml_dist.ps.image import LaneImage
@@ -18,6 +19,7 @@ from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard, ShardImage, ShardState
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
+from daskml_dist.training.loops.residence import Residence
 
 __all__ = ["run_replicas"]
 
@@ -68,21 +70,23 @@ class _Summed:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        self._replica = Shard(self._fit.rule, self._fit.start_state())
+        self._home = Residence(context)
+        self._replica = Shard(self._fit.rule, self._home.enter(self._fit.start_state()))
         self._in_order = self._fit.deterministic or self._fit.rule.coordinates
 
     def step(self, step: int) -> None:
         rows = self._context.step_rows(step)
         if self._in_order:
             index, total = self._gathered()
+            total = self._home.to_device(total)
         else:
-            index, total = None, self._context.communicator.allreduce(self._sum())
+            index, total = None, self._home.allreduce(self._sum())
         self._replica.apply(total, rows, index)
 
-    def _sum(self) -> NDArray[Any]:
+    def _sum(self) -> Any:
         w = self._replica.w
         if self._context.pool is None:
-            total = np.zeros(w.shape, dtype=w.dtype)
+            total = zeros(w.shape, w.dtype, like=w)
             for lane in self._lanes:
                 lane.add_gradient(w, lane.next_batch(), total)
             return total
@@ -92,7 +96,7 @@ class _Summed:
             total += part
         return total
 
-    def _gradient(self, lane: Lane) -> tuple[Batch, NDArray[Any]]:
+    def _gradient(self, lane: Lane) -> tuple[Batch, Any]:
         batch = lane.next_batch()
         w = self._replica.w if batch.index is None else self._replica.w[batch.index]
         return batch, lane.new_gradient(w, batch)
@@ -100,7 +104,8 @@ class _Summed:
     def _gathered(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Every lane's gradient on every rank, added in lane order."""
         arrays: list[NDArray[Any]] = [np.array([lane.number for lane in self._lanes])]
-        for batch, gradient in self._context.map(self._gradient, self._lanes):
+        for batch, own in self._context.map(self._gradient, self._lanes):
+            gradient = self._home.to_host(own)
             arrays += [gradient] if batch.index is None else [batch.index, gradient]
         stride = 2 if self._fit.rule.coordinates else 1
         parts = []
@@ -113,18 +118,21 @@ class _Summed:
     def images(self) -> dict[int, LaneImage]:
         """Every lane's sums; the parameters with the first lane's."""
         return {
-            lane.number: LaneImage(*lane.sums, None if lane.number else self._replica.image())
+            lane.number: LaneImage(*lane.sums, None if lane.number else self._image())
             for lane in self._lanes
         }
 
+    def _image(self) -> ShardImage:
+        return self._home.leave(self._replica.image())
+
     def restore(self, shards: dict[int, ShardImage]) -> None:
-        self._replica.restore(shards[0])
+        self._replica.restore(self._home.enter(shards[0]))
 
     def validation_weights(self) -> list[Any | None]:
         return [self._replica.w] * len(self._lanes)
 
     def state(self) -> ShardState:
-        return self._replica.state()
+        return self._home.leave(self._replica.state())
 
 
 class _Averaged:
@@ -135,8 +143,10 @@ class _Averaged:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
+        self._home = Residence(context)
         self._replicas = {
-            lane.number: Shard(self._fit.rule, self._fit.start_state()) for lane in context.lanes
+            lane.number: Shard(self._fit.rule, self._home.enter(self._fit.start_state()))
+            for lane in context.lanes
         }
         self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
         self._clock = context.clock
@@ -151,7 +161,7 @@ class _Averaged:
         if self._every is not None and self._clock % self._every == 0:
             mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
             for replica in self._replicas.values():
-                replica.replace(mean)
+                replica.replace(self._home.to_device(mean))
 
     def _step_lane(self, lane: Lane) -> None:
         replica, batch = self._replicas[lane.number], lane.next_batch()
@@ -160,7 +170,7 @@ class _Averaged:
 
     def _settled(self, replica: Shard) -> NDArray[Any]:
         replica.settle()
-        return replica.w
+        return np.asarray(self._home.to_host(replica.w))
 
     def _mean(self, values: dict[int, NDArray[Any]]) -> NDArray[Any]:
         """Mean over all lanes, weighted by their rows."""
@@ -180,20 +190,22 @@ class _Averaged:
     def images(self) -> dict[int, LaneImage]:
         """Every lane's sums and parameters."""
         return {
-            lane.number: LaneImage(*lane.sums, self._replicas[lane.number].image())
-            for lane in self._lanes
+            lane.number: LaneImage(*lane.sums, self._image(lane.number)) for lane in self._lanes
         }
+
+    def _image(self, number: int) -> ShardImage:
+        return self._home.leave(self._replicas[number].image())
 
     def restore(self, shards: dict[int, ShardImage]) -> None:
         for number, replica in self._replicas.items():
-            replica.restore(shards[number])
+            replica.restore(self._home.enter(shards[number]))
 
     def validation_weights(self) -> list[Any | None]:
         return [self._replicas[lane.number].w for lane in self._lanes]
 
     def state(self) -> ShardState:
         """The mean of the lanes' parameters, with the first lane's optimizer state."""
-        states = {n: replica.state() for n, replica in self._replicas.items()}
+        states = {n: self._home.leave(r.state()) for n, r in self._replicas.items()}
         first = states[min(states)]
         first.w = self._mean({n: s.w for n, s in states.items()})
         # Lanes see their averages at different rows, so all of them or none has one.

@@ -110,7 +110,7 @@ class _Rounds:
         return total
 
     def _gradients(self, batches: list[Batch], weights: list[Any]) -> list[NDArray[Any]]:
-        def one(work: tuple[Lane, Batch, Any]) -> NDArray[Any]:
+        def one(work: tuple[Lane, Batch, Any]) -> Any:
             lane, batch, w = work
             return lane.new_gradient(w, batch)
 

@@ -1,0 +1,71 @@
+"""Where trainers' own parameters lie: on the device that computes with them.
+
+A step then moves nothing between host and device, where one trainer is all there is; else only
+what trainers exchange.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from daskml_dist.backends.namespace import is_host
+from daskml_dist.training.lane import backend_of
+from daskml_dist.training.loops.context import Context
+
+__all__ = ["Residence"]
+
+R = TypeVar("R")
+
+
+class Residence:
+    """The device of a trainer's replicas, and the way there and back.
+
+    Parameters
+    ----------
+    context : Context
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._backend = backend_of(context.fit)
+        # Rows of parameters at drawn indices are gathered, and put back, by the host.
+        self._is_host = self._backend.device == "cpu" or context.fit.rule.coordinates
+        self._communicator = context.communicator
+
+    def enter(self, record: R) -> R:
+        """A state or image (a dataclass) with its arrays on the device."""
+        return record if self._is_host else _moved(record, self._backend.to_device)
+
+    def leave(self, record: R) -> R:
+        """A state or image with its arrays on the host."""
+        return record if self._is_host else _moved(record, self._backend.to_numpy)
+
+    def allreduce(self, array: Any) -> Any:
+        """The sum over all trainers of an array, where it lies; the array may be lost."""
+        if is_host(array):
+            return self._communicator.allreduce(array)
+        if self._communicator.size == 1:
+            return array
+        total = self._communicator.allreduce(self._backend.to_numpy(array))
+        return self._backend.to_device(total)
+
+    def to_host(self, array: Any) -> Any:
+        """An array on the host."""
+        return array if is_host(array) else self._backend.to_numpy(array)
+
+    def to_device(self, array: Any) -> Any:
+        """An array where the replicas lie."""
+        return array if self._is_host else self._backend.to_device(array)
+
+
+def _moved(record: Any, move: Callable[[Any], Any]) -> Any:
+    """A copy of a dataclass whose arrays have moved."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: one(part) for name, part in value.items()}
+        return move(value) if hasattr(value, "ndim") else value
+
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return dataclasses.replace(record, **{name: one(value) for name, value in values.items()})
