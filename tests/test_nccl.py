@@ -385,7 +385,10 @@ def test_neither_nccl_nor_cupy_is_needed_to_decide() -> None:
         "import sys\n"
         "sys.modules['cupy'] = sys.modules['nccl'] = None\n"
         "from daskml_dist.comm.devices import Place, decide\n"
-        "here = Place.here()\n"
+        "from daskml_dist.backends import get_backend\n"
+        "from daskml_dist.comm.nccl import find_gpu_and_nccl\n"
+        "assert find_gpu_and_nccl() == ('', 0)\n"
+        "here = Place.here(get_backend('cpu'))\n"
         "assert (here.gpu, here.nccl) == ('', 0)\n"
         "print(decide([here, here]).problem)\n"
     )

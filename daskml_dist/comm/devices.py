@@ -71,9 +71,10 @@ class Place:
     nccl: int = 0
 
     @classmethod
-    def here(cls) -> Place:
-        """This process, with the GPU that is current in the calling thread."""
-        return cls(platform.node(), *find_gpu_and_nccl())
+    def here(cls, backend: Backend) -> Place:
+        """This process, with the GPU of the calling thread where its backend uses one."""
+        found = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
+        return cls(platform.node(), *found)
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def meet_devices(
         What stands for this process's GPU and for NCCL; by default they do themselves.
     """
     try:
-        route = decide(_all_places(host, place or Place.here()))
+        route = decide(_all_places(host, place or Place.here(backend)))
         group = None
         if not route.problem:
             group, problem = _open(
