@@ -163,6 +163,8 @@ class DeviceCommunicator(Communicator):
         self.route = route
         self._host, self._backend = host, backend
         self._group, self._firsts = group, firsts
+        # What it took to meet is no traffic of the fit.
+        self._met = host.bytes_sent, host.bytes_received
 
     def allreduce(self, array: Any) -> Any:
         """Sum over the ranks, the same to the bit on all of them, where `array` lies."""
@@ -202,8 +204,9 @@ class DeviceCommunicator(Communicator):
     def _count(self) -> None:
         within = 0 if self._group is None else self._group.bytes_moved
         parts = [self._host] if self._firsts is None else [self._host, self._firsts]
-        self.bytes_sent = within + sum(part.bytes_sent for part in parts)
-        self.bytes_received = within + sum(part.bytes_received for part in parts)
+        sent, received = self._met
+        self.bytes_sent = within - sent + sum(part.bytes_sent for part in parts)
+        self.bytes_received = within - received + sum(part.bytes_received for part in parts)
 
     def abort(self) -> None:
         """Give up what the GPUs have under way; a new generation makes new groups."""
