@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import dump_svmlight_file, load_iris
 
+from daskml_dist.backends.devices import gpu_problem
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -42,6 +44,32 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
     options = ["--target", "species", "--workers", "0", "--policy", "sync", "--passes", "5"]
     output = _run("quickstart.py", "--data", str(path), *options)
     assert f"iris.{kind}: 150 x 4, 0 workers" in output
+
+
+def test_local_cuda_cluster_without_gpus() -> None:
+    output = _run("local_cuda_cluster.py", "--cpu", "--rows", "4000", "--features", "10")
+    assert "4,000 x 10 rows on 2 workers, device='cpu'" in output
+    accuracy = [float(part.split()[0]) for part in output.split("accuracy")[1:]]
+    assert len(accuracy) == 2
+    assert min(accuracy) > 0.8
+
+
+def test_local_cuda_cluster_says_what_is_missing() -> None:
+    """On a machine without dask-cuda or without a GPU: one line, which names the remedy."""
+    if gpu_problem() is None:
+        pytest.skip("there is a GPU here")
+    command = [sys.executable, str(EXAMPLES / "local_cuda_cluster.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 1
+    assert "try --cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.gpu
+def test_local_cuda_cluster() -> None:
+    pytest.importorskip("dask_cuda")
+    output = _run("local_cuda_cluster.py", "--rows", "200000")
+    assert output.count("accuracy 0.9") == 2
 
 
 @pytest.mark.data

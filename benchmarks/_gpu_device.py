@@ -1,0 +1,128 @@
+"""What the benchmark of GPUs measures with: arrays on the GPU, its clock, and what it is."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.backends import get_backend
+
+#: Seconds that one timing lasts at least, so that short kernels are called many times.
+_LASTS = 5e-3
+
+
+class Device:
+    """The GPU that is current in this thread; CuPy is imported where one is made."""
+
+    def __init__(self, tiny: bool) -> None:
+        import cupy
+
+        self.xp: Any = cupy
+        self.backend = get_backend("gpu")
+        self.tiny = tiny
+        self._copy: float | None = None
+
+    def milliseconds(self, work: Callable[[], Any]) -> float:
+        """Median time of a call on the GPU's own clock, after two that warm up."""
+        work()
+        times = max(1, int(_LASTS * 1e3 / max(self._together(work, 1), 1e-3)))
+        return statistics.median(self._together(work, times) / times for _ in range(5))
+
+    def _together(self, work: Callable[[], Any], times: int) -> float:
+        begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
+        begin.record()
+        for _ in range(times):
+            work()
+        end.record()
+        end.synchronize()
+        return float(self.xp.cuda.get_elapsed_time(begin, end))
+
+    @property
+    def copy_bandwidth(self) -> float:
+        """Bytes a second that a copy within the device's memory reads and writes."""
+        if self._copy is None:
+            source = self.xp.ones((1 << 20) if self.tiny else (1 << 29), dtype="float32")
+            target = self.xp.empty_like(source)
+            taken = self.milliseconds(lambda: self.xp.copyto(target, source))
+            self._copy = 2 * source.nbytes / taken * 1e3
+        return self._copy
+
+    def call_overhead(self) -> float:
+        """Microseconds of the host for one call of CuPy on a few numbers."""
+        a = self.xp.ones(4, dtype="float32")
+        start = time.perf_counter()
+        for _ in range(1000):
+            self.xp.add(a, a, out=a)
+        taken = time.perf_counter() - start
+        self.synchronize()
+        return taken * 1e3
+
+    def synchronize(self) -> None:
+        self.xp.cuda.Device().synchronize()
+
+    def free(self) -> None:
+        """Give back what arrays of earlier cases took."""
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def rows(self, n: int, d: int, dtype: str = "float32") -> tuple[Any, Any]:
+        """Random rows of a logistic model and their targets (-1 or +1), made on the GPU."""
+        rng = self.xp.random.default_rng(0)
+        X = rng.standard_normal((n, d), dtype=dtype)
+        raw = X @ self.xp.linspace(-1, 1, d, dtype=dtype)
+        y = self.xp.where(raw + rng.standard_normal(n, dtype=dtype) > 0, 1, -1).astype(dtype)
+        return X, y
+
+    def facts(self) -> dict[str, str]:
+        """Name of the GPU, and versions of what drives it."""
+        runtime = self.xp.cuda.runtime
+        name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        return {
+            "GPU": name,
+            "driver, newest CUDA that it runs": _version(runtime.driverGetVersion()),
+            "CUDA runtime": _version(runtime.runtimeGetVersion()),
+            "CuPy": self.xp.__version__,
+        }
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@dataclass
+class Measured:
+    """One row of the table; `read` are the bytes that the work cannot but read.
+
+    Parameters
+    ----------
+    milliseconds : float or None
+    read : int
+    difference : str
+        From float64, or from the same fit on the CPU.
+    value : str
+        Instead of a time.
+    """
+
+    milliseconds: float | None = None
+    read: int = 0
+    difference: str = ""
+    value: str = ""
+
+    def cells(self, copy_bandwidth: float) -> list[str]:
+        if self.milliseconds is None:
+            return [self.value, "", "", self.difference]
+        time = f"{self.milliseconds:,.3f} ms"
+        if not self.read:
+            return [time, "", "", self.difference]
+        rate = self.read / self.milliseconds * 1e3
+        return [time, f"{rate / 1e9:,.0f}", f"{rate / copy_bandwidth:.0%}", self.difference]
+
+
+def largest_difference(one: Any, other: Any) -> str:
+    """The largest difference of two arrays, beside the largest number of the second."""
+    one, other = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
+    return f"{np.abs(one - other).max() / max(np.abs(other).max(), 1e-300):.1e}"

@@ -1,0 +1,247 @@
+"""The GPU: kernels beside the bandwidth of a copy, and fits beside PyTorch and the CPU.
+
+Where no GPU can be used, every cell says "not measured", and the last line why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from distributed import Client
+
+from benchmarks._common import logistic_rows, markdown, persisted, processes
+from benchmarks._gpu_device import Device, Measured, largest_difference
+from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier
+from daskml_dist.losses import LOSSES, LogLoss, Loss
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.policies import POLICIES
+
+WIDTHS = (28, 100, 512, 2048, 2049, 10_000)
+COLUMNS = ("", "measured", "GB/s", "share of a copy's", "difference")
+#: Steps of the SGD fit whose step is timed.
+STEPS = 32
+
+Case = Callable[[Device], Measured]
+
+
+def run(tiny: bool = False) -> str:
+    """The table."""
+    problem = gpu_problem()
+    device = None if problem else Device(tiny)
+    rows, reasons = [], [problem] if problem else []
+    for name, case in _cases():
+        cells = ["not measured"] * (len(COLUMNS) - 1)
+        if device is not None:
+            try:
+                cells = case(device).cells(device.copy_bandwidth)
+            except Exception as error:  # one case that fails leaves the others
+                device.free()
+                reasons.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+        rows.append([name, *cells])
+    table = markdown("One GPU", COLUMNS, rows)
+    return "\n".join([table, "", *(f"Not measured: {reason}" for reason in reasons)])
+
+
+def _cases() -> Iterator[tuple[str, Case]]:
+    names = ("GPU", "driver, newest CUDA that it runs", "CUDA runtime", "CuPy")
+    for name in names:
+        yield name, lambda on, name=name: Measured(value=on.facts()[name])
+    yield "copy in device memory, read and written", _copy
+    yield "a call of CuPy, host", lambda on: Measured(value=f"{on.call_overhead():.1f} us")
+    for loss in [None, *(name for name, loss in LOSSES.items() if loss.kernel)]:
+        for d in WIDTHS:
+            way = "two products" if loss is None else f"kernel {loss}"
+            yield f"{way}, 1 GB of float32, d = {d:,}", partial(_kernel, loss, d)
+    for d in (100, 500):
+        yield f"logistic gradient, 10,000,000 x {d}", partial(_gradient, 10_000_000, d)
+    yield "a step of SGD, 65,536 x 512", _sgd_step
+    yield "L-BFGS, 10,000,000 x 100", partial(_lbfgs, "gpu")
+    yield "L-BFGS, 10,000,000 x 100, PyTorch", _torch_lbfgs
+    yield "L-BFGS, 10,000,000 x 100, CPU", partial(_lbfgs, "cpu")
+    for where, cluster in CLUSTERS.items():
+        for what, make in MODELS.items():
+            yield f"{what}, 1,000,000 x 100, {where}", partial(_fit, make, what, cluster)
+    for policy in POLICIES:
+        yield f'SGDClassifier(policy="{policy}"), one lane, GPU and CPU', partial(_policy, policy)
+
+
+# -- kernels -------------------------------------------------------------------------------------
+
+
+def _copy(on: Device) -> Measured:
+    return Measured(value=f"{on.copy_bandwidth / 1e9:,.0f} GB/s")
+
+
+def _kernel(name: str | None, d: int, on: Device) -> Measured:
+    """A gradient of summed losses and its sum, by one reading of X or by two."""
+    loss = LogLoss() if name is None else LOSSES[name]()
+    X, y = on.rows((1 << 18 if on.tiny else 1 << 28) // d, d)
+    w = on.backend.to_device(_parameters(d + 1))
+
+    def gradient(X: Any, y: Any, out: Any) -> Any:
+        if name is not None:
+            return on.backend.add_fused(loss.kernel, w, X, y, None, out)
+        return _two_products(on, loss, w, X, y, out)
+
+    out = on.xp.zeros_like(w)
+    if gradient(X, y, out) is None:
+        return Measured(value="no kernel")
+    few = max(64, 20_000_000 // d)
+    out = on.xp.zeros_like(w)
+    gradient(X[:few], y[:few], out)
+    expected = _truth(loss, *(on.backend.to_numpy(a) for a in (X[:few], y[:few], w)))
+    difference = largest_difference(on.backend.to_numpy(out)[:, 0], expected)
+    taken = on.milliseconds(lambda: gradient(X, y, out))
+    return Measured(taken, X.nbytes * (2 if name is None else 1), difference)
+
+
+def _parameters(n: int) -> Any:
+    return (np.random.default_rng(1).normal(size=(n, 1)) / np.sqrt(n)).astype("float32")
+
+
+def _two_products(on: Device, loss: Loss, w: Any, X: Any, y: Any, out: Any) -> Any:
+    raw = on.backend.dot(X, w[:-1])
+    raw += w[-1, 0]
+    values, g = loss.value_and_gradient(y, raw)
+    on.backend.add_tdot(X, g, out[:-1])
+    out[-1] += g.sum(axis=0)
+    return values.sum()
+
+
+def _truth(loss: Loss, X: Any, y: Any, w: Any) -> Any:
+    X, y, w = (a.astype(np.float64) for a in (X, y, w))
+    g = loss.gradient(y, X @ w[:-1, 0] + w[-1, 0])
+    return np.append(X.T @ g, g.sum())
+
+
+def _gradient(n: int, d: int, on: Device) -> Measured:
+    """As a round of a solver makes it."""
+    X, y = on.rows(n // 1000 if on.tiny else n, d)
+    model = LinearModel(LogLoss(), d, 2, fit_intercept=True)
+    w = on.backend.to_device(_parameters(d + 1))
+    out = on.xp.zeros(w.shape, dtype="float64")
+    taken = on.milliseconds(lambda: model.add_gradient(w, X, y, None, out, on.backend))
+    return Measured(taken, X.nbytes)
+
+
+# -- fits ----------------------------------------------------------------------------------------
+
+
+def _sgd_step(on: Device) -> Measured:
+    batch = 256 if on.tiny else 65_536
+    X, y = on.rows(STEPS * batch, 512)
+    model = SGDClassifier(device="gpu", n_lanes=1, batch_size=batch, max_iter=5, tol=None)
+    records = model.fit(X, y).history_.records[1:]  # the first pass compiles
+    taken = sum(r["seconds"] for r in records) / sum(r["steps"] for r in records)
+    return Measured(taken * 1e3, X.nbytes // STEPS)
+
+
+def _lbfgs_rows(on: Device) -> tuple[Any, Any]:
+    return on.rows(10_000 if on.tiny else 10_000_000, 100)
+
+
+def _lbfgs(where: str, on: Device) -> Measured:
+    X, y = _lbfgs_rows(on)
+    if where == "cpu":
+        X, y = on.backend.to_numpy(X), on.backend.to_numpy(y)
+    fit = partial(LogisticRegression(device=where, n_lanes=1 if where == "gpu" else None).fit, X, y)
+    if where == "gpu":
+        fit()  # compiles
+    seconds, model = _seconds(fit)
+    return Measured(seconds * 1e3, difference=f"{len(model.history_.records)} passes")
+
+
+def _torch_lbfgs(on: Device) -> Measured:
+    """The same objective by PyTorch's L-BFGS with its strong Wolfe search, on the same rows."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("PyTorch here is not for CUDA")
+    X, y = (torch.from_dlpack(a) for a in _lbfgs_rows(on))
+    w = torch.zeros(X.shape[1] + 1, device=X.device, requires_grad=True)
+    passes = 0
+
+    def closure(optimizer: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        optimizer.zero_grad()
+        margins = y * (X @ w[:-1] + w[-1])
+        loss = torch.nn.functional.softplus(-margins).mean() + w[:-1] @ w[:-1] / 2 / len(y)
+        loss.backward()
+        return loss
+
+    def fit() -> None:
+        nonlocal passes
+        passes = 0
+        with torch.no_grad():
+            w.zero_()
+        optimizer = torch.optim.LBFGS(
+            [w], max_iter=100, tolerance_grad=1e-4, history_size=10, line_search_fn="strong_wolfe"
+        )
+        optimizer.step(partial(closure, optimizer))
+        torch.cuda.synchronize()
+
+    fit()
+    seconds, _ = _seconds(fit)
+    return Measured(seconds * 1e3, difference=f"{passes} passes")
+
+
+MODELS: dict[str, Callable[[str], Any]] = {
+    "LogisticRegression": lambda device: LogisticRegression(device=device, n_lanes=2),
+    "softmax of 10 classes": lambda device: LogisticRegression(device=device, n_lanes=2),
+    "SGDClassifier": lambda device: SGDClassifier(
+        device=device, n_lanes=2, batch_size=8192, max_iter=5, tol=None, random_state=0
+    ),
+}
+
+
+@contextlib.contextmanager
+def _cuda_cluster() -> Iterator[Client]:
+    from dask_cuda import LocalCUDACluster
+
+    with LocalCUDACluster(dashboard_address=":0") as cluster, Client(cluster) as client:
+        yield client
+
+
+CLUSTERS: dict[str, Callable[[], Any]] = {
+    "1 process": partial(processes, 1),
+    "2 processes that share the GPU": partial(processes, 2),
+    "LocalCUDACluster": _cuda_cluster,
+}
+
+
+def _fit(make: Callable[[str], Any], what: str, cluster: Callable[[], Any], on: Device) -> Measured:
+    """End to end, the rows in the workers' host memory; beside the same fit on the CPU."""
+    X, y = logistic_rows(2_000 if on.tiny else 1_000_000, 100)
+    if "softmax" in what:
+        y = np.argmax(X[:, :10], axis=1)
+    with cluster():
+        X, y = persisted(X, 4), persisted(y, 4)
+        make("gpu").fit(X, y)
+        seconds, model = _seconds(lambda: make("gpu").fit(X, y))
+        difference = largest_difference(model.coef_, make("cpu").fit(X, y).coef_)
+    return Measured(seconds * 1e3, difference=difference)
+
+
+def _policy(policy: str, on: Device) -> Measured:
+    X, y = logistic_rows(2_000 if on.tiny else 200_000, 100)
+
+    def fit(device: str) -> Any:
+        model = SGDClassifier(device=device, n_lanes=1, max_iter=3, tol=None, random_state=0)
+        return model.fit(X, y, policy=policy)
+
+    fit("gpu")
+    seconds, model = _seconds(lambda: fit("gpu"))
+    return Measured(seconds * 1e3, difference=largest_difference(model.coef_, fit("cpu").coef_))
+
+
+def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result

@@ -1,0 +1,301 @@
+"""All-reduce of arrays that lie on GPUs: NCCL within a host, the host's communicator between them.
+
+Which way arrays go is decided by all ranks together, from what each says of itself, so that they
+never part ways. NCCL itself sits behind `Group`; all else here is plain Python.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import is_host
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, new_identifier
+from daskml_dist.errors import CommunicationError
+
+__all__ = ["DeviceCommunicator", "Group", "Place", "Route", "decide", "meet_devices"]
+
+#: The first NCCL that has the calls of nccl4py: 2.23.
+_OLDEST = 22300
+
+
+class Group(Protocol):
+    """The GPUs of one host, which add and share arrays among themselves."""
+
+    #: Bytes sent, and as many received, by this rank.
+    bytes_moved: int
+
+    def all_reduce(self, array: Any) -> Any:
+        """The sum over the ranks; may reuse `array`."""
+
+    def broadcast(self, array: Any, root: int) -> Any:
+        """The array of rank `root`; the others', of the same shape and dtype, are written over."""
+
+    def abort(self) -> None:
+        """Give up what is under way; may be called twice."""
+
+    def close(self) -> None:
+        """End in order, all ranks; may be called twice, and after :meth:`abort`."""
+
+
+#: Makes the group of a host from this rank's place in it, its size, its identifier and the bound.
+MakeGroup = Callable[[int, int, bytes, Wait], Group]
+
+
+# -- the decision --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank says of itself.
+
+    Parameters
+    ----------
+    host : str
+    gpu : str
+        PCI address of its GPU, by which NCCL tells GPUs apart; empty: it has none.
+    nccl : int
+        NCCL's version (22809 is 2.28.9); 0: there is none.
+    """
+
+    host: str
+    gpu: str = ""
+    nccl: int = 0
+
+    @classmethod
+    def here(cls, backend: Backend) -> Place:
+        """This process, with the GPU of the calling thread where its backend uses one."""
+        found = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
+        return cls(platform.node(), *found)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which way device arrays go, the same on every rank.
+
+    Parameters
+    ----------
+    hosts : list of list of int
+        The ranks of each host.
+    problem : str
+        Why they go through host memory, with the remedy; empty: NCCL takes them.
+    """
+
+    hosts: list[list[int]]
+    problem: str = ""
+
+
+def decide(places: list[Place]) -> Route:
+    """Choose the way from what all ranks said; the same list gives the same answer everywhere.
+
+    Parameters
+    ----------
+    places : list of Place
+        By rank.
+    """
+    by_host: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        by_host.setdefault(place.host, []).append(rank)
+    hosts = list(by_host.values())
+    return Route(hosts, _problem(places, hosts))
+
+
+def _problem(places: list[Place], hosts: list[list[int]]) -> str:
+    if any(not place.gpu for place in places):
+        return "a worker has no GPU; give every worker one"
+    if len(hosts) == len(places):
+        return "there is one worker a host, and nothing for NCCL to do within it"
+    for place in places:
+        if place.nccl < _OLDEST:
+            found = f"NCCL {place.nccl}" if place.nccl else "no NCCL"
+            return f'{place.host} has {found}; install it: pip install "daskml-dist[nccl]"'
+    for ranks in hosts:
+        if len({places[rank].gpu for rank in ranks}) < len(ranks):
+            return (
+                f"workers of {places[ranks[0]].host} share a GPU, which NCCL refuses; start one "
+                "worker a GPU (LocalCUDACluster)"
+            )
+        if len({places[rank].nccl for rank in ranks}) > 1:
+            return f"workers of {places[ranks[0]].host} have different NCCL; install one version"
+    return ""
+
+
+# -- the communicator ----------------------------------------------------------------------------
+
+
+class DeviceCommunicator(Communicator):
+    """Takes device arrays and NumPy's, of all ranks alike.
+
+    Device arrays are summed within each host by its group; then the first ranks of the hosts sum
+    over the network, and tell the others. Without groups they go through host memory. NumPy arrays
+    go the host's way at once.
+
+    Parameters
+    ----------
+    host : Communicator
+        Of the same ranks, for arrays in host memory; closed with this one.
+    backend : Backend
+    route : Route
+    group : Group or None
+        This host's; None where it has one rank, or NCCL is not used.
+    firsts : Communicator or None
+        Among the first ranks of the hosts, on those; None where there is one host.
+    """
+
+    def __init__(
+        self,
+        host: Communicator,
+        backend: Backend,
+        route: Route,
+        group: Group | None = None,
+        firsts: Communicator | None = None,
+    ) -> None:
+        super().__init__()
+        self.rank, self.size = host.rank, host.size
+        self.route = route
+        self._host, self._backend = host, backend
+        self._group, self._firsts = group, firsts
+        # What it took to meet is no traffic of the fit.
+        self._met = host.bytes_sent, host.bytes_received
+
+    def allreduce(self, array: Any) -> Any:
+        """Sum over the ranks, the same to the bit on all of them, where `array` lies."""
+        if is_host(array):
+            total = self._host.allreduce(array)
+        elif self.route.problem:
+            total = self._through_host(self._host, array)
+        else:
+            total = self._by_levels(array)
+        self._count()
+        return total
+
+    def _through_host(self, communicator: Communicator, array: Any) -> Any:
+        return self._backend.to_device(communicator.allreduce(self._backend.to_numpy(array)))
+
+    def _by_levels(self, array: Any) -> Any:
+        try:
+            if self._group is not None:
+                array = self._group.all_reduce(array)
+            if self._firsts is not None:
+                array = self._through_host(self._firsts, array)
+            if self._group is not None and len(self.route.hosts) > 1:
+                array = self._group.broadcast(array, 0)
+        except BaseException:
+            # What the others of this host have begun ends only when all give it up.
+            self.abort()
+            raise
+        return array
+
+    def allgather(self, arrays: list[Any]) -> list[list[NDArray[Any]]]:
+        """The arrays of every rank, by rank, as NumPy arrays whatever they were."""
+        arrays = [a if is_host(a) else self._backend.to_numpy(a) for a in arrays]
+        gathered = self._host.allgather(arrays)
+        self._count()
+        return gathered
+
+    def _count(self) -> None:
+        within = 0 if self._group is None else self._group.bytes_moved
+        parts = [self._host] if self._firsts is None else [self._host, self._firsts]
+        sent, received = self._met
+        self.bytes_sent = within - sent + sum(part.bytes_sent for part in parts)
+        self.bytes_received = within - received + sum(part.bytes_received for part in parts)
+
+    def abort(self) -> None:
+        """Give up what the GPUs have under way; a new generation makes new groups."""
+        if self._group is not None:
+            self._group.abort()
+
+    def close(self) -> None:
+        """Close the group and the host's communicator."""
+        try:
+            if self._group is not None:
+                self._group.close()
+        finally:
+            self._host.close()
+
+
+def meet_devices(
+    host: Communicator,
+    among: Callable[[list[int]], Communicator],
+    backend: Backend,
+    wait: Wait,
+    place: Place | None = None,
+    identify: Callable[[], bytes] | None = None,
+    make: MakeGroup | None = None,
+) -> DeviceCommunicator:
+    """Agree with all other ranks on the way of device arrays, and open it.
+
+    Parameters
+    ----------
+    host : Communicator
+        Of all ranks; closed where this fails.
+    among : callable
+        Makes the communicator of some ranks, this one among them: `PeerGroup.among`.
+    backend : Backend
+        Moves arrays between the device and host memory.
+    wait : Wait
+        The bound of every wait.
+    place, identify, make : optional
+        What stands for this process's GPU and for NCCL; by default they do themselves.
+    """
+    try:
+        route = decide(_all_places(host, place or Place.here(backend)))
+        group = None
+        if not route.problem:
+            group, problem = _open(
+                host, route, wait, identify or new_identifier, make or NcclGroup.make
+            )
+            route = Route(route.hosts, problem)
+    except BaseException:
+        host.close()
+        raise
+    firsts = [ranks[0] for ranks in route.hosts]
+    leads = not route.problem and len(firsts) > 1 and host.rank in firsts
+    return DeviceCommunicator(host, backend, route, group, among(firsts) if leads else None)
+
+
+def _all_places(host: Communicator, own: Place) -> list[Place]:
+    data = np.frombuffer(json.dumps(asdict(own)).encode(), np.uint8)
+    return [Place(**json.loads(said[0].tobytes())) for said in host.allgather([data])]
+
+
+def _open(
+    host: Communicator, route: Route, wait: Wait, identify: Callable[[], bytes], make: MakeGroup
+) -> tuple[Group | None, str]:
+    """This host's group, and why there is none on any rank: all have theirs, or nobody has."""
+    ranks = next(ranks for ranks in route.hosts if host.rank in ranks)
+    group, failure, own = None, "", b""
+    if host.rank == ranks[0] and len(ranks) > 1:
+        own, failure = _tried(identify, b"")
+    said = host.allgather([np.frombuffer(own, np.uint8)])
+    identifier = said[ranks[0]][0].tobytes()
+    if len(ranks) > 1 and identifier:
+        place = ranks.index(host.rank)
+        group, failure = _tried(lambda: make(place, len(ranks), identifier, wait), None)
+    try:
+        outcomes = host.allgather([np.frombuffer(failure.encode(), np.uint8)])
+    except BaseException:
+        if group is not None:
+            group.abort()
+        raise
+    failures = [outcome[0].tobytes().decode() for outcome in outcomes]
+    problem = next((failure for failure in failures if failure), "")
+    if problem and group is not None:
+        group.abort()
+    return None if problem else group, problem
+
+
+def _tried(make: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
+    """What was made and no failure, or else the failure; waits that ended are raised."""
+    try:
+        return make(), ""
+    except CommunicationError as error:
+        return otherwise, str(error)

@@ -1,0 +1,205 @@
+"""NCCL between the GPUs of one host, in calls that never block.
+
+CuPy and nccl4py are imported where they are used, so that this module loads where there are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from daskml_dist.comm.base import SLICE, Wait
+from daskml_dist.errors import CommunicationError
+
+__all__ = ["NcclGroup", "find_gpu_and_nccl", "new_identifier"]
+
+#: Values of NCCL's ncclResult_t.
+_SUCCESS, _IN_PROGRESS = 0, 7
+#: Seconds to look without sleeping, longer than a small all-reduce; then between two looks.
+_SPIN, _NAP = 1e-3, 1e-4
+#: Seconds for NCCL to end a communicator, before it is given up.
+_GOODBYE = 5.0
+
+
+class NcclGroup:
+    """A communicator of NCCL that never blocks: each wait is ours, and has its bound.
+
+    Parameters
+    ----------
+    communicator : nccl.core.Communicator
+        Made with ``blocking=False``.
+    size : int
+    wait : Wait
+    """
+
+    def __init__(self, communicator: Any, size: int, wait: Wait) -> None:
+        self.bytes_moved = 0
+        self._communicator, self._size, self._wait = communicator, size, wait
+        self._await(self._is_settled, "the other GPUs of this host")
+
+    @classmethod
+    def make(cls, rank: int, size: int, identifier: bytes, wait: Wait) -> NcclGroup:
+        """Meet the other ranks of the host.
+
+        Raises
+        ------
+        CommunicationError
+            Where NCCL fails.
+        RunAbortedError, WaitTimeoutError
+            Where others do not come.
+        """
+        nccl = import_module("nccl.core")
+        with _translated():
+            unique = nccl.UniqueId.from_bytes(identifier)
+            config = nccl.NCCLConfig(blocking=False)
+            communicator = nccl.Communicator.init(size, rank, unique, config)
+        return cls(communicator, size, wait)
+
+    def all_reduce(self, array: Any) -> Any:
+        """The sum over the ranks, in place where `array` is contiguous.
+
+        NCCL adds each part on one rank and copies the sum, so that all get the same bits.
+        """
+        operation = import_module("nccl.core").SUM
+        self.bytes_moved += 2 * (self._size - 1) * array.nbytes // self._size
+        return self._run(lambda own, a, s: own.allreduce(a, a, operation, stream=s), array)
+
+    def broadcast(self, array: Any, root: int) -> Any:
+        """The array of rank `root`, in place where `array` is contiguous."""
+        self.bytes_moved += array.nbytes
+        return self._run(lambda own, a, s: own.broadcast(a, a, root, stream=s), array)
+
+    def _run(self, call: Callable[[Any, Any, int], None], array: Any) -> Any:
+        """Call NCCL in the current stream, and wait for what it does."""
+        if not array.size:
+            return array
+        if self._communicator is None:
+            raise CommunicationError(_failed("its communicator was given up"))
+        array, stream = _ready(array)
+        what = "a sum of the GPUs of this host"
+        try:
+            with _translated():
+                call(self._communicator, array, stream)
+            # Nothing else may go to the stream before NCCL has put its work there.
+            self._await(self._is_settled, what)
+            is_done = _mark()
+            self._await(lambda: self._is_settled() and is_done(), what)
+        except BaseException:
+            self.abort()
+            raise
+        return array
+
+    def _is_settled(self) -> bool:
+        """Whether NCCL has taken up what it was told; an error of any rank is raised."""
+        result = int(self._communicator.get_async_error())
+        if result not in (_SUCCESS, _IN_PROGRESS):
+            raise CommunicationError(_failed(self._communicator.get_last_error() or result))
+        return result == _SUCCESS
+
+    def _await(self, is_done: Callable[[], bool], what: str) -> None:
+        since = looked = time.monotonic()
+        try:
+            with _translated():
+                while not is_done():
+                    now = time.monotonic()
+                    if now - looked > min(SLICE, self._wait.timeout):
+                        self._wait.check(since, what)
+                        looked = now
+                    time.sleep(0 if now - since < _SPIN else _NAP)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Give up what is under way; returns within seconds, whatever NCCL does."""
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            _bounded(communicator.abort)
+
+    def close(self) -> None:
+        """Let NCCL finish with the others; where it does not soon, give it up."""
+        if self._communicator is None:
+            return
+        with contextlib.suppress(Exception):
+            self._wait = Wait(_GOODBYE, self._wait.is_aborted, self._wait.is_renewed)
+            self._communicator.finalize()
+            self._await(self._is_settled, "the end of the other GPUs of this host")
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            _bounded(communicator.destroy)
+
+
+def _bounded(end: Callable[[], None]) -> None:
+    """Let NCCL end a communicator in a thread of its own: no call of it may hold up a worker."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            end()
+
+    thread = threading.Thread(target=run, name="daskml-nccl", daemon=True)
+    thread.start()
+    thread.join(_GOODBYE)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Make errors of NCCL and CUDA the package's own; its bindings have no documented class."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.startswith(("nccl.", "cuda.", "cupy")):
+            raise CommunicationError(_failed(error)) from error
+        raise
+
+
+def _failed(error: object) -> str:
+    return (
+        f"NCCL failed between the GPUs of this host ({error}). A worker was probably closed or "
+        "killed; look at the workers' logs, and set NCCL_DEBUG=WARN in their environment."
+    )
+
+
+def new_identifier() -> bytes:
+    """A new identifier, by which the ranks of a host find each other."""
+    with _translated():
+        return bytes(import_module("nccl.core").get_unique_id())
+
+
+def find_gpu_and_nccl() -> tuple[str, int]:
+    """PCI address of the current GPU, and NCCL's version; empty and 0 where there is none."""
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        gpu = str(runtime.deviceGetPCIBusId(runtime.getDevice()))
+    except Exception:  # no CuPy, no driver or no device: all say the same here
+        return "", 0
+    try:
+        found = import_module("nccl.core").get_version().libnccl
+    except ImportError:
+        return gpu, 0
+    if found is None:
+        return gpu, 0
+    major, minor, micro = itertools.islice((*found.version.release, 0, 0), 3)
+    return gpu, major * 10000 + minor * 100 + micro
+
+
+def _ready(array: Any) -> tuple[Any, int]:
+    """The array as NCCL takes it, and the handle of the current stream."""
+    import cupy
+
+    return cupy.ascontiguousarray(array), int(cupy.cuda.get_current_stream().ptr)
+
+
+def _mark() -> Callable[[], bool]:
+    """Tells whether all that is in the current stream now has been done."""
+    import cupy
+
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record()
+    return lambda: bool(event.done)

@@ -1,0 +1,116 @@
+"""Without a GPU: the client never calls CuPy, and a device that was asked for is never replaced."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.errors import DeviceUnavailableError
+from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
+
+ROOT = Path(__file__).resolve().parents[1]
+PROBLEM = gpu_problem()
+
+#: A CuPy that may be imported, and no more; Dask itself asks for its class of arrays.
+UNUSABLE = """
+class ndarray:
+    def __new__(cls, *arguments):
+        raise AssertionError("an array of CuPy was made where there is no GPU")
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise AssertionError(f"cupy.{name} was used where there is no GPU")
+"""
+
+CLIENT = """
+import sys
+import dask.array as da
+import numpy as np
+from sklearn.base import clone
+import cupy
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier
+from daskml_dist.preprocessing import StandardScaler
+
+device = sys.argv[1]
+X = da.random.default_rng(0).normal(size=(300, 4), chunks=(100, 4)).astype("float32")
+y = (X.sum(axis=1) > 0).astype(int)
+scaled = StandardScaler().fit(X).transform(X)
+for model in (LogisticRegression(device=device), SGDClassifier(device=device, max_iter=3)):
+    model = clone(model).fit(scaled, y)
+    assert type(model.coef_) is np.ndarray
+    predicted = model.predict(scaled)
+    assert isinstance(predicted, da.Array)
+    assert (predicted.compute() == y.compute()).mean() > 0.8
+    rows = scaled.compute()
+    assert (model.fit(rows, y.compute()).predict(rows) == y.compute()).mean() > 0.8
+print("done")
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_the_client_and_the_cpu_never_call_cupy(tmp_path: Path, device: str) -> None:
+    if device == "auto" and (PROBLEM is None or "driver is too old" in PROBLEM):
+        pytest.skip("with a driver, workers may ask CuPy whether there is a GPU")
+    package = tmp_path / "cupy"
+    package.mkdir()
+    (package / "__init__.py").write_text(UNUSABLE)
+    (tmp_path / "client.py").write_text(CLIENT)
+    command = [sys.executable, str(tmp_path / "client.py"), device]
+    # The script's own folder is searched first.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=110, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("done")
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "server": lambda: SGDClassifier(device="gpu", policy="sync"),
+    "replicas": lambda: SGDClassifier(device="gpu", policy="allreduce"),
+    "rounds": lambda: LogisticRegression(device="gpu"),
+    "one pass": lambda: Ridge(device="gpu"),
+}
+NEEDS_NONE = pytest.mark.skipif(PROBLEM is None, reason="there is a GPU here")
+
+
+def _assert_refused(model: Any, X: Any, y: Any) -> None:
+    start = time.monotonic()
+    with pytest.raises(DeviceUnavailableError) as caught:
+        model.fit(X, y)
+    assert time.monotonic() - start < 20
+    message = str(caught.value)
+    assert 'device="gpu"' in message
+    assert PROBLEM is not None
+    assert PROBLEM.split(".")[0] in message
+    assert 'device="auto"' in message  # the remedy
+    assert not hasattr(model, "coef_")
+
+
+@NEEDS_NONE
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_gpu_that_is_not_there_is_an_error_on_a_cluster(client: Client, model: str) -> None:
+    """The fixture `client` fails where anything is left on the cluster."""
+    X = da.from_array(np.eye(40, 4, dtype="float32"), chunks=(10, 4))
+    y = da.from_array(np.arange(40) % 2, chunks=10)
+    _assert_refused(MODELS[model](), X, y)
+    # The cluster is as good as before.
+    SGDClassifier(device="auto", max_iter=1, tol=None).fit(X, y)
+
+
+@NEEDS_NONE
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_gpu_that_is_not_there_is_an_error_without_a_cluster(model: str) -> None:
+    _assert_refused(MODELS[model](), np.eye(40, 4, dtype="float32"), np.arange(40) % 2)
