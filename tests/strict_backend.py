@@ -45,7 +45,7 @@ class StrictBackend(Backend):
         assert array.device == self.where
         return np.asarray(array.to_device(CPU))
 
-    def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
+    def rows(self, X: Any, rows: Any) -> Any:
         if isinstance(rows, slice):
             return X[rows, ...]
         return xp.take(X, xp.asarray(rows, device=self.where), axis=0)

@@ -77,8 +77,14 @@ class Backend(ABC):
         """Return a dense device array as NumPy."""
 
     @abstractmethod
-    def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
-        """The rows of a block that make up (a piece of) a batch."""
+    def rows(self, X: Any, rows: Any) -> Any:
+        """The rows of an array that make up (a piece of) a batch.
+
+        Parameters
+        ----------
+        X : array of one or two dimensions, or CSR matrix
+        rows : slice, ndarray of int or array of int on the device
+        """
 
     @abstractmethod
     def columns(self, pieces: list[Any]) -> NDArray[np.int64]:

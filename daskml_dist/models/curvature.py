@@ -27,7 +27,7 @@ def add_curvature(
     gradient: Any,
     hessian: Any,
     backend: Backend,
-) -> tuple[float, float]:
+) -> tuple[Any, Any]:
     """Add gradient and Hessian of the summed loss of some rows.
 
     Products run in the dtype of the rows, block by block; sums of blocks in float64. Rows whose

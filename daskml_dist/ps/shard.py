@@ -293,25 +293,25 @@ class Shard:
     def image(self) -> ShardImage:
         """Copy of everything."""
         return ShardImage(
-            self.w.copy(),
-            {name: slot.copy() for name, slot in self.slots.items()},
+            _copy(self.w),
+            {name: _copy(slot) for name, slot in self.slots.items()},
             self.version,
             self._first_step,
             self.rows,
             self._charged,
-            None if self._paid is None else self._paid.copy(),
-            None if self._sum is None else self._sum.copy(),
+            None if self._paid is None else _copy(self._paid),
+            None if self._sum is None else _copy(self._sum),
             self._n_summed,
         )
 
     def restore(self, image: ShardImage) -> None:
         """Become what the shard of the image was; the image stays as it is."""
-        self.w = image.w.copy()
-        self.slots = {name: slot.copy() for name, slot in image.slots.items()}
+        self.w = _copy(image.w)
+        self.slots = {name: _copy(slot) for name, slot in image.slots.items()}
         self.version, self._first_step = image.version, image.first_step
         self.rows, self._charged = image.rows, image.charged
-        self._paid = None if image.paid is None else image.paid.copy()
-        self._sum = None if image.total is None else image.total.copy()
+        self._paid = None if image.paid is None else _copy(image.paid)
+        self._sum = None if image.total is None else _copy(image.total)
         self._n_summed = image.n_summed
         self._snapshot = None
 
@@ -333,4 +333,5 @@ class Shard:
 
 
 def _copy(array: Any) -> Any:
-    return namespace(array).asarray(array, copy=True)
+    # Only what the standard alone describes has no method for it.
+    return array.copy() if hasattr(array, "copy") else namespace(array).asarray(array, copy=True)

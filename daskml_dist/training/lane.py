@@ -189,8 +189,11 @@ class Lane:
         return Batch(pieces, n_rows, self._touched(pieces))
 
     def _piece(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
-        weight = None if block.weight is None else block.weight[at]
-        return self.backend.rows(block.X, at), block.y[at], weight
+        rows = self.backend.rows
+        if not isinstance(at, slice) and not self._on_host:
+            at = self.backend.to_device(at)
+        weight = None if block.weight is None else rows(block.weight, at)
+        return rows(block.X, at), rows(block.y, at), weight
 
     def _touched(self, pieces: list[tuple[Any, Any, Any]]) -> NDArray[np.int64] | None:
         if not self._fit.rule.coordinates or self._fit.single_rows:

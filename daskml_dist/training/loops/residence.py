@@ -14,7 +14,7 @@ from daskml_dist.backends.namespace import is_host
 from daskml_dist.training.lane import backend_of
 from daskml_dist.training.loops.context import Context
 
-__all__ = ["Residence"]
+__all__ = ["Residence", "moved"]
 
 R = TypeVar("R")
 
@@ -35,11 +35,11 @@ class Residence:
 
     def enter(self, record: R) -> R:
         """A state or image (a dataclass) with its arrays on the device."""
-        return record if self._is_host else _moved(record, self._backend.to_device)
+        return record if self._is_host else moved(record, self._backend.to_device)
 
     def leave(self, record: R) -> R:
         """A state or image with its arrays on the host."""
-        return record if self._is_host else _moved(record, self._backend.to_numpy)
+        return record if self._is_host else moved(record, self._backend.to_numpy)
 
     def allreduce(self, array: Any) -> Any:
         """The sum over all trainers of an array, where it lies; the array may be lost."""
@@ -59,7 +59,7 @@ class Residence:
         return array if self._is_host else self._backend.to_device(array)
 
 
-def _moved(record: Any, move: Callable[[Any], Any]) -> Any:
+def moved(record: Any, move: Callable[[Any], Any]) -> Any:
     """A copy of a dataclass whose arrays have moved."""
 
     def one(value: Any) -> Any:

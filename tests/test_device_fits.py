@@ -1,0 +1,275 @@
+"""Whole fits on a device: those on a fake one, whose arrays refuse NumPy's, equal the CPU's.
+
+On a machine with a GPU the same tests run on CuPy too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist import naive_bayes, svm
+from daskml_dist.backends import Backend, devices, get_backend
+from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError
+from daskml_dist.linear_model import (
+    ElasticNet,
+    GammaRegressor,
+    HuberRegressor,
+    Lasso,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+    SGDClassifier,
+    SGDRegressor,
+    TweedieRegressor,
+)
+from daskml_dist.losses import LOSSES
+from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import POLICIES
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import Constant
+from daskml_dist.training.loops.residence import moved
+from tests.strict_backend import StrictBackend
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(240, 5))
+SIGNAL = X @ np.array([1.0, -2.0, 0.5, 0.0, 1.5])
+TARGETS: dict[str, NDArray[Any]] = {
+    "two": np.where(SIGNAL + RNG.normal(size=240) > 0, "yes", "no"),
+    "three": np.digitize(SIGNAL + RNG.normal(size=240), [-1, 1]),
+    "numbers": SIGNAL + RNG.normal(size=240),
+    "counts": RNG.poisson(np.exp(SIGNAL / 4)).astype(float),
+    "positive": RNG.gamma(2.0, np.exp(SIGNAL / 4)) + 0.01,
+    "columns": np.stack([SIGNAL, -SIGNAL], axis=1) + RNG.normal(size=(240, 2)),
+}
+WEIGHT = RNG.uniform(0.5, 2, size=240)
+
+
+class _Counted(StrictBackend):
+    """Counts what was moved to the device."""
+
+    moved = 0
+
+    def to_device(self, array: Any) -> Any:
+        type(self).moved += isinstance(array, np.ndarray)
+        return super().to_device(array)
+
+
+class _Full(StrictBackend):
+    """A device without memory for a second array."""
+
+    def to_device(self, array: Any) -> Any:
+        raise MemoryError("out of memory allocating 8 bytes")
+
+
+class _Missing(StrictBackend):
+    """A device that is not there."""
+
+    @classmethod
+    def problem(cls) -> str | None:
+        return "nothing was plugged in. Plug something in."
+
+
+@pytest.fixture(params=["strict", pytest.param("cupy", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU, or what stands for one."""
+    if request.param == "strict":
+        _plug_in(_Counted, monkeypatch)
+
+
+def _plug_in(backend: type[StrictBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = devices._class
+    monkeypatch.setattr(
+        devices, "_class", lambda *where: backend if where[1] == "CupyBackend" else found(*where)
+    )
+
+
+def _parameters(model: Any) -> list[NDArray[Any]]:
+    """All fitted arrays of numbers."""
+    found = {n: np.asarray(v) for n, v in vars(model).items() if n.endswith("_")}
+    return [found[n] for n in sorted(found) if found[n].dtype.kind == "f"]
+
+
+def _check(model: Any, y: NDArray[Any], rtol: float = 1e-6, **fit: Any) -> None:
+    """A fit on the device ends where the CPU's does, and predicts on the CPU."""
+    there = type(model)(**{**model.get_params(), "device": "gpu"}).fit(X, y, **fit)
+    here = type(model)(**{**model.get_params(), "device": "cpu"}).fit(X, y, **fit)
+    arrays = list(zip(_parameters(there), _parameters(here), strict=True))
+    assert arrays
+    for found, expected in arrays:
+        np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol)
+    assert there.predict(X).shape == here.predict(X).shape
+
+
+STEPS = {"max_iter": 3, "tol": None, "random_state": 0, "batch_size": 32}
+
+
+@pytest.mark.parametrize("n_lanes", [1, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy(gpu: None, policy: str, n_lanes: int) -> None:
+    if n_lanes > 1 and policy in {"async", "ssp", "hogwild"}:
+        pytest.skip("lanes of this policy race, on a CPU too")
+    _check(SGDClassifier(policy=policy, n_lanes=n_lanes, **STEPS), TARGETS["two"])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "local"])
+def test_weights_averages_and_held_out_rows(gpu: None, policy: str, deterministic: bool) -> None:
+    model = SGDClassifier(
+        policy=policy,
+        n_lanes=2,
+        average=100,
+        early_stopping=True,
+        class_weight="balanced",
+        deterministic=deterministic,
+        **STEPS,
+    )
+    _check(model, TARGETS["three"], sample_weight=WEIGHT)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer(gpu: None, optimizer: str) -> None:
+    model = SGDRegressor(
+        optimizer=optimizer, policy="allreduce", penalty="elasticnet", alpha=0.01, **STEPS
+    )
+    _check(model, TARGETS["numbers"])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss(gpu: None, loss: str) -> None:
+    if LOSSES[loss].kind == "classification":
+        for y in (TARGETS["two"], TARGETS["three"]):
+            _check(SGDClassifier(loss=loss, **STEPS), y)
+    else:
+        _check(SGDRegressor(loss=loss, **STEPS), TARGETS["positive"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_full_batches_of_either_dtype(gpu: None, dtype: Any) -> None:
+    model = LogisticRegression(tol=1e-6 if dtype == np.float64 else 1e-3)
+    there = LogisticRegression(**{**model.get_params(), "device": "gpu"})
+    there.fit(X.astype(dtype), TARGETS["two"])
+    here = model.fit(X.astype(dtype), TARGETS["two"])
+    assert there.coef_.dtype == here.coef_.dtype == dtype
+    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-4 if dtype == np.float32 else 1e-6)
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "average"])
+def test_fits_go_on(gpu: None, policy: str) -> None:
+    """By partial_fit and warm_start: the state comes from the host, and goes back there."""
+    ends = []
+    for device in ("gpu", "cpu"):
+        clf = SGDClassifier(device=device, policy=policy, warm_start=True, average=50, **STEPS)
+        clf.fit(X, TARGETS["two"]).fit(X, TARGETS["two"])
+        clf.partial_fit(X, TARGETS["two"])
+        ends.append(clf.coef_)
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
+
+
+def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> None:
+    backend = StrictBackend()
+    rule = UpdateRule(get_optimizer("adam"), Constant(0.1), Penalty(0.0, 0.1), 3, 10.0, 0)
+
+    def steps(home: Backend, shard: Shard) -> Shard:
+        for k in range(3):
+            shard.apply(home.to_device(np.full((4, 1), k + 1.0)), rows=2)
+        return shard
+
+    def new(home: Backend) -> Shard:
+        return Shard(rule, ShardState(home.to_device(np.ones((4, 1))), {}))
+
+    first = steps(backend, new(backend))
+    image = moved(first.image(), backend.to_numpy)
+    assert isinstance(image.w, np.ndarray)
+    assert all(isinstance(slot, np.ndarray) for slot in image.slots.values())
+    again = new(backend)
+    again.restore(moved(image, backend.to_device))
+    host = get_backend("cpu")
+    expected = steps(host, steps(host, new(host))).state()
+    found = moved(steps(backend, again).state(), backend.to_numpy)
+    np.testing.assert_allclose(found.w, expected.w, rtol=1e-12)
+    np.testing.assert_allclose(found.average, expected.average, rtol=1e-12)
+    assert (found.step, found.rows) == (expected.step, expected.rows)
+
+
+ROUNDS = [
+    (LogisticRegression(tol=1e-6), "two"),
+    (LogisticRegression(tol=1e-6), "three"),
+    (LogisticRegression(tol=1e-6, penalty="l1", max_iter=500), "two"),
+    (LogisticRegression(solver="newton-cholesky"), "two"),
+    (LogisticRegression(solver="newton-cholesky"), "three"),
+    (LogisticRegression(solver="boosting", max_iter=50, tol=0.1), "two"),
+    (LinearRegression(), "numbers"),
+    (LinearRegression(), "columns"),
+    (Ridge(), "numbers"),
+    (Lasso(alpha=0.1), "numbers"),
+    (ElasticNet(alpha=0.1), "numbers"),
+    (PoissonRegressor(tol=1e-6), "counts"),
+    (PoissonRegressor(solver="newton-cholesky"), "counts"),
+    (GammaRegressor(tol=1e-6), "positive"),
+    (TweedieRegressor(power=1.5, tol=1e-6), "positive"),
+    (HuberRegressor(tol=1e-6, max_iter=500), "numbers"),
+    (svm.LinearSVC(tol=1e-6, max_iter=2000), "two"),
+    (svm.LinearSVR(tol=1e-6, max_iter=2000), "numbers"),
+    (naive_bayes.GaussianNB(), "three"),
+    (naive_bayes.BernoulliNB(), "three"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(
+    ("model", "target"), ROUNDS, ids=[f"{type(m).__name__}-{i}" for i, (m, _) in enumerate(ROUNDS)]
+)
+def test_every_round_solver(gpu: None, model: Any, target: str) -> None:
+    _check(model, TARGETS[target], rtol=1e-5)
+    _check(model, TARGETS[target], rtol=1e-5, sample_weight=WEIGHT)
+
+
+def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plug_in(_Counted, monkeypatch)
+    _Counted.moved = 0
+    SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
+    assert _Counted.moved
+    _plug_in(_Missing, monkeypatch)
+    assert get_backend("auto").name == "numpy"
+    SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
+
+
+def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plug_in(_Counted, monkeypatch)
+    moved = []
+    for passes in (1, 20):
+        _Counted.moved = 0
+        SGDClassifier(
+            device="gpu", policy="allreduce", max_iter=passes, tol=None, batch_size=240
+        ).fit(X, TARGETS["two"])
+        moved.append(_Counted.moved)
+    # What a step moves is its rows' numbers alone, never the block or the parameters.
+    assert moved[1] <= moved[0] + 19
+
+
+def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With "auto"; the fake device has no sparse arrays, and would raise."""
+    _plug_in(_Counted, monkeypatch)
+    rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
+    SGDClassifier(max_iter=1, tol=None).fit(rows, TARGETS["two"])
+
+
+def test_no_silent_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plug_in(_Missing, monkeypatch)
+    with pytest.raises(DeviceUnavailableError, match="Plug something in"):
+        SGDClassifier(device="gpu").fit(X, TARGETS["two"])
+
+
+def test_out_of_device_memory_names_the_block_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _plug_in(_Full, monkeypatch)
+    with pytest.raises(DeviceMemoryError, match=r"Block 0 of .* MiB .*memory_budget"):
+        SGDClassifier(device="gpu").fit(X, TARGETS["two"])
