@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from scipy.special import xlogy
 
-from daskml_dist.backends.namespace import arange, is_host, namespace, one_hot, zeros
+from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, total, zeros
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = [
@@ -174,12 +174,7 @@ class Loss(ABC):
 
 
 def _per_row(values: Array) -> Array:
-    return values if values.ndim == 1 else namespace(values).sum(values, axis=1)
-
-
-def _cast(y: Array, raw: Array) -> Array:
-    """Targets in the dtype of the raw predictions."""
-    return y if y.dtype == raw.dtype else namespace(y).astype(y, raw.dtype)
+    return values if values.ndim == 1 else total(values, axis=1)
 
 
 def _log1p(e: Array) -> Array:
@@ -209,7 +204,7 @@ class _MarginLoss(Loss):
         """Value and derivative at each margin; `margin` may be used as scratch."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        y = _cast(y, raw)
+        y = cast(y, raw.dtype)
         values, slope = self._at_margin(y * raw)
         slope *= y
         return _per_row(values), slope
@@ -248,22 +243,25 @@ class LogLoss(_MarginLoss):
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
         if raw.ndim == 1:
             return super().value_and_gradient(y, raw)
-        xp = namespace(raw)
-        n, width = raw.shape
-        shifted = raw - xp.max(raw, axis=1, keepdims=True)
+        xp, host = namespace(raw), is_host(raw)
+        # With few rows NumPy's methods are faster, and with many classes its assignment.
+        top = raw.max(axis=1) if host else xp.max(raw, axis=1)
+        shifted = raw - top[:, None]
         gradient = xp.exp(shifted)
-        total = xp.sum(gradient, axis=1)
-        gradient /= total[:, None]
-        gradient -= one_hot(y, width, raw.dtype)
-        # Faster than `take_along_axis`.
-        own = xp.take(xp.reshape(shifted, (-1,)), width * arange(n, raw) + y)
-        return xp.log(total) - own, gradient
+        sums = total(gradient, axis=1)
+        gradient /= sums[:, None]
+        if host:
+            at = np.arange(len(y)), y
+            gradient[at] -= 1
+            return np.log(sums) - shifted[at], gradient
+        gradient -= one_hot(y, raw.shape[1], raw.dtype)
+        return xp.log(sums) - xp.take_along_axis(shifted, y[:, None], axis=1)[:, 0], gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         """As in `Loss`; products of probabilities, never differences: exact far from 1/2 too."""
         xp = namespace(raw)
         if raw.ndim == 1:
-            y = _cast(y, raw)
+            y = cast(y, raw.dtype)
             margin = y * raw
             e = xp.exp(-xp.abs(margin))
             values = _log1p(e)
@@ -278,7 +276,7 @@ class LogLoss(_MarginLoss):
         n, width = raw.shape
         pairs = xp.reshape(-proba[:, :, None] * proba[:, None, :], (n, width**2))
         pairs[:, :: width + 1] = 0
-        pairs[:, :: width + 1] = -xp.sum(xp.reshape(pairs, (n, width, width)), axis=2)
+        pairs[:, :: width + 1] = -total(xp.reshape(pairs, (n, width, width)), axis=2)
         return values, gradient, xp.reshape(pairs, (n, width, width))
 
     def predict_proba(self, raw: Array) -> Array:
@@ -287,7 +285,7 @@ class LogLoss(_MarginLoss):
         if raw.ndim == 1:
             return xp.stack(self._two_classes(raw), axis=1)
         proba = xp.exp(raw - xp.max(raw, axis=1, keepdims=True))
-        proba /= xp.sum(proba, axis=1, keepdims=True)
+        proba /= total(proba, axis=1)[:, None]
         return proba
 
     def write_proba(self, raw: Array, out: Array) -> None:
@@ -317,7 +315,7 @@ class Hinge(_MarginLoss):
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
         # The kink counts as wrong, as in scikit-learn: a perceptron must leave w = 0.
         xp = namespace(margin)
-        slope = -xp.astype(margin <= self._threshold, margin.dtype)
+        slope = -cast(margin <= self._threshold, margin.dtype)
         return xp.maximum(self._threshold - margin, 0), slope
 
     @property
@@ -392,8 +390,8 @@ class ModifiedHuber(_MarginLoss):
         proba = (xp.clip(raw, -1, 1) + 1) / 2
         if raw.ndim == 1:
             return xp.stack([1 - proba, proba], axis=1)
-        total = xp.sum(proba, axis=1, keepdims=True)
-        return xp.where(total == 0, 1, proba) / xp.where(total == 0, raw.shape[1], total)
+        sums = total(proba, axis=1)[:, None]
+        return xp.where(sums == 0, 1, proba) / xp.where(sums == 0, raw.shape[1], sums)
 
 
 class _ResidualLoss(Loss):
@@ -407,7 +405,7 @@ class _ResidualLoss(Loss):
         """Value and derivative at each residual; `residual` may be returned."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        values, gradient = self._at_residual(raw - _cast(y, raw))
+        values, gradient = self._at_residual(raw - cast(y, raw.dtype))
         return _per_row(values), gradient
 
 
@@ -500,7 +498,7 @@ class EpsilonInsensitive(_EpsilonLoss):
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
         xp = namespace(residual)
         values = self._excess(residual)
-        return values, xp.sign(residual) * xp.astype(values > 0, residual.dtype)
+        return values, xp.sign(residual) * cast(values > 0, residual.dtype)
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
@@ -556,7 +554,7 @@ class Quantile(_ResidualLoss):
             )
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
-        slope = namespace(residual).astype(residual > 0, residual.dtype)
+        slope = cast(residual > 0, residual.dtype)
         slope -= self.quantile
         return slope * residual, slope
 
@@ -593,12 +591,12 @@ class _Deviance(Loss):
         """Values, first and second derivatives, elementwise."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        values, gradient, _ = self._derivatives(_cast(y, raw), raw)
+        values, gradient, _ = self._derivatives(cast(y, raw.dtype), raw)
         return _per_row(values), gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         """As in `Loss`."""
-        values, gradient, hessian = self._derivatives(_cast(y, raw), raw)
+        values, gradient, hessian = self._derivatives(cast(y, raw.dtype), raw)
         return _per_row(values), gradient, hessian if raw.ndim == 1 else _diagonal(hessian)
 
     def convex(self, y: Array) -> Array:

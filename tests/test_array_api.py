@@ -73,7 +73,7 @@ def _names() -> set[str]:
 
 def test_functions_exist_in_every_library() -> None:
     names = _names()
-    assert {"exp", "astype", "zeros_like"} <= names
+    assert {"exp", "astype", "sum", "zeros_like"} <= names
     for name in names:
         assert hasattr(np, name), name
         assert hasattr(strict, name), name
@@ -110,7 +110,6 @@ def test_new_arrays(dtype: Any, other: StrictBackend) -> None:
     like = other.to_device(np.ones(4, dtype))
     _same(namespace.zeros((2, 3), dtype, like), np.zeros((2, 3), dtype), other)
     _same(namespace.zeros((2, 3), like.dtype, like), np.zeros((2, 3), dtype), other)
-    assert np.array_equal(other.to_numpy(namespace.arange(4, like)), np.arange(4))
     chosen = namespace.one_hot(codes, 3, dtype)
     assert np.array_equal(chosen, np.eye(3)[codes])
     _same(namespace.one_hot(other.to_device(codes), 3, like.dtype), chosen, other)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import item_bytes, namespace, scalar, zeros
+from daskml_dist.backends.namespace import cast, item_bytes, namespace, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.linear import LinearModel
 
@@ -64,16 +64,16 @@ def add_curvature(
             h *= part if h.ndim == 1 else part[:, None, None]
         if model.fit_intercept:
             backend.add_tdot(rows, g, gradient[:-1, :])
-            gradient[-1, :] += xp.sum(g, axis=0)
+            gradient[-1, :] += total(g, axis=0)
         else:
             backend.add_tdot(rows, g, gradient)
         if h.ndim == 1:
-            bad = xp.astype(h <= 0, xp.float64)
-            flat += scalar(xp.sum(bad if weight is None else bad * part))
+            bad = cast(h <= 0, xp.float64)
+            flat += scalar(total(bad if weight is None else bad * part))
             _add_gram(rows, xp.abs(h), hessian[:, 0, :, 0], backend)
         else:
             _add_pairs(rows, h, hessian, backend)
-        loss += scalar(xp.sum(losses, dtype=xp.float64))
+        loss += scalar(total(losses, dtype=xp.float64))
     return loss, flat
 
 
@@ -106,4 +106,4 @@ def _add_gram(X: Any, h: Any, out: Any, backend: Backend) -> None:
         backend.add_tdot(X, h, border)
         out[:n_features, n_features] += border[:, 0]
         out[n_features, :n_features] += border[:, 0]
-        out[n_features, n_features] += xp.sum(h, dtype=xp.float64)
+        out[n_features, n_features] += total(h, dtype=xp.float64)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace, one_hot, scalar, zeros
+from daskml_dist.backends.namespace import cast, namespace, one_hot, scalar, total, zeros
 from daskml_dist.losses import Loss
 
 __all__ = ["LinearModel"]
@@ -124,17 +124,16 @@ class LinearModel:
         first, *others = backend.row_blocks(X)
         if not others:
             return self._add_rows(w, X, y, weight, out, backend)
-        loss, total = 0.0, zeros(out.shape, np.float64, out)
+        loss, sums = 0.0, zeros(out.shape, np.float64, out)
         for at in (first, *others):
             part = None if weight is None else weight[at]
-            loss += self._add_rows(w, backend.rows(X, at), y[at, ...], part, total, backend)
-        out += namespace(out).astype(total, out.dtype, copy=False)
+            loss += self._add_rows(w, backend.rows(X, at), y[at, ...], part, sums, backend)
+        out += cast(sums, out.dtype)
         return loss
 
     def _add_rows(
         self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp = namespace(w)
         raw = self.raw_prediction(w, X, backend)
         losses, g = self.loss.value_and_gradient(self.targets(y, w.dtype), raw)
         if weight is not None:
@@ -142,10 +141,10 @@ class LinearModel:
             g *= weight if g.ndim == 1 else weight[:, None]
         if self.fit_intercept:
             backend.add_tdot(X, g, out[:-1, :])
-            out[-1, :] += xp.sum(g, axis=0)
+            out[-1, :] += total(g, axis=0)
         else:
             backend.add_tdot(X, g, out)
-        return scalar(xp.sum(losses, dtype=xp.float64))
+        return scalar(total(losses, dtype=namespace(losses).float64))
 
     def validation_stats(
         self, w: Any, X: Any, y: Any, weight: Any, backend: Backend
@@ -155,14 +154,14 @@ class LinearModel:
         raw = self.raw_prediction(w, X, backend)
         if weight is None:
             weight = zeros(y.shape, np.float64, y) + 1
-        weight = xp.astype(weight, xp.float64)
+        weight = cast(weight, xp.float64)
         if self.n_classes:
             right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)
-            sums = [xp.sum(weight), weight @ xp.astype(right, xp.float64), 0.0, 0.0]
+            sums = [total(weight), weight @ cast(right, xp.float64), 0.0, 0.0]
         else:
-            y64 = xp.astype(y, xp.float64)
+            y64 = cast(y, xp.float64)
             residual = y64 - self.loss.inverse_link(raw)
-            sums = [xp.sum(weight), weight @ residual**2, weight @ y64, weight @ y64**2]
+            sums = [total(weight), weight @ residual**2, weight @ y64, weight @ y64**2]
         return np.array([float(value) for value in sums])
 
     def validation_score(self, stats: NDArray[np.float64]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.namespace import namespace, zeros
+from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty, soft_threshold
 from daskml_dist.schedules import Schedule
@@ -140,7 +140,7 @@ class Shard:
         self._n_summed = state.n_averaged
         if state.average is not None and state.n_averaged:
             xp = namespace(state.average)
-            self._sum = xp.astype(state.average, xp.float64) * state.n_averaged
+            self._sum = cast(state.average, xp.float64) * state.n_averaged
 
     def _strengths(self, l1: float) -> Any:
         if l1 == 0:
@@ -327,7 +327,7 @@ class Shard:
         self.settle()
         average = None
         if self._sum is not None:
-            average = namespace(self.w).astype(self._sum / self._n_summed, self.w.dtype)
+            average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None))
 
