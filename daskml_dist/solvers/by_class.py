@@ -9,11 +9,11 @@ import numpy as np
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.namespace import is_host, namespace, zeros
+from daskml_dist.backends.namespace import cast, is_host, namespace, zeros
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import as_dense, astype, elementwise, row_blocks
+from daskml_dist.solvers.rows import as_dense, elementwise, row_blocks
 
 __all__ = ["ClassCounts", "ClassMoments", "OnePass"]
 
@@ -71,7 +71,7 @@ class ClassMoments(Statistic):
         for at in row_blocks(X, backend, dense=True):
             rows = as_dense(backend.rows(X, at))
             classes, code = _present(y[at], model.n_classes)
-            some = None if weight is None else astype(weight[at], out.dtype)
+            some = None if weight is None else cast(weight[at], out.dtype)
             self._merge_rows(rows, code, some, out, classes, backend)
             if weight is not None:
                 no_code = zeros(code.shape, code.dtype, like=code)

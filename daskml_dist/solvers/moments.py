@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace, zeros
+from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.rows import astype, is_sparse, row_blocks
+from daskml_dist.solvers.rows import is_sparse, row_blocks
 
 __all__ = ["Moments"]
 
@@ -65,7 +65,7 @@ class Moments(Statistic):
         weighted = side if weight is None else side * weight[:, None]
         out[d:, d:] += weighted.T @ side
         cross = zeros((d, side.shape[1]), out.dtype, like=out)
-        backend.add_tdot(X, weighted if is_sparse(X) else astype(weighted, X.dtype), cross)
+        backend.add_tdot(X, weighted if is_sparse(X) else cast(weighted, X.dtype), cross)
         out[:d, d:] += cross
 
     def _add_shifted(
@@ -77,7 +77,7 @@ class Moments(Statistic):
             rows = rows @ backend.to_device(self.transform)
         rows = xp.concat([rows, side], axis=1)
         if weight is not None:
-            rows *= xp.sqrt(astype(weight, rows.dtype))[:, None]
+            rows *= xp.sqrt(cast(weight, rows.dtype))[:, None]
         out += rows.T @ rows
 
     def _side(self, y: Any, backend: Backend) -> Any:

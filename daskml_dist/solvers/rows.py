@@ -7,11 +7,11 @@ from typing import Any
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array
 
-__all__ = ["as_dense", "astype", "elementwise", "is_sparse", "row_blocks", "to_rows"]
+__all__ = ["as_dense", "elementwise", "is_sparse", "row_blocks", "to_rows"]
 
 #: Bytes of dense float64 rows that are worked on together in a processor's cache.
 _CACHED = 1 << 18
@@ -47,26 +47,19 @@ def is_sparse(X: Any) -> bool:
     return isinstance(X, SparseRows)
 
 
-def astype(array: Any, dtype: Any) -> Any:
-    """An array in a dtype of its library; itself where it has that already."""
-    if is_host(array):  # NumPy 2.0 has no `astype` but its arrays'
-        return array.astype(dtype, copy=False)
-    return namespace(array).astype(array, dtype, copy=False)
-
-
 def to_rows(array: Array, dtype: Any, backend: Backend) -> Any:
     """What a statistic brought along, where the rows lie and in a dtype of theirs."""
-    return astype(backend.to_device(array), dtype)
+    return cast(backend.to_device(array), dtype)
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:
     """Apply a function that keeps zeros to all entries, in their dtype."""
     if isinstance(X, SparseRows):
         return X.with_values(elementwise(function, X.values))
-    return astype(function(X), X.dtype)
+    return cast(function(X), X.dtype)
 
 
 def as_dense(X: Any) -> Any:
     """The rows as a dense float64 array."""
     rows = X.toarray() if isinstance(X, SparseRows) else X
-    return astype(rows, namespace(rows).float64)
+    return cast(rows, namespace(rows).float64)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.backends.namespace import namespace
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.losses import EpsilonInsensitive
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums
 from daskml_dist.solvers.newton import NewtonSteps
-from daskml_dist.solvers.rows import astype
 
 __all__ = ["RoundedTube", "TubeNewton"]
 
@@ -36,7 +35,7 @@ class RoundedTube(EpsilonInsensitive):
 
     def value_gradient_hessian(self, y: Any, raw: Any) -> tuple[Any, Any, Any]:
         """As in `Loss`, for raw predictions of shape (n,)."""
-        xp, residual = namespace(raw), raw - astype(y, raw.dtype)
+        xp, residual = namespace(raw), raw - cast(y, raw.dtype)
         excess = self._excess(residual)
         share = xp.minimum(excess / self.width, 1)
         values = (excess - self.width * share / 2) * share
@@ -44,7 +43,7 @@ class RoundedTube(EpsilonInsensitive):
         inside = share < 1
         if self.epsilon > 0:
             inside &= excess > 0
-        return values, xp.copysign(share, residual), astype(inside, raw.dtype) / self.width
+        return values, xp.copysign(share, residual), cast(inside, raw.dtype) / self.width
 
 
 @dataclass(frozen=True)
