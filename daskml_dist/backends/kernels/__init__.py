@@ -2,9 +2,10 @@
 
 Plain Python that needs neither CuPy nor a GPU. Each ``.cu`` file says what it computes and which
 arguments its kernels take, in which order; integers are passed as ``long long``, other numbers
-as ``double``, absent arrays as a null pointer.
+as ``double``, absent arrays as a null pointer. From CuPy these are Python's ints and floats, and 0
+for an array that is absent (None becomes another address, cupy/cupy#9046).
 
-``python -m daskml_dist.backends.kernels`` prints registers, shared memory and spills of each.
+``python -m daskml_dist.backends.kernels.usage`` prints registers, shared memory and spills.
 """
 
 from __future__ import annotations
@@ -41,9 +42,8 @@ _STORED = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16
 _INTEGERS = {"int32": "int", "int64": "long long"}
 #: Loads of a lane from one row, rounded up to one of these to compile few versions.
 _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: Bytes of sums a lane keeps in registers at most. With float64 rows, which take as many registers
-#: again, more do not fit.
-_SUM_BYTES = {4: 256, 8: 256}
+#: Bytes of sums that a lane keeps in registers at most; float32 and float64 rows take as much again.
+_SUM_BYTES = 256
 #: Rows in flight: bytes that a lane loads before it uses the first.
 _LOADED_BYTES = 64
 #: Shared memory that a block has on every device without being asked for.
@@ -237,7 +237,8 @@ def optimizer_numbers(optimizer: Any, lr: float, step: int) -> tuple[float, ...]
     step : int
         Number of the step, from 1.
     """
-    rate, numbers = lr, ()
+    rate = lr
+    numbers: tuple[float, ...] = ()
     if optimizer.name in ("momentum", "nesterov"):
         rate, numbers = lr / (1 - optimizer.momentum), (optimizer.momentum,)
     elif optimizer.name in ("adagrad", "nag"):
@@ -279,7 +280,7 @@ def _teams(d: int, stored: str, alignment: int) -> _Teams | None:
     loads = d // vector
     lanes = min(32, _power_of_two(loads))
     chunks = next((c for c in _CHUNKS if c * lanes >= loads), None)
-    if d < 1 or chunks is None or chunks * vector * sum_size > _SUM_BYTES[sum_size]:
+    if d < 1 or chunks is None or chunks * vector * sum_size > _SUM_BYTES:
         return None
     loaded = chunks * vector * itemsize
     rows = min(8, lanes, max(1, _LOADED_BYTES // loaded))

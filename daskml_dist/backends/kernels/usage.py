@@ -118,8 +118,8 @@ _ROWS = (
 
 
 def _main() -> None:
-    print("| kernel | X | d | k | shared bytes |", " | ".join(ARCHITECTURES), "|")
-    print("|---" * (5 + len(ARCHITECTURES)) + "|")
+    heads = ("kernel", "X", "d", "k", "shared bytes", *ARCHITECTURES)
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, dtype, d, k in _ROWS:
         options = kernels.options(name, dtype, d=d, k=k, loss="log_loss", optimizer="adam")
         found = [usage(name, options, architecture) for architecture in ARCHITECTURES]
@@ -127,7 +127,8 @@ def _main() -> None:
             launch = kernels.launch(function, 1 << 20, d, dtype, 132, k=k)
             assert launch is not None  # the rows above have versions
             cells = [f"{each[function].registers} / {each[function].spills}" for each in found]
-            print(f"| `{function}` | {dtype} | {d} | {k} | {launch.shared} |", " | ".join(cells), "|")
+            row = (f"`{function}`", dtype, str(d), str(k), str(launch.shared), *cells)
+            print(f"| {' | '.join(row)} |")
 
 
 if __name__ == "__main__":
