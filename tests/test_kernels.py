@@ -509,6 +509,7 @@ def test_kmeans(n, d, k, dtype, weighted, guarded):
     X, values = _stored(rng.normal(size=(n, d)), dtype)
     arithmetic = "float64" if dtype == "float64" else "float32"
     centres = rng.normal(size=(k, d)).astype(arithmetic)
+    centres[-1] = centres[0]  # the first of them counts
     weight = rng.random(n).astype(arithmetic) if weighted else None
     library = _build("kmeans", kernels.options("kmeans", dtype, d=d, k=k))
     launch = replace(kernels.launch("kmeans", n, d, dtype, 1, k=k), grid=2)

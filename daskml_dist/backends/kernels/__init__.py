@@ -42,7 +42,7 @@ _STORED = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16
 _INTEGERS = {"int32": "int", "int64": "long long"}
 #: Loads of a lane from one row, rounded up to one of these to compile few versions.
 _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: Bytes of sums that a lane keeps in registers at most; float32 and float64 rows take as much again.
+#: Bytes of sums that a lane keeps in registers at most; its row can take as much again.
 _SUM_BYTES = 256
 #: Rows in flight: bytes that a lane loads before it uses the first.
 _LOADED_BYTES = 64
@@ -220,7 +220,7 @@ def launch(
         rows = _WARPS
     elif function == "kmeans":
         shared, _ = _kmeans_shared(d, k, arithmetic)
-        rows, most = _WARPS * _KMEANS_ROWS, 4 * n_sms
+        rows, most = _WARPS * _KMEANS_ROWS, 2 * n_sms
     else:
         raise ValueError(f"function={function!r}: use one of {FUNCTIONS}")
     return Launch(max(1, min(most, -(-n // rows))), threads, shared)
