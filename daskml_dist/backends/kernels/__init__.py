@@ -1,0 +1,309 @@
+"""CUDA kernels: their sources, compiler options and launch shapes.
+
+Plain Python that needs neither CuPy nor a GPU. Each ``.cu`` file says what it computes and which
+arguments its kernels take, in which order; integers are passed as ``long long``, other numbers
+as ``double``, absent arrays as a null pointer. From CuPy these are Python's ints and floats, and 0
+for an array that is absent (None becomes another address, cupy/cupy#9046).
+
+``python -m daskml_dist.backends.kernels.usage`` prints registers, shared memory and spills.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FUNCTIONS", "LOSSES", "Launch", "launch", "optimizer_numbers", "options", "source"]
+
+#: The kernels of each source.
+FUNCTIONS = {
+    "linear_gradient": ("linear_gradient", "sum_partials"),
+    "softmax_gradient": ("softmax_gradient",),
+    "optimizer_updates": ("optimizer_update",),
+    "csr_gradient": ("csr_gradient", "csr_adagrad"),
+    "kmeans": ("kmeans",),
+}
+
+#: Names of the losses that the gradients of linear models know.
+# fmt: off
+LOSSES = (
+    "log_loss", "hinge", "squared_hinge", "modified_huber", "perceptron", "squared_error",
+    "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile", "poisson", "gamma",
+)
+# fmt: on
+
+_THREADS = 256
+_WARPS = _THREADS // 32
+_STORED = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16": "Bfloat16"}
+_INTEGERS = {"int32": "int", "int64": "long long"}
+#: Loads of a lane from one row, rounded up to one of these to compile few versions.
+_CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Bytes of sums that a lane keeps in registers at most; its row can take as much again.
+_SUM_BYTES = 256
+#: Rows in flight: bytes that a lane loads before it uses the first.
+_LOADED_BYTES = 64
+#: Shared memory that a block has on every device without being asked for.
+_SHARED_BYTES = 48 * 1024
+#: Rows of X that a warp of `kmeans` takes.
+_KMEANS_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched.
+
+    Attributes
+    ----------
+    grid : int
+        Blocks, in one dimension.
+    block : tuple of int
+        Threads of a block, in two dimensions.
+    shared : int
+        Bytes of dynamic shared memory of a block.
+    """
+
+    grid: int
+    block: tuple[int, int]
+    shared: int
+
+
+@dataclass(frozen=True)
+class _Teams:
+    """How rows are laid on the lanes of a warp; the words of linear_gradient.cu."""
+
+    vector: int
+    lanes: int
+    chunks: int
+    rows: int
+    blocks: int
+
+
+def source(name: str) -> str:
+    """The CUDA C++ of a source, with what it includes written in.
+
+    Parameters
+    ----------
+    name : str
+        A key of `FUNCTIONS`.
+    """
+    seen: set[str] = set()
+
+    def read(file: str) -> str:
+        text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+        seen.add(file)
+        lines = []
+        for number, line in enumerate(text.splitlines(), 1):
+            found = re.fullmatch(r'#include "(.*)"', line)
+            if found is None:
+                lines.append("" if line == "#pragma once" else line)
+            elif found[1] not in seen:
+                lines += [read(found[1]), f'#line {number + 1} "{file}"']
+        return f'#line 1 "{file}"\n' + "\n".join(lines)
+
+    return read(f"{name}.cu") + "\n"
+
+
+def options(
+    name: str,
+    dtype: Any,
+    *,
+    d: int = 1,
+    k: int = 1,
+    loss: str = "squared_error",
+    optimizer: str = "sgd",
+    result: Any = "float64",
+    rows: Any = "int64",
+    index: Any = "int32",
+    alignment: int = 16,
+) -> tuple[str, ...]:
+    """Options for NVRTC, beside the architecture's.
+
+    Parameters
+    ----------
+    name : str
+        A key of `FUNCTIONS`.
+    dtype : dtype or "bfloat16"
+        Of X. y, weights, parameters and optimizer state are float64 where X is, else float32.
+    d, k : int
+        Features, and centres or classes. `linear_gradient` must have a :func:`launch` for `d`.
+    loss, optimizer : str
+        Their names.
+    result : dtype
+        Of the gradient.
+    rows, index : dtype
+        int32 or int64: of the chosen rows' numbers, and of a CSR block's indices.
+    alignment : int, default=16
+        Power of two that divides the address of X.
+    """
+    stored = _name(dtype)
+    arithmetic = _arithmetic(stored)
+    found = {
+        "STORED": _STORED[stored],
+        "ARITHMETIC": _STORED[arithmetic],
+        "RESULT": _STORED[_name(result)],
+        "ROW_NUMBER": _INTEGERS[_name(rows)],
+    }
+    more: tuple[str, ...] = ("--std=c++17",)
+    if name == "linear_gradient":
+        teams = _teams(d, stored, alignment)
+        if teams is None:
+            raise ValueError(f"no kernel for rows of {d} features in {stored}")
+        found |= {key.upper(): str(value) for key, value in vars(teams).items()}
+    elif name == "softmax_gradient":
+        found["LANES"] = str(_softmax_lanes(k))
+    elif name == "optimizer_updates":
+        found["OPTIMIZER"] = optimizer
+        more = (*more, "--fmad=false")  # NumPy's results
+    elif name == "csr_gradient":
+        found["INDEX"] = _INTEGERS[_name(index)]
+    else:
+        found["CENTRES"] = str(_centres(k))
+        found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
+    if "gradient" in name and name != "softmax_gradient":
+        if loss not in LOSSES:
+            raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
+        found["LOSS"] = loss
+    return (*more, *(f"-D{key}={value}" for key, value in found.items()))
+
+
+def launch(
+    function: str,
+    n: int,
+    d: int,
+    dtype: Any,
+    n_sms: int,
+    *,
+    k: int = 1,
+    alignment: int = 16,
+) -> Launch | None:
+    """How a kernel is launched; None where there is no version for such rows.
+
+    Parameters
+    ----------
+    function : str
+        A kernel: one of the values of `FUNCTIONS`.
+    n : int
+        Rows; parameters for `optimizer_update`; blocks of `linear_gradient` for `sum_partials`.
+    d, k : int
+        Features, and centres or classes.
+    dtype : dtype or "bfloat16"
+        Of X.
+    n_sms : int
+        Multiprocessors of the device.
+    alignment : int, default=16
+        As for :func:`options`.
+    """
+    stored = _name(dtype)
+    arithmetic = _arithmetic(stored)
+    threads, shared, most = (_THREADS, 1), 0, 8 * n_sms
+    if function == "linear_gradient":
+        teams = _teams(d, stored, alignment)
+        if teams is None:
+            return None
+        columns = teams.lanes * teams.chunks * teams.vector
+        shared = 2 * 8 * _WARPS + columns * np.dtype(arithmetic).itemsize
+        # Some rounds for each warp, so that small batches do not mainly write partial sums.
+        rows = 4 * _WARPS * (32 // teams.lanes) * teams.rows
+        most = teams.blocks * n_sms
+    elif function == "sum_partials":
+        threads = (32, 16)
+        return Launch(-(-(d + 2) // 32), threads, 8 * threads[0] * threads[1])
+    elif function == "softmax_gradient":
+        rows = _THREADS // _softmax_lanes(k)
+    elif function == "optimizer_update":
+        rows = _THREADS
+    elif function in ("csr_gradient", "csr_adagrad"):
+        rows = _WARPS
+    elif function == "kmeans":
+        shared, _ = _kmeans_shared(d, k, arithmetic)
+        rows, most = _WARPS * _KMEANS_ROWS, 2 * n_sms
+    else:
+        raise ValueError(f"function={function!r}: use one of {FUNCTIONS}")
+    return Launch(max(1, min(most, -(-n // rows))), threads, shared)
+
+
+def optimizer_numbers(optimizer: Any, lr: float, step: int) -> tuple[float, ...]:
+    """The nine last arguments of `optimizer_update`.
+
+    Parameters
+    ----------
+    optimizer : daskml_dist.optimizers.Optimizer
+    lr : float
+        Learning rate of this step.
+    step : int
+        Number of the step, from 1.
+    """
+    rate = lr
+    numbers: tuple[float, ...] = ()
+    if optimizer.name in ("momentum", "nesterov"):
+        rate, numbers = lr / (1 - optimizer.momentum), (optimizer.momentum,)
+    elif optimizer.name in ("adagrad", "nag"):
+        numbers = optimizer.parameters
+    elif optimizer.name in ("adam", "adamw"):
+        p, r = optimizer.beta1, optimizer.beta2
+        root = (1 - r**step) ** 0.5
+        numbers = (p, 1 - p, r, 1 - r, 1 - p**step, root, optimizer.epsilon)
+        if optimizer.name == "adamw":
+            rate = 1 - lr * optimizer.weight_decay
+    elif optimizer.name == "ftrl":
+        numbers = (optimizer.beta,)
+    padded = (lr, rate, *numbers, *(0.0,) * (7 - len(numbers)))
+    return tuple(float(number) for number in padded)
+
+
+def _name(dtype: Any) -> str:
+    return "bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name
+
+
+def _arithmetic(stored: str) -> str:
+    return "float64" if stored == "float64" else "float32"
+
+
+def _itemsize(stored: str) -> int:
+    return 2 if stored == "bfloat16" else np.dtype(stored).itemsize
+
+
+def _power_of_two(n: int) -> int:
+    """The least that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _teams(d: int, stored: str, alignment: int) -> _Teams | None:
+    itemsize, sum_size = _itemsize(stored), np.dtype(_arithmetic(stored)).itemsize
+    vector = max(1, min(16, alignment) // itemsize)
+    while d % vector:
+        vector //= 2
+    loads = d // vector
+    lanes = min(32, _power_of_two(loads))
+    chunks = next((c for c in _CHUNKS if c * lanes >= loads), None)
+    if d < 1 or chunks is None or chunks * vector * sum_size > _SUM_BYTES:
+        return None
+    loaded = chunks * vector * itemsize
+    rows = min(8, lanes, max(1, _LOADED_BYTES // loaded))
+    rows = 1 << (rows.bit_length() - 1)
+    # An estimate that keeps every version from spilling; tests/test_kernels.py counts.
+    entries = chunks * vector
+    registers = (2 * entries * sum_size + rows * entries * max(itemsize, 4)) // 4
+    registers += 24 if sum_size == 4 else 40
+    blocks = next((b for b, most in ((4, 48), (3, 72), (2, 120)) if registers <= most), 1)
+    return _Teams(vector, lanes, chunks, rows, blocks)
+
+
+def _softmax_lanes(k: int) -> int:
+    return min(32, _power_of_two(k))
+
+
+def _centres(k: int) -> int:
+    return min(4, -(-k // 32))
+
+
+def _kmeans_shared(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
+    """Bytes of shared memory, and whether the sums are in it."""
+    size = np.dtype(arithmetic).itemsize
+    tile = 32 * (32 * _centres(k) + 1) * size
+    sums = k * (d + 1) * size
+    return (tile + sums, True) if tile + sums <= _SHARED_BYTES else (tile, False)

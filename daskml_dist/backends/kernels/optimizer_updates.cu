@@ -1,0 +1,143 @@
+// One step of an optimizer over a flat vector: the gradient scaled, l2 added, the step, l1.
+//
+// Defined at compile time:
+//   ARITHMETIC  A, the type of the parameters and their slots
+//   RESULT      O, the type of the gradient
+//   OPTIMIZER   a function below
+//
+// The maths is that of daskml_dist/optimizers.py in the same order, so that without fused
+// multiply-adds (--fmad=false) the results are NumPy's to the last bit.
+#include "numbers.cuh"
+
+#define THREADS 256
+
+// The slots of one parameter, in the order of `Optimizer.slot_names`.
+struct Slots {
+    A a, b, c;
+};
+
+// What `optimizer_numbers` of __init__.py returns, in type A but for the first two.
+struct Numbers {
+    double lr;
+    double rate;  // the step size in the long run, where all parameters have the same
+    A p, q, r, s, t, u, v;
+};
+
+namespace optimizer {
+
+// As `penalties.soft_threshold`.
+__device__ inline void soften(A &w, A threshold) {
+    A inside = w > threshold ? threshold : w;
+    inside = inside < -threshold ? -threshold : inside;
+    w -= inside;
+}
+
+// With a step size that all parameters have; rounded once, as in Python.
+__device__ inline void soften_alike(A &w, double rate, double l1) {
+    if (l1 != 0) soften(w, static_cast<A>(rate * l1));
+}
+
+__device__ inline void soften_each(A &w, A rate, double l1) {
+    if (l1 != 0) soften(w, rate * static_cast<A>(l1));
+}
+
+// Each takes a parameter and its gradient and slots, the numbers, and the strength of l1 for this
+// parameter and for any.
+
+__device__ inline void sgd(A &w, A g, Slots &, const Numbers &at, double l1, double) {
+    w -= g * static_cast<A>(at.lr);
+    soften_alike(w, at.rate, l1);
+}
+
+// p: momentum
+__device__ inline void momentum(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
+    slot.a = slot.a * at.p + g;
+    w -= slot.a * static_cast<A>(at.lr);
+    soften_alike(w, at.rate, l1);
+}
+
+__device__ inline void nesterov(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
+    slot.a = slot.a * at.p + g;
+    w -= (g + at.p * slot.a) * static_cast<A>(at.lr);
+    soften_alike(w, at.rate, l1);
+}
+
+// p: epsilon
+__device__ inline void adagrad(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
+    slot.a += g * g;
+    const A rate = static_cast<A>(at.lr) / (sqrt(slot.a) + at.p);
+    w -= g * rate;
+    soften_each(w, rate, l1);
+}
+
+// p: epsilon
+__device__ inline void nag(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
+    g /= slot.b;
+    slot.a += g * g;
+    const A rate = static_cast<A>(at.lr) / (sqrt(slot.a) + at.p);
+    w -= g * rate / slot.b;
+    soften_each(w, rate / slot.b / slot.b, l1);
+}
+
+// p, q: beta1 and 1 - beta1; r, s: beta2 and 1 - beta2; t, u: corrections of the bias of m and of
+// the root of v; v: epsilon
+__device__ inline void adam(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
+    slot.b = slot.b * at.r + g * g * at.s;
+    slot.a = slot.a * at.p + g * at.q;
+    const A rate = static_cast<A>(at.lr) / (sqrt(slot.b) / at.u + at.v);
+    w -= slot.a * rate / at.t;
+    soften_each(w, rate, l1);
+}
+
+// rate: what a step leaves of w
+__device__ inline void adamw(A &w, A g, Slots &slot, const Numbers &at, double l1, double any) {
+    w *= static_cast<A>(at.rate);
+    adam(w, g, slot, at, l1, any);
+}
+
+// p: beta; the slots are n, dual and bound
+__device__ inline void ftrl(A &w, A g, Slots &slot, const Numbers &at, double l1, double any) {
+    slot.a += g * g;
+    const A rate = static_cast<A>(at.lr) / (sqrt(slot.a) + at.p);
+    if (at.lr == 0 || any == 0) {
+        w -= g * rate;
+        return;
+    }
+    const A dual = w != 0 ? copysign(slot.c, -w) : slot.b;
+    const A z = g + dual - w / rate;
+    slot.c += static_cast<A>(l1);
+    slot.b = z > slot.c ? slot.c : z;
+    slot.b = slot.b < -slot.c ? -slot.c : slot.b;
+    w = (slot.b - z) * rate;
+}
+
+}  // namespace optimizer
+
+// w (n,)                    the parameters
+// gradient (n,)             of the summed loss, not changed
+// slot0, slot1, slot2 (n,)  null where the optimizer has fewer
+// n, penalised              l1 and l2 are for the first `penalised` parameters
+// scale                     the gradient is taken times this
+// l1, l2                    strengths of the penalties
+// lr, rate, p to v          `optimizer_numbers`
+extern "C" __global__ void __launch_bounds__(THREADS) optimizer_update(
+    A *__restrict__ w, const O *__restrict__ gradient, A *__restrict__ slot0,
+    A *__restrict__ slot1, A *__restrict__ slot2, long long n, long long penalised, double scale,
+    double l1, double l2, double lr, double rate, double p, double q, double r, double s, double t,
+    double u, double v) {
+    const Numbers at = {lr, rate, A(p), A(q), A(r), A(s), A(t), A(u), A(v)};
+    const long long stride = static_cast<long long>(gridDim.x) * THREADS;
+    for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < n;
+         i += stride) {
+        const bool penalty = i < penalised;
+        A own = w[i];
+        A g = static_cast<A>(gradient[i] * static_cast<O>(scale));
+        if (penalty && l2 != 0) g += static_cast<A>(l2) * own;
+        Slots slot = {slot0 ? slot0[i] : A(0), slot1 ? slot1[i] : A(0), slot2 ? slot2[i] : A(0)};
+        optimizer::OPTIMIZER(own, g, slot, at, penalty ? l1 : 0.0, l1);
+        w[i] = own;
+        if (slot0) slot0[i] = slot.a;
+        if (slot1) slot1[i] = slot.b;
+        if (slot2) slot2[i] = slot.c;
+    }
+}

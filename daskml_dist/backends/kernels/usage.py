@@ -1,0 +1,135 @@
+"""Registers, shared memory and spills of the kernels, by NVRTC, which needs no GPU.
+
+``python -m daskml_dist.backends.kernels.usage`` prints the table of ``docs/kernels.md``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daskml_dist.backends import kernels
+
+__all__ = ["ARCHITECTURES", "KernelUsage", "compiler", "usage"]
+
+#: Turing, Ampere, Hopper and Blackwell.
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+
+
+@dataclass(frozen=True)
+class KernelUsage:
+    """What a kernel takes of a multiprocessor: registers of a thread, bytes of local memory."""
+
+    registers: int
+    stack: int
+    spills: int
+
+
+@functools.cache
+def compiler() -> Any | None:
+    """The NVRTC library of the `nvidia-cuda-nvrtc` package, or None."""
+    if importlib.util.find_spec("nvidia") is None:
+        return None
+    for folder in importlib.import_module("nvidia").__path__:
+        for path in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")):
+            return ctypes.CDLL(str(path))
+    return None
+
+
+def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, KernelUsage]:
+    """Compile a source and return what each of its kernels takes.
+
+    Parameters
+    ----------
+    name : str
+        A key of `kernels.FUNCTIONS`.
+    options : tuple of str
+        As `kernels.options` returns them.
+    architecture : str
+        Such as ``"sm_90"``.
+
+    Raises
+    ------
+    RuntimeError
+        With the compiler's messages if it fails.
+    """
+    nvrtc = compiler()
+    if nvrtc is None:
+        raise RuntimeError("NVRTC is not installed. pip install nvidia-cuda-nvrtc")
+    program = ctypes.c_void_p()
+    text = kernels.source(name).encode()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name.encode(), 0, None, None)
+    every = [*options, f"-arch={architecture}", "--ptxas-options=-v"]
+    arguments = (ctypes.c_char_p * len(every))(*(option.encode() for option in every))
+    failed = nvrtc.nvrtcCompileProgram(program, len(every), arguments)
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    messages = log.value.decode()
+    if failed:
+        raise RuntimeError(f"{name} {' '.join(every)}\n{messages}")
+    return _parse(messages)
+
+
+def _parse(log: str) -> dict[str, KernelUsage]:
+    found = {}
+    for part in log.split("Compiling entry function ")[1:]:
+        name, *numbers = (
+            re.search(pattern, part)[1]  # type: ignore[index]
+            for pattern in (
+                r"'(\w+)'",
+                r"Used (\d+) registers",
+                r"(\d+) bytes stack frame",
+                r"(\d+) bytes spill stores",
+                r"(\d+) bytes spill loads",
+            )
+        )
+        registers, stack, stores, loads = map(int, numbers)
+        found[name] = KernelUsage(registers, stack, stores + loads)
+    return found
+
+
+#: Of the table: source, type of X, features, classes or centres.
+_ROWS = (
+    ("linear_gradient", "float32", 28, 1),
+    ("linear_gradient", "float32", 100, 1),
+    ("linear_gradient", "float32", 512, 1),
+    ("linear_gradient", "float32", 513, 1),
+    ("linear_gradient", "float32", 1024, 1),
+    ("linear_gradient", "float32", 2048, 1),
+    ("linear_gradient", "bfloat16", 512, 1),
+    ("linear_gradient", "float16", 2048, 1),
+    ("linear_gradient", "float64", 100, 1),
+    ("linear_gradient", "float64", 1024, 1),
+    ("softmax_gradient", "float32", 1, 10),
+    ("optimizer_updates", "float32", 1, 1),
+    ("csr_gradient", "float32", 1, 1),
+    ("kmeans", "float32", 100, 16),
+    ("kmeans", "float32", 100, 64),
+    ("kmeans", "float32", 100, 128),
+)
+
+
+def _main() -> None:
+    heads = ("kernel", "X", "d", "k", "shared bytes", *ARCHITECTURES)
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for name, dtype, d, k in _ROWS:
+        options = kernels.options(name, dtype, d=d, k=k, loss="log_loss", optimizer="adam")
+        found = [usage(name, options, architecture) for architecture in ARCHITECTURES]
+        for function in kernels.FUNCTIONS[name]:
+            launch = kernels.launch(function, 1 << 20, d, dtype, 132, k=k)
+            assert launch is not None  # the rows above have versions
+            cells = [f"{each[function].registers} / {each[function].spills}" for each in found]
+            row = (f"`{function}`", dtype, str(d), str(k), str(launch.shared), *cells)
+            print(f"| {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,227 @@
+// CUDA's words for g++: a block's threads are fibers that switch at shuffles and barriers.
+//
+// A run reports what a GPU would hide: a barrier that not all threads reach, stores behind the
+// shared memory that was asked for, misaligned vectors, indices outside of arrays. Shared memory
+// starts as NaN.
+#pragma once
+
+#include <math.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__
+#define __align__(n)
+#define __launch_bounds__(...)
+
+struct Index {
+    unsigned x, y, z;
+};
+
+static Index threadIdx, blockIdx, blockDim, gridDim;
+
+extern "C" {
+alignas(16) unsigned char shared[1 << 18];
+}
+
+namespace emulation {
+
+enum Problem { NONE, DEADLOCK, SHARED_OVERRUN, UNDEFINED };
+
+constexpr size_t STACK = 1 << 16;
+
+struct Barrier {
+    unsigned arrived = 0, generation = 0;
+};
+
+struct Thread {
+    ucontext_t context;
+    Index index;
+    const Barrier *waits = nullptr;
+    unsigned generation = 0;
+    bool done = false;
+};
+
+struct Warp {
+    Barrier barrier;
+    unsigned shuffles[32] = {};
+    unsigned char slots[2][32][8];
+};
+
+static std::function<void()> body;
+static std::vector<Thread> threads;
+static std::vector<Warp> warps;
+static Barrier block;
+static Thread *current;
+static ucontext_t scheduler;
+static int problem;
+
+inline void arrive(Barrier &barrier, unsigned count) {
+    if (++barrier.arrived == count) {
+        barrier.arrived = 0;
+        ++barrier.generation;
+        return;
+    }
+    current->waits = &barrier;
+    current->generation = barrier.generation;
+    swapcontext(&current->context, &scheduler);
+}
+
+inline void enter() {
+    body();
+    current->done = true;
+    swapcontext(&current->context, &scheduler);
+}
+
+inline void run_block(std::vector<unsigned char> &stacks, size_t shared_bytes) {
+    memset(shared, 0xff, sizeof shared);
+    const unsigned count = blockDim.x * blockDim.y;
+    threads.assign(count, Thread{});
+    warps.assign((count + 31) / 32, Warp{});
+    block = Barrier{};
+    for (unsigned i = 0; i < count; ++i) {
+        threads[i].index = {i % blockDim.x, i / blockDim.x, 0};
+        getcontext(&threads[i].context);
+        threads[i].context.uc_stack.ss_sp = stacks.data() + i * STACK;
+        threads[i].context.uc_stack.ss_size = STACK;
+        makecontext(&threads[i].context, enter, 0);
+    }
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (Thread &thread : threads) {
+            if (thread.done) continue;
+            if (thread.waits && thread.waits->generation == thread.generation) continue;
+            thread.waits = nullptr;
+            current = &thread;
+            threadIdx = thread.index;
+            swapcontext(&scheduler, &thread.context);
+            moved = true;
+        }
+    }
+    for (const Thread &thread : threads)
+        if (!thread.done) problem = DEADLOCK;
+    for (size_t i = shared_bytes; i < sizeof shared; ++i)
+        if (shared[i] != 0xff) problem = SHARED_OVERRUN;
+}
+
+template <typename... P, size_t... K>
+void call(void (*kernel)(P...), void **arguments, std::index_sequence<K...>) {
+    kernel(*static_cast<std::remove_cv_t<P> *>(arguments[K])...);
+}
+
+// Arguments come as pointers to each, as for cuLaunchKernel.
+template <typename... P>
+int launch(void (*kernel)(P...), unsigned grid, unsigned x, unsigned y, size_t shared_bytes,
+           void **arguments) {
+    gridDim = {grid, 1, 1};
+    blockDim = {x, y, 1};
+    problem = NONE;
+    body = [=] { call(kernel, arguments, std::index_sequence_for<P...>{}); };
+    std::vector<unsigned char> stacks(STACK * x * y);
+    for (unsigned b = 0; b < grid && problem == NONE; ++b) {
+        blockIdx = {b, 0, 0};
+        run_block(stacks, shared_bytes);
+    }
+    return problem;
+}
+
+inline unsigned thread_number() { return current->index.y * blockDim.x + current->index.x; }
+
+template <typename S>
+S exchange(S value, unsigned lane, unsigned from) {
+    Warp &warp = warps[thread_number() / 32];
+    auto &slots = warp.slots[warp.shuffles[lane]++ % 2];
+    memcpy(slots[lane], &value, sizeof value);
+    arrive(warp.barrier, 32);
+    S other;
+    memcpy(&other, slots[from], sizeof other);
+    return other;
+}
+
+}  // namespace emulation
+
+extern "C" {
+// What -fsanitize calls.
+inline __attribute__((visibility("hidden"), used)) void __ubsan_handle_type_mismatch_v1(
+    void *, unsigned long) {
+    emulation::problem = emulation::UNDEFINED;
+}
+inline __attribute__((visibility("hidden"), used)) void __ubsan_handle_out_of_bounds(
+    void *, unsigned long) {
+    emulation::problem = emulation::UNDEFINED;
+}
+inline __attribute__((visibility("hidden"), used)) void __ubsan_handle_add_overflow(
+    void *, unsigned long, unsigned long) {
+    emulation::problem = emulation::UNDEFINED;
+}
+inline __attribute__((visibility("hidden"), used)) void __ubsan_handle_sub_overflow(
+    void *, unsigned long, unsigned long) {
+    emulation::problem = emulation::UNDEFINED;
+}
+inline __attribute__((visibility("hidden"), used)) void __ubsan_handle_mul_overflow(
+    void *, unsigned long, unsigned long) {
+    emulation::problem = emulation::UNDEFINED;
+}
+inline __attribute__((visibility("hidden"), used)) void __ubsan_handle_negate_overflow(
+    void *, unsigned long) {
+    emulation::problem = emulation::UNDEFINED;
+}
+}
+
+inline void __syncthreads() {
+    emulation::arrive(emulation::block, blockDim.x * blockDim.y);
+    threadIdx = emulation::current->index;
+}
+
+template <typename S>
+S __shfl_xor_sync(unsigned, S value, int mask) {
+    const unsigned lane = emulation::thread_number() % 32;
+    S other = emulation::exchange(value, lane, lane ^ mask);
+    threadIdx = emulation::current->index;
+    return other;
+}
+
+template <typename S>
+S __shfl_sync(unsigned, S value, int from, int width = 32) {
+    const unsigned lane = emulation::thread_number() % 32;
+    S other = emulation::exchange(value, lane, lane / width * width + from % width);
+    threadIdx = emulation::current->index;
+    return other;
+}
+
+template <typename S>
+S atomicAdd(S *at, S value) {
+    const S before = *at;
+    *at += value;
+    return before;
+}
+
+template <typename S>
+S atomicExch(S *at, S value) {
+    return std::exchange(*at, value);
+}
+
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline double __longlong_as_double(long long bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline float half_to_float(unsigned short bits) {
+    const int exponent = bits >> 10 & 31, digits = bits & 1023;
+    const float size = exponent == 31 ? (digits ? NAN : INFINITY)
+                       : exponent     ? ldexpf(1024 + digits, exponent - 25)
+                                      : ldexpf(digits, -24);
+    return bits >> 15 ? -size : size;
+}
