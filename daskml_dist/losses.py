@@ -62,7 +62,7 @@ class Loss(ABC):
     in_target_units : bool
         Whether raw predictions are in the units of the targets.
     kernel : str or None
-        Fused kernel of ``backends/dense_kernels.py`` that computes the same for linear models.
+        What backends that have one call the fused kernel that computes the same for linear models.
         Not inherited, since a subclass may compute something else.
     at_row : function or None
         Static: value and derivative of one row with one output, from its target (-1 or +1 for
@@ -310,6 +310,7 @@ class Hinge(_MarginLoss):
     """Loss of a linear support vector machine: ``max(0, 1 - y * raw)``."""
 
     name = "hinge"
+    kernel = "hinge"
     _threshold: ClassVar[float] = 1.0
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
@@ -335,6 +336,7 @@ class Perceptron(Hinge):
     """Loss of the perceptron: ``max(0, -y * raw)``."""
 
     name = "perceptron"
+    kernel = "perceptron"
     _threshold = 0.0
 
 
@@ -343,6 +345,7 @@ class SquaredHinge(_MarginLoss):
     """Squared hinge loss: ``max(0, 1 - y * raw) ** 2``."""
 
     name = "squared_hinge"
+    kernel = "squared_hinge"
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
         gap = namespace(margin).maximum(1 - margin, 0)
@@ -362,6 +365,7 @@ class ModifiedHuber(_MarginLoss):
     """Squared hinge loss, linear (``-4 * y * raw``) for margins below -1 (Zhang 2004)."""
 
     name = "modified_huber"
+    kernel = "modified_huber"
     proba = True
 
     def _at_margin(self, margin: Array) -> tuple[Array, Array]:
@@ -414,6 +418,7 @@ class SquaredError(_ResidualLoss):
     """Half the squared error: ``(raw - y) ** 2 / 2``."""
 
     name = "squared_error"
+    kernel = "squared_error"
     has_hessian = True
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
@@ -467,6 +472,7 @@ class Huber(_EpsilonLoss):
     """
 
     name = "huber"
+    kernel = "huber"
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
         epsilon = float(self.epsilon)  # a NumPy float64 would widen a float32 residual
@@ -494,6 +500,7 @@ class EpsilonInsensitive(_EpsilonLoss):
     """
 
     name = "epsilon_insensitive"
+    kernel = "epsilon_insensitive"
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
         xp = namespace(residual)
@@ -519,6 +526,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     """
 
     name = "squared_epsilon_insensitive"
+    kernel = "squared_epsilon_insensitive"
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
         excess = self._excess(residual)
@@ -545,6 +553,7 @@ class Quantile(_ResidualLoss):
     """
 
     name = "quantile"
+    kernel = "quantile"
     quantile: float = 0.5
 
     def __post_init__(self) -> None:
@@ -654,6 +663,7 @@ class Poisson(_LogLink):
     """
 
     name = "poisson"
+    kernel = "poisson"
     power = 1.0
 
     def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
@@ -675,6 +685,7 @@ class Gamma(_LogLink):
     """
 
     name = "gamma"
+    kernel = "gamma"
     power = 2.0
 
     def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:

@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from distributed import Client, LocalCluster, futures_of
-from scipy import sparse
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.cupy_backend import CupyBackend
 from daskml_dist.backends.devices import gpu_problem
 
 # Tests of the benchmarks import them; behind everything, so that an installed package stays first.
@@ -37,18 +34,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each backend in turn; the GPU's is skipped, with the reason, where it cannot run.
 
-    Its calls are then made on NumPy and SciPy, which have the same functions.
+    Its calls are then made on NumPy and SciPy, which have the same functions, and its kernels
+    compiled for the host.
     """
     if request.param == "cupy's calls on numpy":
-        return CupyBackend(_NumpyAsCupy(), sparse)
+        from tests.cuda_emulation import EmulatedCupy
+
+        return EmulatedCupy()
     return get_backend({"numpy": "cpu", "cupy": "gpu"}[request.param])
-
-
-class _NumpyAsCupy:
-    """NumPy, with the one function of CuPy that it lacks."""
-
-    def __getattr__(self, name: str) -> Any:
-        return np.asarray if name == "asnumpy" else getattr(np, name)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.devices import DEVICES
+from daskml_dist.backends.base import Step
+from daskml_dist.backends.devices import DEVICES, gpu_problem
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Huber
+from daskml_dist.optimizers import Adam
 
 N, P = 30, 12
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 ROWS = {
     "gathered": np.array([5, 0, 29, 5, 7]),  # a row may appear twice
     "slice": slice(3, 20),
@@ -97,6 +102,62 @@ def test_products_at_touched_columns(
     np.testing.assert_allclose(
         backend.to_numpy(out), expected[columns], rtol=_tolerance(dtype), atol=_tolerance(dtype)
     )
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", ["gathered", "slice"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [0, 1])
+@pytest.mark.parametrize("container", [np.asarray, sparse.csr_array], ids=lambda c: c.__name__)
+def test_fused_gradients(
+    backend: Backend, container: Any, intercept: int, weighted: bool, rows: str
+) -> None:
+    """Where a backend has a kernel it does what its products do; else nothing."""
+    X, loss = _X(), Huber(0.5)
+    batch = backend.rows(backend.to_device(container(X)), ROWS[rows])
+    dense = X[ROWS[rows]]
+    y, w = _draw(len(dense)), _draw(P + intercept, 1)
+    weight = np.abs(_draw(len(dense))) if weighted else None
+    start = _draw(P + intercept + 1, 1)[1:]
+    out = backend.to_device(start.copy())
+    moved = None if weight is None else backend.to_device(weight)
+    found = backend.add_fused(
+        loss.kernel,
+        backend.to_device(w),
+        batch,
+        backend.to_device(y),
+        moved,
+        out,
+        loss.parameters,
+    )
+    if found is None:
+        assert backend.name == "numpy"
+        np.testing.assert_array_equal(backend.to_numpy(out), start)
+        return
+    values, g = loss.value_and_gradient(y, dense @ w[:P, 0] + (w[P, 0] if intercept else 0))
+    values, g = (values, g) if weight is None else (values * weight, g * weight)
+    gradient = np.append(dense.T @ g, g.sum())[: P + intercept, None]
+    assert float(found) == pytest.approx(values.sum(), rel=1e-12)
+    np.testing.assert_allclose(backend.to_numpy(out), start + gradient, rtol=1e-11, atol=1e-13)
+
+
+@needs_compiler
+def test_fused_steps(backend: Backend) -> None:
+    """Adam with both penalties on all rows but the last, as its own lines have it."""
+    optimizer, w = Adam(), _draw(P, 2)
+    slots = optimizer.init(w)
+    device_w = backend.to_device(w.copy())
+    device_slots = {name: backend.to_device(slot.copy()) for name, slot in slots.items()}
+    strengths = np.r_[np.full(P - 1, 0.3), 0.0][:, None]
+    for number in (1, 2, 3):
+        grad = _draw(P, 2) / number
+        step = Step(device_w, backend.to_device(grad), device_slots, 0.1, number, 0.3, 0.2, P - 1)
+        if not backend.update(optimizer, step):
+            assert backend.name == "numpy"
+            return
+        grad[:-1] += 0.2 * w[:-1]
+        optimizer.update(w, grad, slots, 0.1, number, strengths)
+    np.testing.assert_allclose(backend.to_numpy(device_w), w, rtol=1e-12, atol=1e-14)
 
 
 def test_batches_may_be_prepared_before_they_are_used(backend: Backend) -> None:
@@ -183,7 +244,8 @@ def test_blocks_on_the_cpu_are_not_copied(container: Any) -> None:
 def test_one_instance_for_each_call() -> None:
     """An instance holds scratch arrays of one thread."""
     assert get_backend("auto") is not get_backend("auto")
-    assert get_backend("auto").name == get_backend("cpu").name == "numpy"
+    assert get_backend("cpu").name == "numpy"
+    assert get_backend("auto").name == ("numpy" if gpu_problem() else "cupy")
 
 
 @pytest.mark.parametrize("wrong", ["cuda", "", None])

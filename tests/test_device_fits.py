@@ -5,6 +5,7 @@ On a machine with a GPU the same tests run on CuPy too.
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.schedules import Constant
 from daskml_dist.training.loops.residence import moved
+from tests.cuda_emulation import EmulatedCupy
 from tests.strict_backend import StrictBackend
 
 RNG = np.random.default_rng(0)
@@ -83,7 +85,24 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         _plug_in(_Counted, monkeypatch)
 
 
-def _plug_in(backend: type[StrictBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+class _Emulated(EmulatedCupy):
+    """Is always there."""
+
+    @classmethod
+    def problem(cls) -> str | None:
+        return None
+
+
+@pytest.fixture(params=["emulated", pytest.param("cupy", marks=pytest.mark.gpu)])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with its kernels, or the host's emulation of it."""
+    if request.param == "emulated":
+        if shutil.which("g++") is None:
+            pytest.skip("no g++ here")
+        _plug_in(_Emulated, monkeypatch)
+
+
+def _plug_in(backend: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
     found = devices._class
     monkeypatch.setattr(
         devices, "_class", lambda *where: backend if where[1] == "CupyBackend" else found(*where)
@@ -196,6 +215,23 @@ def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> Non
     np.testing.assert_allclose(found.w, expected.w, rtol=1e-12)
     np.testing.assert_allclose(found.average, expected.average, rtol=1e-12)
     assert (found.step, found.rows) == (expected.step, expected.rows)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_kernels_under_every_policy(kernels: None, policy: str) -> None:
+    model = SGDClassifier(policy=policy, n_lanes=1, penalty="elasticnet", alpha=0.01, **STEPS)
+    _check(model, TARGETS["two"])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_sparse_rows_of_many_features(kernels: None, policy: str) -> None:
+    rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
+    ends = []
+    for device in ("gpu", "cpu"):
+        # Rows that are steps of their own are the host's, so hogwild steps by batches here.
+        clf = SGDClassifier(policy=policy, n_lanes=1, device=device, **STEPS)
+        ends.append(clf.fit(rows, TARGETS["two"]).coef_)
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6, atol=1e-9)
 
 
 ROUNDS = [

@@ -6,10 +6,7 @@ import ctypes
 import functools
 import itertools
 import shutil
-import subprocess
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,10 +16,10 @@ from daskml_dist.backends import kernels
 from daskml_dist.backends.kernels.usage import ARCHITECTURES, compiler, usage
 from daskml_dist.losses import LOSSES
 from daskml_dist.optimizers import OPTIMIZERS
+from tests.cuda_emulation import build, library_of, run
 
 RTOL = {"float32": 3e-6, "float64": 1e-13, "float16": 3e-6, "bfloat16": 3e-6}
 DTYPES = tuple(RTOL)
-PROBLEMS = {1: "not all threads reach a barrier", 2: "shared memory overrun", 3: "undefined"}
 
 needs_nvrtc = pytest.mark.skipif(
     compiler() is None, reason="no NVRTC here: pip install nvidia-cuda-nvrtc"
@@ -131,60 +128,6 @@ def test_everything_else_compiles_without_spills(architecture):
 # --- emulation -------------------------------------------------------------------------------
 
 
-def _compile(*arguments):
-    checks = "-fsanitize=alignment,bounds,signed-integer-overflow"
-    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-Wno-unknown-pragmas", checks, *arguments]
-    done = subprocess.run([str(each) for each in command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@functools.cache
-def _folder():
-    """Where host versions are built; the header is compiled once."""
-    folder = tempfile.TemporaryDirectory(prefix="daskml-dist-kernels-")
-    header = Path(folder.name) / "cuda_emulation.h"
-    shutil.copy(Path(__file__).with_name(header.name), header)
-    _compile("-x", "c++-header", header, "-o", f"{header}.gch")
-    return folder
-
-
-def _library(text, options):
-    folder = Path(_folder().name)
-    path = folder / f"{len(list(folder.iterdir()))}.cpp"
-    path.write_text(f'#include "cuda_emulation.h"\n{text}')
-    defines = (option for option in options if option.startswith("-D"))
-    _compile("-shared", *defines, path, "-o", path.with_suffix(".so"))
-    return ctypes.CDLL(str(path.with_suffix(".so")))
-
-
-@functools.cache
-def _build(name, options):
-    """The source compiled for the host."""
-    entries = "".join(
-        f'extern "C" int run_{function}(unsigned grid, unsigned x, unsigned y, size_t shared_bytes,'
-        " void **arguments) {\n"
-        f"    return emulation::launch({function}, grid, x, y, shared_bytes, arguments);\n}}\n"
-        for function in kernels.FUNCTIONS[name]
-    )
-    return _library(kernels.source(name) + entries, options)
-
-
-def _run(library, function, launch, *arguments):
-    """Launch a kernel: arrays, None for a null pointer, ints and floats."""
-    values = []
-    for argument in arguments:
-        if argument is None or isinstance(argument, np.ndarray):
-            values.append(ctypes.c_void_p(None if argument is None else argument.ctypes.data))
-        elif isinstance(argument, float):
-            values.append(ctypes.c_double(argument))
-        else:
-            values.append(ctypes.c_longlong(argument))
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    sizes = (launch.grid, *launch.block, ctypes.c_size_t(launch.shared))
-    problem = getattr(library, f"run_{function}")(*sizes, pointers)
-    assert problem == 0, PROBLEMS[problem]
-
-
 class _Guarded:
     """Arrays amid bytes of 0xff (NaN as floats, -1 as integers), which must stay so."""
 
@@ -263,7 +206,7 @@ def _check_linear_gradient(
         "linear_gradient", dtype, d=d, loss=loss.name, result=result,
         rows=rows or "int64", alignment=alignment,
     )  # fmt: skip
-    library = _build("linear_gradient", options)
+    library = build("linear_gradient", options)
     teams = kernels._teams(d, dtype, alignment)
     # Two blocks, more than two rounds, and rows left over.
     n = 2 * 2 * 8 * (32 // teams.lanes) * teams.rows + 5 if n is None else n
@@ -276,12 +219,12 @@ def _check_linear_gradient(
     arrays += [None if chosen is None else guarded(chosen), guarded(w)]
     partials = guarded.unset((launch.grid, d + 2))
     parameter = (*loss.parameters, 0.0)[0]
-    _run(
+    run(
         library, "linear_gradient", launch, *arrays, partials, n, d, int(intercept), parameter
     )  # fmt: skip
     out, total = guarded(np.ones(d + intercept, result)), guarded.unset(1)
     summing = kernels.launch("sum_partials", launch.grid, d, dtype, 2)
-    _run(
+    run(
         library, "sum_partials", summing, partials, out, total, launch.grid, d, int(intercept)
     )  # fmt: skip
     at = slice(n) if chosen is None else chosen
@@ -303,7 +246,7 @@ def test_losses_of_rows(dtype):
         for loss in kernels.LOSSES
     )
     text = kernels.source("csr_gradient") + f'namespace host {{\nextern "C" {{\n{entries}}}\n}}\n'
-    library = _library(text, kernels.options("csr_gradient", dtype))
+    library = library_of(text, kernels.options("csr_gradient", dtype))
     raws = np.concatenate([np.linspace(-20, 20, 81), [-1e-9, 1e-9, 0.1, 1.1, np.nan]])
     for name in kernels.LOSSES:
         loss = LOSSES[name]()
@@ -366,13 +309,13 @@ def test_gradient_of_every_version(dtype, guarded):
 @needs_compiler
 def test_a_row_that_is_not_a_number_shows(guarded):
     options = kernels.options("linear_gradient", "float64", d=28, loss="log_loss")
-    library = _build("linear_gradient", options)
+    library = build("linear_gradient", options)
     X, _, y, w, _ = _problem(LOSSES["log_loss"](), 5, 28, "float64")
     X[3, 7] = np.nan
     launch = kernels.launch("linear_gradient", 5, 28, "float64", 1)
     partials = guarded.unset((launch.grid, 30))
     arrays = guarded(X), guarded(y), None, None, guarded(w)
-    _run(library, "linear_gradient", launch, *arrays, partials, 5, 28, 1, 0.0)
+    run(library, "linear_gradient", launch, *arrays, partials, 5, 28, 1, 0.0)
     assert np.isnan(partials[:, -1].sum())
 
 
@@ -387,11 +330,11 @@ def test_softmax(n, k, weighted, dtype, guarded):
     before = (3 * rng.normal(size=(n, k))).astype(dtype)
     codes = rng.integers(k, size=n).astype(np.int32)
     weight = rng.random(n).astype(dtype) if weighted else None
-    library = _build("softmax_gradient", kernels.options("softmax_gradient", dtype, k=k))
+    library = build("softmax_gradient", kernels.options("softmax_gradient", dtype, k=k))
     raw, losses = guarded(before), guarded.unset(n, dtype)
     launch = replace(kernels.launch("softmax_gradient", n, 1, dtype, 1, k=k), grid=2)
     arrays = raw, guarded(codes), guarded(weight) if weighted else None, losses
-    _run(library, "softmax_gradient", launch, *arrays, n, k)
+    run(library, "softmax_gradient", launch, *arrays, n, k)
     values, gradient = LOSSES["log_loss"]().value_and_gradient(codes, before.astype(float))
     weight = np.ones(n) if weight is None else weight
     np.testing.assert_allclose(losses, values * weight, atol=10 * RTOL[dtype])
@@ -404,7 +347,7 @@ def test_softmax(n, k, weighted, dtype, guarded):
 def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
     optimizer, n, scale, l2 = OPTIMIZERS[name](), 300, 0.125, 0.01
     options = kernels.options("optimizer_updates", dtype, optimizer=name, result=dtype)
-    library = _build("optimizer_updates", options)
+    library = build("optimizer_updates", options)
     launch = replace(kernels.launch("optimizer_update", n, 1, dtype, 1), grid=1)
     rng = np.random.default_rng(0)
     for l1, penalised in ((0.0, n), (0.05, n), (0.0, n - 1)):
@@ -417,7 +360,7 @@ def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
         for step in (1, 2, 3):
             sums = rng.normal(size=n).astype(dtype)
             numbers = kernels.optimizer_numbers(optimizer, 0.1, step)
-            _run(
+            run(
                 library, "optimizer_update", launch, ours, guarded(sums), *state,
                 n, penalised, scale, l1, l2, *numbers,
             )  # fmt: skip
@@ -435,7 +378,7 @@ def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
 def test_l1_spares_what_is_not_penalised(name, guarded):
     optimizer, n = OPTIMIZERS[name](), 40
     options = kernels.options("optimizer_updates", "float32", optimizer=name, result="float32")
-    library = _build("optimizer_updates", options)
+    library = build("optimizer_updates", options)
     launch = kernels.launch("optimizer_update", n, 1, "float32", 1)
     rng = np.random.default_rng(0)
     w = rng.normal(size=n).astype("float32")
@@ -447,7 +390,7 @@ def test_l1_spares_what_is_not_penalised(name, guarded):
         grad = rng.normal(size=n).astype("float32")
         numbers = kernels.optimizer_numbers(optimizer, 0.1, step)
         arrays = ours, guarded(grad), *state
-        _run(library, "optimizer_update", launch, *arrays, n, 30, 1.0, 0.3, 0.0, *numbers)
+        run(library, "optimizer_update", launch, *arrays, n, 30, 1.0, 0.3, 0.0, *numbers)
         optimizer.update(w, grad, slots, 0.1, step, l1)
     np.testing.assert_allclose(ours, w, rtol=1e-6, atol=1e-8)
     assert (w[30:] != 0).all()
@@ -467,12 +410,12 @@ def test_csr_gradient_and_adagrad(dtype, index, weighted, guarded):
     options = kernels.options(
         "csr_gradient", dtype, loss="log_loss", result=dtype, index=index
     )  # fmt: skip
-    library = _build("csr_gradient", options)
+    library = build("csr_gradient", options)
     launch = replace(kernels.launch("csr_gradient", n, d, dtype, 1), grid=2)
     data, y_, rows, ours = guarded(csr.data), guarded(y), guarded(chosen), guarded(w)
     indices, indptr = guarded(csr.indices.astype(index)), guarded(csr.indptr.astype(index))
     gradient, total = guarded(np.zeros(d + 1, dtype)), guarded(np.zeros(1))
-    _run(
+    run(
         library, "csr_gradient", launch, data, indices, indptr, y_,
         guarded(weight) if weighted else None, rows, ours, gradient, total, n, d, 1, 0.0,
     )  # fmt: skip
@@ -487,7 +430,7 @@ def test_csr_gradient_and_adagrad(dtype, index, weighted, guarded):
     accumulator = guarded(np.full(d + 1, 0.5, dtype))
     slots = {"accumulator": accumulator.copy()}
     optimizer.update(w, mean.copy(), slots, 0.1, 1)
-    _run(
+    run(
         library, "csr_adagrad", launch, indices, indptr, rows, ours, accumulator, gradient,
         n, d, 1, 1 / n, 0.1, optimizer.epsilon,
     )  # fmt: skip
@@ -511,12 +454,12 @@ def test_kmeans(n, d, k, dtype, weighted, guarded):
     centres = rng.normal(size=(k, d)).astype(arithmetic)
     centres[-1] = centres[0]  # the first of them counts
     weight = rng.random(n).astype(arithmetic) if weighted else None
-    library = _build("kmeans", kernels.options("kmeans", dtype, d=d, k=k))
+    library = build("kmeans", kernels.options("kmeans", dtype, d=d, k=k))
     launch = replace(kernels.launch("kmeans", n, d, dtype, 1, k=k), grid=2)
     labels = guarded.unset(n, np.int32)
     sums, counts, inertia = (guarded(np.zeros(s)) for s in ((k, d), k, 1))
     arrays = guarded(X), guarded(centres), guarded(weight) if weighted else None
-    _run(library, "kmeans", launch, *arrays, labels, sums, counts, inertia, n, d, k)
+    run(library, "kmeans", launch, *arrays, labels, sums, counts, inertia, n, d, k)
     squares = ((values[:, None] - centres) ** 2).sum(axis=2)
     np.testing.assert_array_equal(labels, squares.argmin(axis=1))
     weight = np.ones(n) if weight is None else weight.astype(float)

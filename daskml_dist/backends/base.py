@@ -1,15 +1,16 @@
-"""What a backend can do: at most ten methods."""
+"""What a backend can do."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Backend", "SparseRows"]
+__all__ = ["Backend", "SparseRows", "Step"]
 
 
 class SparseRows:
@@ -48,6 +49,35 @@ class SparseRows:
     def __getitem__(self, at: slice) -> SparseRows:
         """Some of the rows."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimizer over whole parameters.
+
+    Parameters
+    ----------
+    w, grad : arrays of shape (n_rows, width)
+        Parameters, and the mean gradient of the loss.
+    slots : dict of arrays
+        The optimizer's state.
+    lr : float
+    number : int
+        From 1.
+    l1, l2 : float
+        Strengths of the penalty.
+    n_penalised : int
+        Leading rows that it applies to.
+    """
+
+    w: Any
+    grad: Any
+    slots: dict[str, Any]
+    lr: float
+    number: int
+    l1: float
+    l2: float
+    n_penalised: int
 
 
 class Backend(ABC):
@@ -103,7 +133,14 @@ class Backend(ABC):
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
 
     def add_fused(
-        self, kernel: str | None, w: Any, X: Any, y: Any, weight: Any | None, out: Any
+        self,
+        kernel: str | None,
+        w: Any,
+        X: Any,
+        y: Any,
+        weight: Any | None,
+        out: Any,
+        parameters: tuple[float, ...] = (),
     ) -> Any | None:
         """Add the gradient of a linear model's summed loss to `out`, reading X once.
 
@@ -113,6 +150,8 @@ class Backend(ABC):
             What a loss calls its kernel; None: it has none.
         w, out : arrays of shape (n_features, width), or a row longer with intercepts
         X, y, weight : rows, their encoded targets and their weights (or None)
+        parameters : tuple of float
+            The loss's own.
 
         Returns
         -------
@@ -120,6 +159,16 @@ class Backend(ABC):
             The summed loss, where the rows lie; None where no kernel fits, and nothing was done.
         """
         return None
+
+    def update(self, optimizer: Any, step: Step) -> bool:
+        """Take a step of one of the package's own optimizers in one launch.
+
+        Returns
+        -------
+        bool
+            False where no kernel fits, and nothing was done.
+        """
+        return False
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Slices of X's rows to be worked on one after the other, so that caches hold them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse as host_sparse
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends import kernels
+from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.namespace import cast
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["CupyBackend", "CupyRows"]
@@ -25,11 +29,13 @@ __all__ = ["CupyBackend", "CupyRows"]
 _PINNED_FROM = 1 << 20
 #: Bytes of each of the two pinned buffers of a thread.
 _BUFFER = 1 << 24
+#: Rows whose products are added up in float32, where sums are float64.
+_ADDED_ROWS = 1 << 16
 #: Entries of a sparse block at most; cuSPARSE counts them with 32 bits.
 _MOST_ENTRIES = 2**31 - 1
 
 
-class CupyRows:
+class CupyRows(SparseRows):
     """Chosen rows of a CSR block on a device.
 
     Parameters
@@ -48,6 +54,19 @@ class CupyRows:
     def dtype(self) -> Any:
         """Of the entries."""
         return self.X.dtype
+
+    @property
+    def values(self) -> Any:
+        """The entries."""
+        return self.X.data
+
+    def with_values(self, values: Any) -> CupyRows:
+        """The same rows with other entries in the same places."""
+        return CupyRows(type(self.X)((values, self.X.indices, self.X.indptr), shape=self.X.shape))
+
+    def toarray(self) -> Any:
+        """The rows as a dense array."""
+        return self.X.toarray()
 
     def __getitem__(self, at: slice) -> CupyRows:
         """Some of the rows."""
@@ -129,29 +148,126 @@ class CupyBackend(Backend):
 
     def dot(self, X: Any, w: Any) -> Any:
         """Product ``X @ w``; 1-d where the weights have one column."""
-        X = X.X if isinstance(X, CupyRows) else X
-        return X.dot(w[:, 0] if w.shape[1] == 1 else w)
+        return _matrix(X).dot(w[:, 0] if w.shape[1] == 1 else w)
 
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` in place."""
-        X = X.X if isinstance(X, CupyRows) else X
-        product = X.T.dot(g)
-        out += product[:, None] if product.ndim == 1 else product
+        for at in self._pieces(X, out):
+            product = _matrix(X[at]).T.dot(g[at])
+            out += product[:, None] if product.ndim == 1 else product
+
+    def _pieces(self, X: Any, out: Any) -> Iterable[slice]:
+        """Rows whose products are added up in the dtype of X, before they are in that of `out`."""
+        n_rows = X.shape[0]
+        return row_slices(n_rows, n_rows if X.dtype == out.dtype else _ADDED_ROWS)
+
+    def add_fused(
+        self,
+        kernel: str | None,
+        w: Any,
+        X: Any,
+        y: Any,
+        weight: Any | None,
+        out: Any,
+        parameters: tuple[float, ...] = (),
+    ) -> Any | None:
+        """One reading of the rows, for losses with a kernel and weights of one column.
+
+        Sums of dense rows have the same digits each time; of sparse rows not the last ones, as
+        threads add to the same columns in any order.
+        """
+        if kernel not in kernels.LOSSES or w.shape[1] > 1:
+            return None
+        arrays = [array for array in (y, weight, w) if array is not None]
+        if any(array.dtype != X.dtype for array in arrays):
+            return None
+        if not all(array.flags.c_contiguous for array in (*arrays, out)):
+            return None
+        loss = self._cp.zeros((), np.float64)
+        d = _matrix(X).shape[1]
+        numbers = (d, w.shape[0] - d, float(parameters[0]) if parameters else 0.0)
+        run = self._fused_csr if isinstance(X, CupyRows) else self._fused_dense
+        return loss if run(kernel, w, X, y, weight, out, loss, numbers) else None
+
+    def _fused_dense(
+        self, kernel: str, w: Any, X: Any, y: Any, weight: Any, out: Any, loss: Any, numbers: Any
+    ) -> bool:
+        (n, d), (_, intercept, _) = X.shape, numbers
+        address = self._address(X)
+        alignment = min(16, address & -address or 16)
+        at = kernels.launch("linear_gradient", n, d, X.dtype, self._n_sms, alignment=alignment)
+        if at is None or not X.flags.c_contiguous:
+            return False
+        module = self._module(
+            "linear_gradient", X.dtype, d=d, loss=kernel, result=out.dtype, alignment=alignment
+        )
+        partials = self._cp.empty((at.grid, d + 2), np.float64)
+        _run(module, "linear_gradient", at, X, y, weight, None, w, partials, n, *numbers)
+        add_up = kernels.launch("sum_partials", at.grid, d, X.dtype, self._n_sms)
+        assert add_up is not None
+        _run(module, "sum_partials", add_up, partials, out, loss, at.grid, d, intercept)
+        return True
+
+    def _fused_csr(
+        self, kernel: str, w: Any, X: Any, y: Any, weight: Any, out: Any, loss: Any, numbers: Any
+    ) -> bool:
+        X, n = X.X, X.shape[0]
+        at = kernels.launch("csr_gradient", n, X.shape[1], X.dtype, self._n_sms)
+        assert at is not None
+        module = self._module(
+            "csr_gradient", X.dtype, loss=kernel, result=out.dtype, index=X.indices.dtype
+        )
+        csr = X.data, X.indices, X.indptr
+        _run(module, "csr_gradient", at, *csr, y, weight, None, w, out, loss, n, *numbers)
+        return True
+
+    def update(self, optimizer: Any, step: Step) -> bool:
+        """One launch over the flat parameters."""
+        slots = [step.slots[name] for name in optimizer.slot_names]
+        arrays = [step.w, step.grad, *slots]
+        if not all(array.flags.c_contiguous for array in arrays) or step.w.dtype.kind != "f":
+            return False
+        n, width = step.w.size, step.w.shape[1]
+        at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
+        assert at is not None
+        module = self._module(
+            "optimizer_updates", step.w.dtype, optimizer=optimizer.name, result=step.grad.dtype
+        )
+        slots += [None] * (3 - len(slots))
+        numbers = kernels.optimizer_numbers(optimizer, step.lr, step.number)
+        _run(
+            module, "optimizer_update", at, step.w, step.grad, *slots, n, step.n_penalised * width,
+            1.0, step.l1, step.l2, *numbers,
+        )  # fmt: skip
+        return True
+
+    @functools.cached_property
+    def _n_sms(self) -> int:
+        return int(self._cp.cuda.Device().attributes["MultiProcessorCount"])
+
+    @staticmethod
+    def _address(array: Any) -> int:
+        return int(array.data.ptr)
+
+    def _module(self, name: str, dtype: Any, **chosen: Any) -> Any:
+        return _compiled(self._cp, name, kernels.options(name, dtype, **chosen))
 
     def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
         """Add ``X.T @ diag(weight) @ X`` to `out` in place."""
-        if not isinstance(X, CupyRows):
-            out += X.T.dot(X if weight is None else X * weight[:, None].astype(X.dtype, copy=False))
-            return
-        X = X.X
-        scaled = X if weight is None else self._weighted(X, weight)
-        out += X.T.dot(scaled).toarray()
+        for at in self._pieces(X, out):
+            rows, factor = X[at], None if weight is None else weight[at]
+            if isinstance(rows, CupyRows):
+                scaled = rows.X if factor is None else self._weighted(rows.X, factor)
+                out += rows.X.T.dot(scaled).toarray()
+            else:
+                scaled = rows if factor is None else rows * cast(factor, X.dtype)[:, None]
+                out += rows.T.dot(scaled)
 
     def _weighted(self, X: Any, weight: Any) -> Any:
         """CSR rows times their weights."""
         # The row of each entry: how many rows begin at or before it.
         row = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
-        data = X.data * weight[row].astype(X.dtype, copy=False)
+        data = X.data * cast(weight[row], X.dtype)
         return self._sparse.csr_matrix((data, X.indices, X.indptr), shape=X.shape)
 
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
@@ -167,6 +283,23 @@ class CupyBackend(Backend):
             (factor, at.astype(np.int32), starts), shape=(n_rows, out.shape[0])
         )
         out += groups.T.dot(X.X).toarray()
+
+
+def _matrix(X: Any) -> Any:
+    """What has the products of rows."""
+    return X.X if isinstance(X, CupyRows) else X
+
+
+def _run(module: Any, function: str, at: kernels.Launch, *arguments: Any) -> None:
+    """Launch a kernel; None is a null pointer."""
+    given = tuple(0 if argument is None else argument for argument in arguments)
+    run = module.get_function(function)
+    run((at.grid,), at.block, given, shared_mem=at.shared)
+
+
+@functools.cache
+def _compiled(cupy: Any, name: str, options: tuple[str, ...]) -> Any:
+    return cupy.RawModule(code=kernels.source(name), options=options)
 
 
 class _PinnedCopy:

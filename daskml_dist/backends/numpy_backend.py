@@ -16,6 +16,8 @@ __all__ = ["CSRRows", "NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
+#: Losses that `dense_kernels` has kernels of; to look there would load numba.
+FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
 _FUSED_FROM = 1 << 13
 
@@ -174,9 +176,10 @@ class NumpyBackend(Backend):
         y: NDArray[Any],
         weight: NDArray[Any] | None,
         out: NDArray[Any],
+        parameters: tuple[float, ...] = (),
     ) -> float | None:
         """One reading of dense rows, for losses with a kernel and weights of one column."""
-        if kernel is None or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
+        if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
             return None
         if sparse.issparse(X) or not (X.flags.c_contiguous and X.flags.aligned):
             return None

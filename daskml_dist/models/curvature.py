@@ -16,6 +16,8 @@ __all__ = ["add_curvature", "row_blocks"]
 
 #: Bytes of rows that are worked on together: they and their scaled copy stay in a core's cache.
 _BLOCK_BYTES = 2**20
+#: The same on a GPU, which wants many rows at once.
+_ON_GPU = 2**27
 
 
 def add_curvature(
@@ -53,7 +55,7 @@ def add_curvature(
     """
     xp = namespace(w)
     loss = flat = 0.0
-    for at in row_blocks(X):
+    for at in row_blocks(X, backend):
         rows = backend.rows(X, at)
         raw = model.raw_prediction(w, rows, backend)
         losses, g, h = model.loss.value_gradient_hessian(y[at, ...], raw)
@@ -77,11 +79,12 @@ def add_curvature(
     return loss, flat
 
 
-def row_blocks(X: Any) -> Iterator[slice]:
+def row_blocks(X: Any, backend: Backend) -> Iterator[slice]:
     """Slices of rows of `X` that are worked on one after the other."""
     n_rows, n_features = X.shape
     # With many features the sum of a block costs as much as a few rows for each of them.
-    step = max(64, _BLOCK_BYTES // (n_features * item_bytes(X)), min(4 * n_features, 2**14))
+    n_bytes = _BLOCK_BYTES if backend.device == "cpu" else _ON_GPU
+    step = max(64, n_bytes // (n_features * item_bytes(X)), min(4 * n_features, 2**14))
     return row_slices(n_rows, step)
 
 

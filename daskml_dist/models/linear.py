@@ -118,7 +118,8 @@ class LinearModel:
         float, or array of no dimension where the rows lie
             Sum of the weighted losses of the rows, before the step; float64.
         """
-        fused = backend.add_fused(self.loss.kernel, w, X, y, weight, out)
+        kernel, parameters = self.loss.kernel, self.loss.parameters
+        fused = backend.add_fused(kernel, w, X, y, weight, out, parameters)
         if fused is not None:
             return fused
         first, *others = backend.row_blocks(X)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
-from daskml_dist.optimizers import Optimizer
+from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.penalties import Penalty, soft_threshold
 from daskml_dist.schedules import Schedule
 
@@ -121,10 +122,19 @@ class Shard:
         Taken over, not copied.
     start : int, default=0
         First row in the whole parameters.
+    backend : Backend or None
+        Of a device where the state lies; it may have a kernel for whole steps.
     """
 
-    def __init__(self, rule: UpdateRule, state: ShardState, start: int = 0) -> None:
+    def __init__(
+        self,
+        rule: UpdateRule,
+        state: ShardState,
+        start: int = 0,
+        backend: Backend | None = None,
+    ) -> None:
         self.rule = rule
+        self._backend = backend
         self.w = state.w
         self.slots = state.slots or rule.optimizer.init(state.w)
         self.version = 0
@@ -228,12 +238,25 @@ class Shard:
         self._snapshot = None
 
     def _step_all(self, grad: NDArray[Any], rate: float) -> None:
+        if self._step_fused(grad, rate):
+            return
         k, l2 = self._n_penalised, self.rule.penalty.l2
         if l2 and k == grad.shape[0]:
             grad += l2 * self.w
         elif l2 and k:
             grad[:k, :] += l2 * self.w[:k, :]
         self.rule.optimizer.update(self.w, grad, self.slots, rate, self.step, self._l1)
+
+    def _step_fused(self, grad: Any, rate: float) -> bool:
+        """Whether the device made the step in one launch."""
+        optimizer, penalty = self.rule.optimizer, self.rule.penalty
+        # A subclass may compute something else.
+        if self._backend is None or type(optimizer) is not OPTIMIZERS.get(optimizer.name):
+            return False
+        step = Step(
+            self.w, grad, self.slots, rate, self.step, penalty.l1, penalty.l2, self._n_penalised
+        )
+        return self._backend.update(optimizer, step)
 
     def _step_at(self, grad: NDArray[Any], index: NDArray[np.int64], rate: float) -> None:
         w = self.w[index]

@@ -42,7 +42,7 @@ class HuberSums(Statistic):
         xp, w = namespace(y), to_rows(self.w, X.dtype, backend)
         gradient = xp.reshape(out[2:], self.w.shape)
         total = 0.0
-        for at in row_blocks(X):
+        for at in row_blocks(X, backend):
             rows = backend.rows(X, at)
             residual = y[at] - model.raw_prediction(w, rows, backend)
             with np.errstate(over="ignore"):

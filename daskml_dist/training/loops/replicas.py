@@ -71,7 +71,7 @@ class _Summed:
         self._fit = context.fit
         self._lanes = context.lanes
         self._home = Residence(context)
-        self._replica = Shard(self._fit.rule, self._home.enter(self._fit.start_state()))
+        self._replica = self._home.shard(self._fit.start_state())
         self._in_order = self._fit.deterministic or self._fit.rule.coordinates
 
     def step(self, step: int) -> None:
@@ -145,8 +145,7 @@ class _Averaged:
         self._lanes = context.lanes
         self._home = Residence(context)
         self._replicas = {
-            lane.number: Shard(self._fit.rule, self._home.enter(self._fit.start_state()))
-            for lane in context.lanes
+            lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
         }
         self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
         self._clock = context.clock

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from daskml_dist.backends.namespace import is_host
+from daskml_dist.ps.shard import Shard, ShardState
 from daskml_dist.training.lane import backend_of
 from daskml_dist.training.loops.context import Context
 
@@ -28,10 +29,16 @@ class Residence:
     """
 
     def __init__(self, context: Context) -> None:
+        self._rule = context.fit.rule
         self._backend = backend_of(context.fit)
         # Rows of parameters at drawn indices are gathered, and put back, by the host.
         self._is_host = self._backend.device == "cpu" or context.fit.rule.coordinates
         self._communicator = context.communicator
+
+    def shard(self, state: ShardState) -> Shard:
+        """A replica in a state, which may still be the host's."""
+        backend = None if self._is_host else self._backend
+        return Shard(self._rule, self.enter(state), backend=backend)
 
     def enter(self, record: R) -> R:
         """A state or image (a dataclass) with its arrays on the device."""

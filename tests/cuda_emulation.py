@@ -1,0 +1,112 @@
+"""CUDA kernels on the host: compiled by g++ against `cuda_emulation.h`, run on NumPy's arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from daskml_dist.backends import kernels
+from daskml_dist.backends.cupy_backend import CupyBackend
+
+PROBLEMS = {1: "not all threads reach a barrier", 2: "shared memory overrun", 3: "undefined"}
+
+
+def _compile(*arguments):
+    checks = "-fsanitize=alignment,bounds,signed-integer-overflow"
+    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-Wno-unknown-pragmas", checks, *arguments]
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@functools.cache
+def _folder():
+    """Where host versions are built; the header is compiled once."""
+    folder = tempfile.TemporaryDirectory(prefix="daskml-dist-kernels-")
+    header = Path(folder.name) / "cuda_emulation.h"
+    shutil.copy(Path(__file__).with_name(header.name), header)
+    _compile("-x", "c++-header", header, "-o", f"{header}.gch")
+    return folder
+
+
+def library_of(text, options):
+    folder = Path(_folder().name)
+    path = folder / f"{len(list(folder.iterdir()))}.cpp"
+    path.write_text(f'#include "cuda_emulation.h"\n{text}')
+    defines = (option for option in options if option.startswith("-D"))
+    _compile("-shared", *defines, path, "-o", path.with_suffix(".so"))
+    return ctypes.CDLL(str(path.with_suffix(".so")))
+
+
+@functools.cache
+def build(name, options):
+    """The source compiled for the host."""
+    entries = "".join(
+        f'extern "C" int run_{function}(unsigned grid, unsigned x, unsigned y, size_t shared_bytes,'
+        " void **arguments) {\n"
+        f"    return emulation::launch({function}, grid, x, y, shared_bytes, arguments);\n}}\n"
+        for function in kernels.FUNCTIONS[name]
+    )
+    return library_of(kernels.source(name) + entries, options)
+
+
+def run(library, function, launch, *arguments):
+    """Launch a kernel: arrays, None for a null pointer, ints and floats."""
+    values = []
+    for argument in arguments:
+        if argument is None or isinstance(argument, np.ndarray):
+            values.append(ctypes.c_void_p(None if argument is None else argument.ctypes.data))
+        elif isinstance(argument, float):
+            values.append(ctypes.c_double(argument))
+        else:
+            values.append(ctypes.c_longlong(argument))
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    sizes = (launch.grid, *launch.block, ctypes.c_size_t(launch.shared))
+    problem = getattr(library, f"run_{function}")(*sizes, pointers)
+    assert problem == 0, PROBLEMS[problem]
+
+
+class EmulatedCupy(CupyBackend):
+    """The GPU backend's own code, on NumPy, SciPy and emulated kernels."""
+
+    def __init__(self) -> None:
+        super().__init__(_NumpyAsCupy(), sparse)
+
+    _n_sms = 2
+
+    @staticmethod
+    def _address(array: Any) -> int:
+        return array.ctypes.data
+
+
+class _NumpyAsCupy:
+    """NumPy, with what CuPy has beyond it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return np.asarray if name == "asnumpy" else getattr(np, name)
+
+    @staticmethod
+    def RawModule(code: str, options: tuple[str, ...]) -> Any:
+        (name,) = (n for n in kernels.FUNCTIONS if kernels.source(n) == code)
+        return _Module(build(name, options))
+
+
+class _Module:
+    """Functions of a library as CuPy launches them."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def get_function(self, name: str) -> Any:
+        def launch(grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
+            at = kernels.Launch(*grid, block, shared_mem)
+            run(self._library, name, at, *arguments)
+
+        return launch
