@@ -90,7 +90,8 @@ def _assert_refused(model: Any, X: Any, y: Any) -> None:
     start = time.monotonic()
     with pytest.raises(DeviceUnavailableError) as caught:
         model.fit(X, y)
-    assert time.monotonic() - start < 20
+    # Well before any wait of a fit runs out (300 s), on a busy machine too.
+    assert time.monotonic() - start < 60
     message = str(caught.value)
     assert 'device="gpu"' in message
     assert PROBLEM is not None
