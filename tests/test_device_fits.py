@@ -228,7 +228,6 @@ def test_sparse_rows_of_many_features(kernels: None, policy: str) -> None:
     rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
     ends = []
     for device in ("gpu", "cpu"):
-        # Rows that are steps of their own are the host's, so hogwild steps by batches here.
         clf = SGDClassifier(policy=policy, n_lanes=1, device=device, **STEPS)
         ends.append(clf.fit(rows, TARGETS["two"]).coef_)
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6, atol=1e-9)

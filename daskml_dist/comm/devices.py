@@ -201,6 +201,12 @@ class DeviceCommunicator(Communicator):
         self._count()
         return gathered
 
+    def reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
+        """The own range of the sum of flat arrays of the host."""
+        own = self._host.reduce_scatter(array, bounds)
+        self._count()
+        return own
+
     def _count(self) -> None:
         within = 0 if self._group is None else self._group.bytes_moved
         parts = [self._host] if self._firsts is None else [self._host, self._firsts]
@@ -230,8 +236,10 @@ def meet_devices(
     place: Place | None = None,
     identify: Callable[[], bytes] | None = None,
     make: MakeGroup | None = None,
-) -> DeviceCommunicator:
+) -> Communicator:
     """Agree with all other ranks on the way of device arrays, and open it.
+
+    Where no rank has a GPU it is that of the host itself.
 
     Parameters
     ----------
@@ -247,7 +255,10 @@ def meet_devices(
         What stands for this process's GPU and for NCCL; by default they do themselves.
     """
     try:
-        route = decide(_all_places(host, place or Place.here(backend)))
+        places = _all_places(host, place or Place.here(backend))
+        if not any(found.gpu for found in places) and backend.device == "cpu":
+            return host
+        route = decide(places)
         group = None
         if not route.problem:
             group, problem = _open(

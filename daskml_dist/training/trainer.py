@@ -14,6 +14,7 @@ from threadpoolctl import ThreadpoolController
 
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.devices import meet_devices
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import NoPeers
 from daskml_dist.comm.meet import share_memory
@@ -197,7 +198,11 @@ class Trainer:
                 return NoPeers()
             endpoints = [Endpoint("", host, port) for host, port in peers]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
-            return share_memory(group, self._wait, self._credentials.shared_memory)
+            host = share_memory(group, self._wait, self._credentials.shared_memory)
+            # Under "auto" ranks may differ, and all of them must meet to find out.
+            if self._fit.device == "cpu":
+                return host
+            return meet_devices(host, group.among, backend_of(self._fit), self._wait)
         except BaseException:
             if listener is not None:
                 listener.close()

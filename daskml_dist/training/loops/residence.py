@@ -50,12 +50,7 @@ class Residence:
 
     def allreduce(self, array: Any) -> Any:
         """The sum over all trainers of an array, where it lies; the array may be lost."""
-        if is_host(array):
-            return self._communicator.allreduce(array)
-        if self._communicator.size == 1:
-            return array
-        total = self._communicator.allreduce(self._backend.to_numpy(array))
-        return self._backend.to_device(total)
+        return self._communicator.allreduce(array)
 
     def to_host(self, array: Any) -> Any:
         """An array on the host."""
