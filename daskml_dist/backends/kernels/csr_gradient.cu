@@ -86,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) csr_adagrad(
          i += stride) {
         const long long row = rows ? static_cast<long long>(rows[i]) : i;
         const long long stop = indptr[row + 1];
+#pragma unroll 1  // several roots and quotients at a time would spill
         for (long long k = indptr[row] + threadIdx.x % 32; k < stop; k += 32)
             step(indices[k]);
     }

@@ -131,8 +131,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
     if (lane == 0) atomicAdd(inertia, total);
     if (!SHARED) return;
     __syncthreads();
-    for (long long e = threadIdx.x; e < k * (d + 1); e += THREADS) {
-        const long long c = e / (d + 1), j = e % (d + 1);
-        atomicAdd(j < d ? sums + c * d + j : counts + c, static_cast<double>(own[e]));
-    }
+    for (long long c = warp; c < k; c += WARPS)
+        for (long long j = lane; j <= d; j += 32)
+            atomicAdd(j < d ? sums + c * d + j : counts + c,
+                      static_cast<double>(own[c * (d + 1) + j]));
 }

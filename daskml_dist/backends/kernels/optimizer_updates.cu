@@ -76,7 +76,7 @@ __device__ inline void nag(A &w, A g, Slots &slot, const Numbers &at, double l1,
     slot.a += g * g;
     const A rate = static_cast<A>(at.lr) / (sqrt(slot.a) + at.p);
     w -= g * rate / slot.b;
-    soften_each(w, rate / slot.b / slot.b, l1);
+    if (l1 != 0) soften_each(w, rate / slot.b / slot.b, l1);
 }
 
 // p, q: beta1 and 1 - beta1; r, s: beta2 and 1 - beta2; t, u: corrections of the bias of m and of
@@ -127,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) optimizer_update(
     double u, double v) {
     const Numbers at = {lr, rate, A(p), A(q), A(r), A(s), A(t), A(u), A(v)};
     const long long stride = static_cast<long long>(gridDim.x) * THREADS;
+#pragma unroll 1  // several roots and quotients at a time would spill
     for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < n;
          i += stride) {
         const bool penalty = i < penalised;

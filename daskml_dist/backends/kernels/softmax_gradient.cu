@@ -34,13 +34,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_gradient(
             const A other = __shfl_xor_sync(ALL_LANES, most, offset);
             most = other > most ? other : most;
         }
-        if (inside)
+        if (inside) {
+#pragma unroll 1  // four exponentials at a time would spill
             for (long long c = lane; c < k; c += LANES) total += exp(row[c] - most);
+        }
         total = team_sum<LANES>(total);
         if (!inside) continue;
-        const A scale = weight ? weight[i] : A(1), share = 1 / total;
+        const A scale = weight ? weight[i] : A(1), logarithm = log(total);
+#pragma unroll 1
         for (long long c = lane; c < k; c += LANES)
-            row[c] = scale * (exp(row[c] - most) * share - (c == codes[i] ? A(1) : A(0)));
-        if (lane == 0) losses[i] = scale * (log(total) - (target - most));
+            row[c] = scale * (exp(row[c] - most - logarithm) - (c == codes[i] ? A(1) : A(0)));
+        if (lane == 0) losses[i] = scale * (logarithm - (target - most));
     }
 }
