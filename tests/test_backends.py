@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends import Backend, cupy_backend, get_backend
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.devices import DEVICES, gpu_problem
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import Huber
+from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
 
 N, P = 30, 12
@@ -139,6 +141,103 @@ def test_fused_gradients(
     gradient = np.append(dense.T @ g, g.sum())[: P + intercept, None]
     assert float(found) == pytest.approx(values.sum(), rel=1e-12)
     np.testing.assert_allclose(backend.to_numpy(out), start + gradient, rtol=1e-11, atol=1e-13)
+
+
+@needs_compiler
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("container", [np.asarray, sparse.csr_array], ids=lambda c: c.__name__)
+def test_fused_softmax(backend: Backend, container: Any, weighted: bool) -> None:
+    X, loss = _X(), LogLoss()
+    batch = backend.rows(backend.to_device(container(X)), slice(3, 20))
+    y = np.arange(17, dtype=np.int32) % 3
+    w, start = _draw(P + 1, 3), _draw(P + 2, 3)[1:]
+    weight = np.abs(_draw(17)) if weighted else None
+    out = backend.to_device(start.copy())
+    moved = [None if a is None else backend.to_device(a) for a in (w, y, weight)]
+    found = backend.add_fused(loss.kernel, moved[0], batch, moved[1], moved[2], out)
+    if found is None:
+        assert backend.name == "numpy"
+        return
+    values, g = loss.value_and_gradient(y, X[3:20] @ w[:P] + w[P])
+    values, g = (values, g) if weight is None else (values * weight, g * weight[:, None])
+    gradient = np.vstack([X[3:20].T @ g, g.sum(axis=0)])
+    assert float(found) == pytest.approx(values.sum(), rel=1e-12)
+    np.testing.assert_allclose(backend.to_numpy(out), start + gradient, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 24, (1 << 24) + 1, 3 * (1 << 24) + 5])
+def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
+    """The driver's part is played by memmove; a buffer is not filled before it was sent."""
+    cuda = _FakeCuda()
+    copy = cupy_backend._PinnedCopy(cuda, lambda size, dtype: np.empty(size, dtype))
+    source = np.random.default_rng(0).integers(0, 255, size, dtype=np.uint8)
+    out = copy(source)
+    np.testing.assert_array_equal(out, source)
+    assert cuda.waits == ["queued work"]
+
+
+class _FakeCuda:
+    """What a copy asks of CuPy: arrays, a stream and events."""
+
+    uint8 = np.uint8
+
+    def __init__(self) -> None:
+        self.cuda = self.runtime = self
+        self.ptr = 0
+        self.waits: list[str] = []
+        self.memcpyHostToDevice = 1
+        self._sent: list[tuple[int, int, int]] = []
+        self._done = 0
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        return np.empty(shape, dtype).view(_WithPointer)
+
+    def Stream(self, non_blocking: bool) -> _FakeCuda:
+        assert non_blocking
+        return self
+
+    def Event(self, disable_timing: bool) -> _FakeEvent:
+        return _FakeEvent(self)
+
+    def get_current_stream(self) -> _FakeCuda:
+        return self
+
+    def record(self) -> str:
+        return "queued work"
+
+    def wait_event(self, event: str) -> None:
+        self.waits.append(event)
+
+    def memcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
+        # Sent when somebody waits for it, so that a buffer filled too early shows.
+        self._sent.append((to, source, size))
+
+    def synchronize(self) -> None:
+        self.send(len(self._sent))
+
+    def send(self, upto: int) -> None:
+        """Do what was asked for first."""
+        while self._done < upto:
+            ctypes.memmove(*self._sent[self._done])
+            self._done += 1
+
+
+class _FakeEvent:
+    def __init__(self, cuda: _FakeCuda) -> None:
+        self._cuda = cuda
+        self._at = 0
+
+    def record(self, stream: _FakeCuda) -> None:
+        self._at = len(stream._sent)
+
+    def synchronize(self) -> None:
+        self._cuda.send(self._at)
+
+
+class _WithPointer(np.ndarray):  # type: ignore[type-arg]
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
 
 
 @needs_compiler

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import threading
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -90,7 +91,6 @@ class CupyBackend(Backend):
     def __init__(self, cupy: Any = None, sparse: Any = None) -> None:
         self._cp = import_module("cupy") if cupy is None else cupy
         self._sparse = import_module("cupyx.scipy.sparse") if sparse is None else sparse
-        self._pinned: _PinnedCopy | None = None
 
     @classmethod
     def problem(cls) -> str | None:
@@ -108,9 +108,7 @@ class CupyBackend(Backend):
         if host_sparse.issparse(array):
             return self._csr_to_device(array)
         if isinstance(array, np.ndarray) and array.nbytes >= _PINNED_FROM:
-            if self._pinned is None:
-                self._pinned = _PinnedCopy(self._cp)
-            return self._pinned(np.ascontiguousarray(array))
+            return _pinned_copy(self._cp)(np.ascontiguousarray(array))
         return self._cp.asarray(array, order="C")
 
     def _csr_to_device(self, X: Any) -> Any:
@@ -176,6 +174,8 @@ class CupyBackend(Backend):
         Sums of dense rows have the same digits each time; of sparse rows not the last ones, as
         threads add to the same columns in any order.
         """
+        if kernel == "log_loss" and w.shape[1] > 1 and y.ndim == 1:
+            return self._fused_softmax(w, X, y, weight, out)
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
         arrays = [array for array in (y, weight, w) if array is not None]
@@ -220,6 +220,24 @@ class CupyBackend(Backend):
         csr = X.data, X.indices, X.indptr
         _run(module, "csr_gradient", at, *csr, y, weight, None, w, out, loss, n, *numbers)
         return True
+
+    def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
+        """Two products, and one launch between them."""
+        n, d, k = X.shape[0], _matrix(X).shape[1], w.shape[1]
+        raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
+        if y.dtype != np.int32 or (weight is not None and weight.dtype != raw.dtype):
+            return None
+        if w.shape[0] > d:
+            raw += w[d]
+        at = kernels.launch("softmax_gradient", n, d, raw.dtype, self._n_sms, k=k)
+        assert at is not None
+        losses = self._cp.empty(n, raw.dtype)
+        module = self._module("softmax_gradient", raw.dtype, k=k)
+        _run(module, "softmax_gradient", at, raw, y, weight, losses, n, k)
+        self.add_tdot(X, raw, out[:d])
+        if w.shape[0] > d:
+            out[d] += raw.sum(axis=0, dtype=out.dtype)
+        return losses.sum(dtype=np.float64)
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """One launch over the flat parameters."""
@@ -302,6 +320,17 @@ def _compiled(cupy: Any, name: str, options: tuple[str, ...]) -> Any:
     return cupy.RawModule(code=kernels.source(name), options=options)
 
 
+def _pinned_copy(cupy: Any) -> _PinnedCopy:
+    """The calling thread's; its pinned memory is not made anew for each block."""
+    if not hasattr(_OF_THREAD, "copy"):
+        _OF_THREAD.copy = _PinnedCopy(cupy, import_module("cupyx").empty_pinned)
+    copy: _PinnedCopy = _OF_THREAD.copy
+    return copy
+
+
+_OF_THREAD = threading.local()
+
+
 class _PinnedCopy:
     """Copies large arrays to the device through two pinned buffers, filled in turns.
 
@@ -309,12 +338,10 @@ class _PinnedCopy:
     copies have a stream of their own. Used by one thread.
     """
 
-    def __init__(self, cupy: Any) -> None:
-        import cupyx
-
+    def __init__(self, cupy: Any, empty_pinned: Any) -> None:
         self._cp = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._buffers = [cupyx.empty_pinned(_BUFFER, np.uint8) for _ in range(2)]
+        self._buffers = [empty_pinned(_BUFFER, np.uint8) for _ in range(2)]
         self._sent = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
 
     def __call__(self, array: NDArray[Any]) -> Any:
