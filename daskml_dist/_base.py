@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
     column_or_1d,
 )
 
-from daskml_dist.backends.devices import DEVICES
+from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
@@ -221,6 +221,10 @@ def check_placement(params: dict[str, Any]) -> None:
     if params["device"] not in DEVICES:
         raise InvalidParameterError(
             f"Unknown device {params['device']!r}. Use one of {list(DEVICES)}."
+        )
+    if params.get("compute_dtype") not in STORED:
+        raise InvalidParameterError(
+            f"compute_dtype={params['compute_dtype']!r}: use one of {list(STORED)}."
         )
 
 

@@ -74,6 +74,7 @@ class BaseRounds(BaseSupervised):
                 engine.streaming,
                 deterministic=bool(params["deterministic"]),
                 device=params["device"],
+                compute_dtype=params.get("compute_dtype"),
                 on_lost_data=params["on_lost_data"],
             )
             result = engine.train(fit, self._callbacks(None))

@@ -70,6 +70,7 @@ class BaseSGD(BaseLinear):
             n_lanes=params["n_lanes"],
             deterministic=bool(params["deterministic"]),
             device=params["device"],
+            compute_dtype=params["compute_dtype"],
             validation_fraction=float(params["validation_fraction"]) if early else 0.0,
             average=int(average) if average else None,
             class_weight=check_class_weight(params.get("class_weight")),

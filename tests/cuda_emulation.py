@@ -7,6 +7,7 @@ import functools
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ def run(library, function, launch, *arguments):
     assert problem == 0, PROBLEMS[problem]
 
 
+#: The emulation's blocks and threads are global variables.
+_ONE_AT_A_TIME = threading.Lock()
+
+
 class EmulatedCupy(CupyBackend):
     """The GPU backend's own code, on NumPy, SciPy and emulated kernels."""
 
@@ -107,6 +112,7 @@ class _Module:
     def get_function(self, name: str) -> Any:
         def launch(grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
             at = kernels.Launch(*grid, block, shared_mem)
-            run(self._library, name, at, *arguments)
+            with _ONE_AT_A_TIME:
+                run(self._library, name, at, *arguments)
 
         return launch

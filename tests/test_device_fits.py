@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
 
 from daskml_dist import naive_bayes, svm
 from daskml_dist.backends import Backend, devices, get_backend
-from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError
+from daskml_dist.errors import (
+    DeviceMemoryError,
+    DeviceUnavailableError,
+    InvalidDataError,
+    InvalidParameterError,
+)
 from daskml_dist.linear_model import (
     ElasticNet,
     GammaRegressor,
@@ -221,6 +227,26 @@ def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> Non
 def test_kernels_under_every_policy(kernels: None, policy: str) -> None:
     model = SGDClassifier(policy=policy, n_lanes=1, penalty="elasticnet", alpha=0.01, **STEPS)
     _check(model, TARGETS["two"])
+
+
+@pytest.mark.parametrize("target", ["two", "three"])
+@pytest.mark.parametrize("model", [SGDClassifier(**STEPS), LogisticRegression(tol=1e-3)])
+def test_features_in_half_precision(kernels: None, model: Any, target: str) -> None:
+    """Nothing is lost but what the rows themselves lose; the arithmetic is float32."""
+    there = clone(model).set_params(device="gpu", compute_dtype="float16").fit(X, TARGETS[target])
+    rounded = X.astype(np.float16).astype(np.float32)
+    here = clone(model).set_params(device="cpu").fit(rounded, TARGETS[target])
+    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3, atol=1e-4)
+    on_cpu = clone(model).set_params(device="cpu", compute_dtype="float16").fit(X, TARGETS[target])
+    whole = clone(model).set_params(device="cpu").fit(X.astype(np.float32), TARGETS[target])
+    np.testing.assert_array_equal(on_cpu.coef_.astype(np.float32), whole.coef_)
+
+
+def test_features_too_large_for_half_precision_are_told(kernels: None) -> None:
+    with pytest.raises(InvalidDataError, match=r"Block 0: X holds .*StandardScaler"):
+        SGDClassifier(device="gpu", compute_dtype="float16").fit(X * 1e5, TARGETS["two"])
+    with pytest.raises(InvalidParameterError, match="float16"):
+        SGDClassifier(compute_dtype="int8").fit(X, TARGETS["two"])
 
 
 @pytest.mark.parametrize("policy", POLICIES)

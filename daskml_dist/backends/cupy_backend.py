@@ -146,12 +146,16 @@ class CupyBackend(Backend):
 
     def dot(self, X: Any, w: Any) -> Any:
         """Product ``X @ w``; 1-d where the weights have one column."""
-        return _matrix(X).dot(w[:, 0] if w.shape[1] == 1 else w)
+        factor = w[:, 0] if w.shape[1] == 1 else w
+        if X.dtype == w.dtype or not X.shape[0]:
+            return _matrix(X).dot(factor)
+        at = row_slices(X.shape[0], _ADDED_ROWS)
+        return self._cp.concatenate([_matrix(X[a]).astype(w.dtype).dot(factor) for a in at])
 
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` in place."""
         for at in self._pieces(X, out):
-            product = _matrix(X[at]).T.dot(g[at])
+            product = _matrix(X[at]).astype(g.dtype, copy=False).T.dot(g[at])
             out += product[:, None] if product.ndim == 1 else product
 
     def _pieces(self, X: Any, out: Any) -> Iterable[slice]:
@@ -179,7 +183,9 @@ class CupyBackend(Backend):
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
         arrays = [array for array in (y, weight, w) if array is not None]
-        if any(array.dtype != X.dtype for array in arrays):
+        # Rows in half precision are computed with in float32.
+        dtype = np.float32 if X.dtype == np.float16 else X.dtype
+        if any(array.dtype != dtype for array in arrays):
             return None
         if not all(array.flags.c_contiguous for array in (*arrays, out)):
             return None
@@ -274,11 +280,13 @@ class CupyBackend(Backend):
         """Add ``X.T @ diag(weight) @ X`` to `out` in place."""
         for at in self._pieces(X, out):
             rows, factor = X[at], None if weight is None else weight[at]
+            if rows.dtype == np.float16:
+                rows = rows.astype(np.float32)
             if isinstance(rows, CupyRows):
                 scaled = rows.X if factor is None else self._weighted(rows.X, factor)
                 out += rows.X.T.dot(scaled).toarray()
             else:
-                scaled = rows if factor is None else rows * cast(factor, X.dtype)[:, None]
+                scaled = rows if factor is None else rows * cast(factor, rows.dtype)[:, None]
                 out += rows.T.dot(scaled)
 
     def _weighted(self, X: Any, weight: Any) -> Any:

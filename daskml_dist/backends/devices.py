@@ -8,9 +8,11 @@ from importlib import import_module
 from daskml_dist.backends.base import Backend
 from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
 
-__all__ = ["BACKENDS", "DEVICES", "get_backend", "gpu_problem"]
+__all__ = ["BACKENDS", "DEVICES", "STORED", "get_backend", "gpu_problem"]
 
 DEVICES = ("auto", "cpu", "gpu")
+#: How a GPU may store features; None: as they are.
+STORED = (None, "float16")
 
 #: Module and class of each device's backend.
 BACKENDS = {

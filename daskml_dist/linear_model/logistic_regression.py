@@ -49,7 +49,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         Start from the last fit's coefficients instead of from zero.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    n_lanes, deterministic, device, compute_dtype, memory_budget, on_lost_data, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
@@ -91,6 +91,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         n_lanes: int | None = None,
         deterministic: bool = False,
         device: str = "auto",
+        compute_dtype: str | None = None,
         memory_budget: int | str = "auto",
         on_lost_data: str = "raise",
         callbacks: Any = None,
@@ -108,6 +109,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         self.n_lanes = n_lanes
         self.deterministic = deterministic
         self.device = device
+        self.compute_dtype = compute_dtype
         self.memory_budget = memory_budget
         self.on_lost_data = on_lost_data
         self.callbacks = callbacks

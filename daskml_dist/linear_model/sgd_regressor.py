@@ -75,6 +75,9 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         the workers.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker.
+    compute_dtype : {"float16"} or None, default=None
+        How a GPU stores the features of dense rows: ``"float16"`` takes half the memory and the
+        time of float32. All arithmetic is float32 then, on a CPU too, which stores float32.
     memory_budget : int or str, default="auto"
         Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
         memory limit. Rows that were not persisted and do not fit are read again in each pass,
@@ -153,6 +156,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         n_lanes: int | None = None,
         deterministic: bool = False,
         device: str = "auto",
+        compute_dtype: str | None = None,
         memory_budget: int | str = "auto",
         on_lost_data: str = "raise",
         callbacks: Any = None,
@@ -182,6 +186,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.n_lanes = n_lanes
         self.deterministic = deterministic
         self.device = device
+        self.compute_dtype = compute_dtype
         self.memory_budget = memory_budget
         self.on_lost_data = on_lost_data
         self.callbacks = callbacks

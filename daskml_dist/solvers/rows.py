@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.namespace import cast, namespace
@@ -48,8 +50,11 @@ def is_sparse(X: Any) -> bool:
 
 
 def to_rows(array: Array, dtype: Any, backend: Backend) -> Any:
-    """What a statistic brought along, where the rows lie and in a dtype of theirs."""
-    return cast(backend.to_device(array), dtype)
+    """What a statistic brought along, where the rows lie and in a dtype of theirs.
+
+    Rows stored in half precision are computed with in float32.
+    """
+    return cast(backend.to_device(array), np.float32 if dtype == np.float16 else dtype)
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:

@@ -16,7 +16,7 @@ from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.stream import BlockStream
-from daskml_dist.errors import DeviceMemoryError
+from daskml_dist.errors import DeviceMemoryError, InvalidDataError
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
@@ -92,9 +92,24 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
             weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
         weight = weight.astype(fit.dtype)
     backend = backend_of(fit)
+    if fit.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
+        X = _stored(X, fit.compute_dtype, block.index)
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         moved = None if weight is None else backend.to_device(weight)
         return ReadyBlock(backend.to_device(X), backend.to_device(y), moved)
+
+
+def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
+    """Features in a smaller dtype."""
+    with np.errstate(over="ignore"):
+        smaller = X.astype(dtype)
+    if not np.isfinite(smaller).all():
+        raise InvalidDataError(
+            f"Block {index}: X holds {np.abs(X).max():g}, and compute_dtype={dtype!r} holds "
+            f"{np.finfo(dtype).max:g} at most. Scale the features first (StandardScaler), or use "
+            "compute_dtype=None."
+        )
+    return smaller
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ class Settings:
     on_lost_data: str = "raise"
     auto_rate: bool = False
     compression: Compressor | None = None
+    compute_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ def make_fit(
     steps = pass_steps(lanes, batch_size, fraction)
     class_weight = make_class_weight(settings.class_weight, survey, classes)
     policy = settings.policy
+    dtype = "float32" if settings.compute_dtype else survey.dtype
     return FitSpec(
         model=model,
         policy=policy,
@@ -250,7 +252,7 @@ def make_fit(
         stopping=StoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
         ),
-        dtype=survey.dtype,
+        dtype=dtype,
         seed=settings.seed,
         lane_rows=tuple(
             sum(len(s) - held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
@@ -260,10 +262,11 @@ def make_fit(
         validation_fraction=fraction,
         deterministic=settings.deterministic,
         device=settings.device,
+        compute_dtype=settings.compute_dtype,
         classes=classes,
         class_weight=class_weight,
         weight_scale=make_weight_scale(survey, classes, class_weight, weighted),
-        initial=_scaled(initial, settings.optimizer, model, survey.dtype, scales),
+        initial=_scaled(initial, settings.optimizer, model, dtype, scales),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
         on_lost_data=settings.on_lost_data,

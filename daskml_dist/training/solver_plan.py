@@ -78,6 +78,7 @@ def make_solver_fit(
     *,
     deterministic: bool,
     device: str,
+    compute_dtype: str | None = None,
     on_lost_data: str,
 ) -> FitSpec:
     """Put the maths of a fit by a round solver together.
@@ -94,6 +95,7 @@ def make_solver_fit(
         How to read blocks that are not kept.
     deterministic : bool
     device : {"auto", "cpu", "gpu"}
+    compute_dtype : {"float16"} or None
     on_lost_data : {"raise", "skip"}
     """
     # In the order of the lanes, sums are gathered whole.
@@ -110,7 +112,7 @@ def make_solver_fit(
         rule=UpdateRule(SGD(), Constant(1.0), Penalty(0.0, 0.0), model.n_penalised, 1.0),
         layout=Layout(*model.shape, 1),
         stopping=StoppingRule(solver.max_passes, None),
-        dtype=rows.survey.dtype,
+        dtype="float32" if compute_dtype else rows.survey.dtype,
         seed=0,
         lane_rows=tuple(lane.n_rows for lane in lanes),
         n_steps=1,
@@ -118,6 +120,7 @@ def make_solver_fit(
         validation_fraction=0.0,
         deterministic=deterministic,
         device=device,
+        compute_dtype=compute_dtype,
         classes=rows.classes,
         class_weight=rows.class_weight,
         weight_scale=rows.weight_scale,

@@ -88,6 +88,8 @@ class FitSpec:
         Whether each row of a batch is an update of its own.
     compression : Compressor or None
         What pushes to servers are compressed with.
+    compute_dtype : {"float16"} or None
+        How a GPU stores the features of dense rows; None: in `dtype`.
     """
 
     model: Model
@@ -115,6 +117,7 @@ class FitSpec:
     shared_memory: bool = True
     single_rows: bool = False
     compression: Compressor | None = None
+    compute_dtype: str | None = None
 
     @property
     def step_model(self) -> LinearModel:
