@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from daskml_dist.backends import get_backend
+from daskml_dist.backends.dense_kernels import KERNELS
+from daskml_dist.backends.numpy_backend import FUSED as KNOWN
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.training import lane
 
-FUSED = sorted(name for name, loss in LOSSES.items() if loss.kernel)
+FUSED = sorted(name for name, loss in LOSSES.items() if loss.kernel in KERNELS)
 
 
 def _problem(loss, dtype, n=3_000, d=7, seed=0):
@@ -35,6 +37,11 @@ def _truth(loss, X, y, w, weight, intercept):
 
 def _model(loss, d, intercept):
     return LinearModel(loss, d, 2 if loss.kind == "classification" else 0, intercept)
+
+
+def test_the_backend_knows_what_has_a_kernel() -> None:
+    assert set(KNOWN) == KERNELS.keys()
+    assert KERNELS.keys() <= {loss.kernel for loss in LOSSES.values()}
 
 
 @pytest.mark.parametrize("name", FUSED)
