@@ -237,7 +237,7 @@ def _check_linear_gradient(
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_losses_of_rows(dtype):
     entries = "".join(
         f"void {loss}(const A *y, const A *raw, double parameter, A *values, A *slopes, int n) {{\n"

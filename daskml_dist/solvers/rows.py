@@ -54,7 +54,8 @@ def to_rows(array: Array, dtype: Any, backend: Backend) -> Any:
 
     Rows stored in half precision are computed with in float32.
     """
-    return cast(backend.to_device(array), np.float32 if dtype == np.float16 else dtype)
+    is_half = isinstance(dtype, np.dtype) and dtype == np.float16
+    return cast(backend.to_device(array), np.float32 if is_half else dtype)
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:
