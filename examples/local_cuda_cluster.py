@@ -10,6 +10,7 @@ The client needs no GPU and calls no CuPy: blocks are made by tasks, and their `
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import time
 from typing import Any
@@ -53,20 +54,21 @@ def cpu_workers() -> LocalCluster:
     return LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0")
 
 
+def array_library(on_gpu: bool) -> Any:
+    """CuPy or NumPy; called on a worker alone."""
+    return importlib.import_module("cupy" if on_gpu else "numpy")
+
+
 def make_rows(on_gpu: bool, block_info: Any = None) -> Any:
-    """A block of random rows; runs on a worker, so that CuPy is imported there."""
-    place = block_info[None]
-    if on_gpu:
-        import cupy as xp
-    else:
-        xp = np
+    """A block of random rows, made where it will lie."""
+    place, xp = block_info[None], array_library(on_gpu)
     generator = xp.random.default_rng(place["chunk-location"][0])
     return generator.standard_normal(place["chunk-shape"], dtype="float32")
 
 
-def make_labels(X: Any) -> Any:
+def make_labels(X: Any, on_gpu: bool) -> Any:
     """Classes that a plane parts, but for some rows near it; where the block lies."""
-    xp = X.__array_namespace__()
+    xp = array_library(on_gpu)
     w = xp.linspace(-1, 1, X.shape[1], dtype=X.dtype)
     return X @ w + X[:, 0] * X[:, 1] > 0
 
@@ -100,7 +102,9 @@ def main() -> None:
             dtype="float32",
             meta=np.empty((0, 0), "float32"),
         ).persist()
-        y = X.map_blocks(make_labels, drop_axis=1, dtype=bool, meta=np.empty(0, bool)).persist()
+        y = X.map_blocks(
+            make_labels, not arguments.cpu, drop_axis=1, dtype=bool, meta=np.empty(0, bool)
+        ).persist()
         print(f"{X.shape[0]:,} x {X.shape[1]} rows on {workers} workers, device={device!r}")
         models = [
             LogisticRegression(device=device),
