@@ -6,6 +6,7 @@ On a machine with a GPU the same tests run on CuPy too.
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sklearn.base import clone
 
 from daskml_dist import naive_bayes, svm
 from daskml_dist.backends import Backend, devices, get_backend
+from daskml_dist.data.blocks import Block
 from daskml_dist.errors import (
     DeviceMemoryError,
     DeviceUnavailableError,
@@ -35,12 +37,14 @@ from daskml_dist.linear_model import (
     SGDRegressor,
     TweedieRegressor,
 )
-from daskml_dist.losses import LOSSES
+from daskml_dist.losses import LOSSES, SquaredError
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.schedules import Constant
+from daskml_dist.training.lane import prepare_block
 from daskml_dist.training.loops.residence import moved
 from tests.cuda_emulation import EmulatedCupy
 from tests.strict_backend import StrictBackend
@@ -313,6 +317,25 @@ def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
         moved.append(_Counted.moved)
     # What a step moves is its rows' numbers alone, never the block or the parameters.
     assert moved[1] <= moved[0] + 19
+
+
+def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plug_in(_Counted, monkeypatch)
+    there = _Counted().to_device(X)
+    block = Block(0, X, TARGETS["numbers"], None, "gpu", there)
+    fit: Any = SimpleNamespace(
+        device="gpu",
+        dtype="float64",
+        model=LinearModel(SquaredError(), 5, 0, fit_intercept=True),
+        rule=SimpleNamespace(coordinates=False),
+        classes=None,
+        weight_scale=None,
+        compute_dtype=None,
+    )
+    assert prepare_block(block, fit).X is there
+    fit.dtype = "float32"
+    ready = prepare_block(block, fit)
+    np.testing.assert_array_equal(_Counted().to_numpy(ready.X), X.astype(np.float32))
 
 
 def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import dask
@@ -282,6 +284,7 @@ class _OnDevice:
     def __init__(self, values: np.ndarray) -> None:
         self._values = values
         self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+        self.flags = SimpleNamespace(c_contiguous=values.flags.c_contiguous)
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
@@ -295,6 +298,19 @@ def test_rows_on_a_device_are_copied_once() -> None:
     assert block.device == "gpu"
     np.testing.assert_array_equal(block.X, X0)
     np.testing.assert_array_equal(block.y, Y0)
+
+
+def test_rows_on_a_device_are_taken_as_they_are_there() -> None:
+    """By a fit on it, in their own process; not where the maths wants another dtype or order."""
+    X = _OnDevice(X0)
+    block = make_block(0, X, Y0, classification=True)
+    assert block.on_device is X
+    sent = pickle.loads(pickle.dumps(block))
+    assert sent.on_device is None
+    np.testing.assert_array_equal(sent.X, X0)
+    for other in (X0.astype(np.int32), np.asfortranarray(X0)):
+        assert make_block(0, _OnDevice(other), Y0, classification=True).on_device is None
+    assert make_block(0, X0, Y0, classification=True).on_device is None
 
 
 def test_rows_on_devices_and_not_are_told_apart(client_in_process: Client) -> None:

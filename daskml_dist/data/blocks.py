@@ -56,6 +56,9 @@ class Block:
         In the dtype of `X`.
     device : {"cpu", "gpu"}
         Where the user's rows lay; these here are NumPy's and SciPy's.
+    on_device : CuPy array or None
+        What `X` is a copy of, where a fit on that device may take it as it is. It stays in its
+        process: what travels is the host's.
     """
 
     index: int
@@ -63,6 +66,10 @@ class Block:
     y: NDArray[Any] | None = None
     sample_weight: NDArray[Any] | None = None
     device: str = "cpu"
+    on_device: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "on_device": None}
 
     @property
     def n_rows(self) -> int:
@@ -184,7 +191,15 @@ def make_block(
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         _check_length(n_rows, sample_weight, "sample_weight", index)
         sample_weight = _as_weights(sample_weight, rows.dtype, index)
-    return Block(index, rows, y, sample_weight, device_of(X))
+    return Block(index, rows, y, sample_weight, device_of(X), _kept_on_device(X, rows))
+
+
+def _kept_on_device(X: Any, rows: Rows) -> Any:
+    """The user's array, where it is on a device in the order and dtype of the maths."""
+    if device_of(X) == "cpu" or sparse.issparse(rows) or X.dtype != rows.dtype:
+        return None
+    flags = getattr(X, "flags", None)
+    return X if flags is not None and flags.c_contiguous else None
 
 
 def inspect_block(block: Block, classification: bool) -> BlockInfo:
