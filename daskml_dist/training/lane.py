@@ -95,7 +95,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     if fit.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
         X = _stored(X, fit.compute_dtype, block.index)
     kept = block.on_device if backend.device == "gpu" else None
-    if kept is not None and kept.dtype == X.dtype:
+    if kept is not None and block.X.dtype == X.dtype:
         X = kept
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         moved = None if weight is None else backend.to_device(weight)
