@@ -167,22 +167,25 @@ class _Averaged:
         w = replica.w if batch.index is None else replica.w[batch.index]
         replica.apply(lane.new_gradient(w, batch), batch.n_rows, batch.index)
 
-    def _settled(self, replica: Shard) -> NDArray[Any]:
+    def _settled(self, replica: Shard) -> Any:
         replica.settle()
-        return np.asarray(self._home.to_host(replica.w))
+        return replica.w
 
-    def _mean(self, values: dict[int, NDArray[Any]]) -> NDArray[Any]:
-        """Mean over all lanes, weighted by their rows."""
-        parts = [values[n] * values[n].dtype.type(self._shares[n]) for n in sorted(values)]
-        communicator = self._context.communicator
+    def _mean(self, values: dict[int, Any]) -> Any:
+        """Mean over all lanes, weighted by their rows; where they lie, or on the host."""
+        numbers = sorted(values)
+        parts = [values[n] * self._shares[n] for n in numbers]
         if not self._fit.deterministic:
-            return communicator.allreduce(sum_in_lane_order([(0, None, p) for p in parts])[1])
-        gathered = communicator.allgather([np.array(sorted(values)), *parts])
+            total, *others = parts
+            for part in others:
+                total += part
+            return self._home.allreduce(total)
+        own = [np.array(numbers), *(self._home.to_host(part) for part in parts)]
         return sum_in_lane_order(
             [
                 (number, None, part)
-                for numbers, *rest in gathered
-                for number, part in zip(numbers.tolist(), rest, strict=True)
+                for theirs, *rest in self._context.communicator.allgather(own)
+                for number, part in zip(theirs.tolist(), rest, strict=True)
             ]
         )[1]
 
