@@ -21,7 +21,7 @@ def run(tiny: bool = False) -> str:
         for name, (X, y, X_test, y_test) in _problems(tiny).items():
             if not hasattr(X, "tocsr"):
                 X, y = persisted(X, 6), persisted(y, 6)
-            for policy in POLICIES:
+            for policy in list(POLICIES)[:2] if tiny else POLICIES:
                 start = time.perf_counter()
                 clf = SGDClassifier(random_state=0, policy=policy).fit(X, y)
                 seconds = time.perf_counter() - start

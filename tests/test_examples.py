@@ -46,6 +46,7 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
     assert f"iris.{kind}: 150 x 4, 0 workers" in output
 
 
+@pytest.mark.slow
 def test_local_cuda_cluster_without_gpus() -> None:
     output = _run("local_cuda_cluster.py", "--cpu", "--rows", "4000", "--features", "10")
     assert "4,000 x 10 rows on 2 workers, device='cpu'" in output

@@ -218,7 +218,7 @@ def test_a_fit_while_the_user_computes(client: Client) -> None:
     assert len(client.gather(others)) == 40
 
 
-@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+@pytest.mark.parametrize("policy", ["sync", pytest.param("allreduce", marks=pytest.mark.slow)])
 def test_a_tls_cluster(policy: str) -> None:
     pytest.importorskip("cryptography")
     security = Security.temporary()

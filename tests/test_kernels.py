@@ -443,8 +443,9 @@ def test_csr_gradient_and_adagrad(dtype, index, weighted, guarded):
 @needs_compiler
 @pytest.mark.parametrize(
     ("n", "d", "k", "dtype"),
-    [(0, 5, 3, "float32"), (203, 70, 5, "float64"), (67, 33, 40, "float32"),
-     (41, 45, 150, "float64"), (41, 300, 70, "float16")],
+    [(0, 5, 3, "float32"), (67, 33, 40, "float32"),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+         (203, 70, 5, "float64"), (41, 45, 150, "float64"), (41, 300, 70, "float16")))],
 )  # fmt: skip
 @pytest.mark.parametrize("weighted", [True, False])
 def test_kmeans(n, d, k, dtype, weighted, guarded):
