@@ -92,6 +92,7 @@ def test_kernels_compile_without_spills(architecture):
     check("softmax_gradient", dtype="float32", k=10)
     check("optimizer_updates", dtype="float32", optimizer="adam", result="float32")
     check("csr_gradient", dtype="float32", loss="log_loss", result="float32")
+    check("csr_gradient", dtype="float64", loss="log_loss", result="float64")
     check("kmeans", dtype="float32", d=100, k=64)
 
 

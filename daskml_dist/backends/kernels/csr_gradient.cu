@@ -13,6 +13,8 @@
 #include "losses.cuh"
 
 #define THREADS 256
+// Four blocks a multiprocessor leave 64 registers to a thread; left to itself, the compiler takes
+// fewer and spills.
 
 // data, indices, indptr, y, weight (or null)   the block's
 // rows (n,) or null                            the rows chosen of it; null: the first n
@@ -20,7 +22,7 @@
 // gradient (d,), or (d + 1,)                   added to
 // loss (1,)                                    added to
 // n, d, intercept, parameter                   parameter of the loss, or 0
-extern "C" __global__ void __launch_bounds__(THREADS) csr_gradient(
+extern "C" __global__ void __launch_bounds__(THREADS, 4) csr_gradient(
     const T *__restrict__ data, const I *__restrict__ indices, const I *__restrict__ indptr,
     const A *__restrict__ y, const A *__restrict__ weight, const R *__restrict__ rows,
     const A *__restrict__ w, O *__restrict__ gradient, double *__restrict__ loss, long long n,
