@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import Backend, cupy_backend, get_backend
+from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.devices import DEVICES, gpu_problem
+from daskml_dist.backends.pinned_copy import PinnedCopy
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
@@ -169,7 +170,7 @@ def test_fused_softmax(backend: Backend, container: Any, weighted: bool) -> None
 def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
     """The driver's part is played by memmove; a buffer is not filled before it was sent."""
     cuda = _FakeCuda()
-    copy = cupy_backend._PinnedCopy(cuda, lambda size, dtype: np.empty(size, dtype))
+    copy = PinnedCopy(cuda, lambda size, dtype: np.empty(size, dtype))
     source = np.random.default_rng(0).integers(0, 255, size, dtype=np.uint8)
     out = copy(source)
     np.testing.assert_array_equal(out, source)

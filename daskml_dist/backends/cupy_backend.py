@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import threading
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -20,6 +19,7 @@ from scipy import sparse as host_sparse
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
 from daskml_dist.backends.namespace import cast
+from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import InvalidDataError
 
@@ -28,8 +28,6 @@ __all__ = ["CupyBackend", "CupyRows"]
 
 #: Bytes from which a copy to the device goes through pinned memory.
 _PINNED_FROM = 1 << 20
-#: Bytes of each of the two pinned buffers of a thread.
-_BUFFER = 1 << 24
 #: Rows whose products are added up in float32, where sums are float64.
 _ADDED_ROWS = 1 << 16
 #: Entries of a sparse block at most; cuSPARSE counts them with 32 bits.
@@ -108,7 +106,7 @@ class CupyBackend(Backend):
         if host_sparse.issparse(array):
             return self._csr_to_device(array)
         if isinstance(array, np.ndarray) and array.nbytes >= _PINNED_FROM:
-            return _pinned_copy(self._cp)(np.ascontiguousarray(array))
+            return pinned_copy(self._cp)(np.ascontiguousarray(array))
         return self._cp.asarray(array, order="C")
 
     def _csr_to_device(self, X: Any) -> Any:
@@ -230,9 +228,9 @@ class CupyBackend(Backend):
     def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
         """Two products, and one launch between them."""
         n, d, k = X.shape[0], _matrix(X).shape[1], w.shape[1]
-        raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
-        if y.dtype != np.int32 or (weight is not None and weight.dtype != raw.dtype):
+        if y.dtype != np.int32 or (weight is not None and weight.dtype != w.dtype):
             return None
+        raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
         if w.shape[0] > d:
             raw += w[d]
         at = kernels.launch("softmax_gradient", n, d, raw.dtype, self._n_sms, k=k)
@@ -303,7 +301,7 @@ class CupyBackend(Backend):
             scaled = X if weight is None else X * weight[:, None]
             cp.add.at(out, at, scaled.astype(out.dtype, copy=False))
             return
-        factor = cp.ones(n_rows, X.dtype) if weight is None else weight.astype(X.dtype, copy=False)
+        factor = cp.ones(n_rows, X.dtype) if weight is None else cast(weight, X.dtype)
         starts = cp.arange(n_rows + 1, dtype=np.int32)
         groups = self._sparse.csr_matrix(
             (factor, at.astype(np.int32), starts), shape=(n_rows, out.shape[0])
@@ -326,54 +324,6 @@ def _run(module: Any, function: str, at: kernels.Launch, *arguments: Any) -> Non
 @functools.cache
 def _compiled(cupy: Any, name: str, options: tuple[str, ...]) -> Any:
     return cupy.RawModule(code=kernels.source(name), options=options)
-
-
-def _pinned_copy(cupy: Any) -> _PinnedCopy:
-    """The calling thread's; its pinned memory is not made anew for each block."""
-    if not hasattr(_OF_THREAD, "copy"):
-        _OF_THREAD.copy = _PinnedCopy(cupy, import_module("cupyx").empty_pinned)
-    copy: _PinnedCopy = _OF_THREAD.copy
-    return copy
-
-
-_OF_THREAD = threading.local()
-
-
-class _PinnedCopy:
-    """Copies large arrays to the device through two pinned buffers, filled in turns.
-
-    While one is on its way the next is filled, and the device computes meanwhile, since the
-    copies have a stream of their own. Used by one thread.
-    """
-
-    def __init__(self, cupy: Any, empty_pinned: Any) -> None:
-        self._cp = cupy
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._buffers = [empty_pinned(_BUFFER, np.uint8) for _ in range(2)]
-        self._sent = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
-
-    def __call__(self, array: NDArray[Any]) -> Any:
-        """The array, of C order, on the device; whole when this returns."""
-        cp, stream = self._cp, self._stream
-        out = cp.empty(array.shape, array.dtype)
-        # The memory may have been freed by work that is queued and not done yet.
-        stream.wait_event(cp.cuda.get_current_stream().record())
-        source = array.reshape(-1).view(np.uint8)
-        for turn, start in enumerate(range(0, source.nbytes, _BUFFER)):
-            buffer, sent = self._buffers[turn % 2], self._sent[turn % 2]
-            part = source[start : start + _BUFFER]
-            sent.synchronize()
-            buffer[: part.nbytes] = part
-            cp.cuda.runtime.memcpyAsync(
-                out.data.ptr + start,
-                buffer.ctypes.data,
-                part.nbytes,
-                cp.cuda.runtime.memcpyHostToDevice,
-                stream.ptr,
-            )
-            sent.record(stream)
-        stream.synchronize()
-        return out
 
 
 @functools.cache

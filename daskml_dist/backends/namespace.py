@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = ["cast", "is_host", "item_bytes", "namespace", "one_hot", "scalar", "total", "zeros"]
+__all__ = [
+    "cast",
+    "is_host",
+    "item_bytes",
+    "namespace",
+    "one_hot",
+    "ones",
+    "scalar",
+    "total",
+    "zeros",
+]
 
 _HOST = (np.ndarray, np.generic)
 
@@ -41,11 +51,12 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
     dtype : dtype of NumPy, or of the library of `like`
     like : array
     """
-    if is_host(like):
-        return np.zeros(shape, dtype)
-    xp = namespace(like)
-    own = getattr(xp, np.dtype(dtype).name) if _is_numpys(dtype) else dtype
-    return xp.zeros(shape, dtype=own, **_place(like))
+    return _created("zeros", shape, dtype, like)
+
+
+def ones(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
+    """Ones where another array lies; as :func:`zeros`."""
+    return _created("ones", shape, dtype, like)
 
 
 def cast(array: Any, dtype: Any) -> Any:
@@ -91,6 +102,14 @@ def item_bytes(array: Any) -> int:
 def scalar(value: Any) -> Any:
     """Return a scalar of NumPy as a float; a device's as it is, since a float waits for it."""
     return float(value) if is_host(value) else value
+
+
+def _created(function: str, shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    xp = namespace(like)
+    if xp is np:
+        return getattr(np, function)(shape, dtype)
+    own = getattr(xp, np.dtype(dtype).name) if _is_numpys(dtype) else dtype
+    return getattr(xp, function)(shape, dtype=own, **_place(like))
 
 
 def _place(like: Any) -> dict[str, Any]:

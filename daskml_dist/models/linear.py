@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, one_hot, scalar, total, zeros
+from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, scalar, total, zeros
 from daskml_dist.losses import Loss
 
 __all__ = ["LinearModel"]
@@ -154,7 +154,7 @@ class LinearModel:
         xp = namespace(w)
         raw = self.raw_prediction(w, X, backend)
         if weight is None:
-            weight = zeros(y.shape, np.float64, y) + 1
+            weight = ones(y.shape, np.float64, y)
         weight = cast(weight, xp.float64)
         if self.n_classes:
             right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace, scalar, zeros
+from daskml_dist.backends.namespace import namespace, ones, scalar
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
@@ -34,9 +34,9 @@ class LongestRow(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, ones = namespace(y), zeros((X.shape[1], 1), X.dtype, like=y) + 1
+        xp, every = namespace(y), ones((X.shape[1], 1), X.dtype, like=y)
         for at in row_blocks(X, backend):
-            norms = backend.dot(elementwise(xp.abs, backend.rows(X, at)), ones)
+            norms = backend.dot(elementwise(xp.abs, backend.rows(X, at)), every)
             self.merge(out, xp.max(norms, keepdims=True))
         return float("nan")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.namespace import cast, is_host, namespace, zeros
+from daskml_dist.backends.namespace import cast, is_host, namespace, ones, zeros
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
@@ -118,9 +118,9 @@ class OnePass(Solver):
 
 def _counts(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> Any:
     """Weight of the rows of each group, of shape (n_groups, 1)."""
-    ones = zeros((code.shape[0], 1), np.float64, like=code) + 1
+    each = ones((code.shape[0], 1), np.float64, like=code)
     counts = zeros((n_groups, 1), np.float64, like=code)
-    backend.add_rows(ones, code, weight, counts)
+    backend.add_rows(each, code, weight, counts)
     return counts
 
 

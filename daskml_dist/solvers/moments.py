@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.namespace import cast, namespace, ones, zeros
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.rows import is_sparse, row_blocks
 
@@ -84,4 +84,4 @@ class Moments(Statistic):
         """The columns beside X: 1 and the targets."""
         xp = namespace(y)
         targets = xp.reshape(y, (y.shape[0], -1)) - backend.to_device(self.y_shift)
-        return xp.concat([zeros((y.shape[0], 1), targets.dtype, like=y) + 1, targets], axis=1)
+        return xp.concat([ones((y.shape[0], 1), targets.dtype, like=y), targets], axis=1)

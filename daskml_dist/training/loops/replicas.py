@@ -80,7 +80,7 @@ class _Summed:
             index, total = self._gathered()
             total = self._home.to_device(total)
         else:
-            index, total = None, self._home.allreduce(self._sum())
+            index, total = None, self._context.communicator.allreduce(self._sum())
         self._replica.apply(total, rows, index)
 
     def _sum(self) -> Any:
@@ -179,7 +179,7 @@ class _Averaged:
             total, *others = parts
             for part in others:
                 total += part
-            return self._home.allreduce(total)
+            return self._context.communicator.allreduce(total)
         own = [np.array(numbers), *(self._home.to_host(part) for part in parts)]
         return sum_in_lane_order(
             [

@@ -33,7 +33,6 @@ class Residence:
         self._backend = backend_of(context.fit)
         # Rows of parameters at drawn indices are gathered, and put back, by the host.
         self._is_host = self._backend.device == "cpu" or context.fit.rule.coordinates
-        self._communicator = context.communicator
 
     def shard(self, state: ShardState) -> Shard:
         """A replica in a state, which may still be the host's."""
@@ -47,10 +46,6 @@ class Residence:
     def leave(self, record: R) -> R:
         """A state or image with its arrays on the host."""
         return record if self._is_host else moved(record, self._backend.to_numpy)
-
-    def allreduce(self, array: Any) -> Any:
-        """The sum over all trainers of an array, where it lies; the array may be lost."""
-        return self._communicator.allreduce(array)
 
     def to_host(self, array: Any) -> Any:
         """An array on the host."""
