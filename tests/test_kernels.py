@@ -88,7 +88,8 @@ def test_kernels_compile_without_spills(architecture):
     check = functools.partial(_assert_no_local_memory, architecture=architecture)
     check("linear_gradient", dtype="float32", d=512, loss="log_loss", result="float32")
     check("linear_gradient", dtype="float32", d=2048, loss="log_loss")
-    check("linear_gradient", dtype="bfloat16", d=512, loss="gamma", rows="int32")
+    check("linear_gradient", dtype="bfloat16", d=512, loss="gamma")
+    check("choose_rows", dtype="float32")
     check("softmax_gradient", dtype="float32", k=10)
     check("optimizer_updates", dtype="float32", optimizer="adam", result="float32")
     check("csr_gradient", dtype="float32", loss="log_loss", result="float32")
@@ -200,41 +201,38 @@ def _truth(loss, values, y, w, weight, intercept):
 
 
 def _check_linear_gradient(
-    guarded, loss, d, dtype, *, weighted, rows, intercept, result="float64", alignment=16, n=None
+    guarded, loss, d, dtype, *, weighted, chosen, intercept, result="float64", alignment=16, n=None
 ):
     loss = LOSSES[loss]()
     options = kernels.options(
-        "linear_gradient", dtype, d=d, loss=loss.name, result=result,
-        rows=rows or "int64", alignment=alignment,
-    )  # fmt: skip
+        "linear_gradient", dtype, d=d, loss=loss.name, result=result, alignment=alignment
+    )
     library = build("linear_gradient", options)
     teams = kernels._teams(d, dtype, alignment)
     # Two blocks, more than two rounds, and rows left over.
     n = 2 * 2 * 8 * (32 // teams.lanes) * teams.rows + 5 if n is None else n
     launch = replace(kernels.launch("linear_gradient", n, d, dtype, 2, alignment=alignment), grid=2)
-    size = n + 3 if rows else n
-    X, values, y, w, weight = _problem(loss, size, d, dtype)
-    chosen = np.random.default_rng(1).integers(size, size=n).astype(rows) if rows else None
-    w = w[: d + intercept]
-    arrays = [guarded(X), guarded(y), guarded(weight) if weighted else None]
-    arrays += [None if chosen is None else guarded(chosen), guarded(w)]
+    X, values, y, w, weight = _problem(loss, n, d, dtype)
+    w, weight = w[: d + intercept], weight if weighted else None
+    rows, addresses, count, given = guarded(X), None, None, n
+    if chosen:  # rows in another order, whose number the device knows
+        order = np.random.default_rng(1).permutation(n)
+        addresses = guarded((rows.ctypes.data + order * rows.strides[0]).astype(np.uint64))
+        values, count, rows, given = values[order], guarded(np.array([n])), None, 10**9
+    arrays = rows, addresses, guarded(y), guarded(weight) if weighted else None, guarded(w)
     partials = guarded.unset((launch.grid, d + 2))
-    parameter = (*loss.parameters, 0.0)[0]
-    run(
-        library, "linear_gradient", launch, *arrays, partials, n, d, int(intercept), parameter
-    )  # fmt: skip
-    out, total = guarded(np.ones(d + intercept, result)), guarded.unset(1)
-    summing = kernels.launch("sum_partials", launch.grid, d, dtype, 2)
-    run(
-        library, "sum_partials", summing, partials, out, total, launch.grid, d, int(intercept)
-    )  # fmt: skip
-    at = slice(n) if chosen is None else chosen
-    weight = weight[at] if weighted else None
-    expected, gradient, scale = _truth(loss, values[at], y[at], w, weight, intercept)
+    numbers = given, d, int(intercept), (*loss.parameters, 0.0)[0]
+    run(library, "linear_gradient", launch, *arrays, partials, *numbers, count)
+    expected, gradient, scale = _truth(loss, values, y, w, weight, intercept)
     rtol = RTOL[dtype] if result == "float64" else RTOL["float32"]
-    assert total[0] == pytest.approx(expected, rel=20 * rtol)
-    bound = rtol * (20 * scale + 1)
-    assert (np.abs(out - 1 - gradient) <= bound).all(), np.max(np.abs(out - 1 - gradient) / bound)
+    summing = kernels.launch("sum_partials", launch.grid, d, dtype, 2)
+    for add in (0, 1):
+        out, total = guarded(np.ones(d + intercept, result)), guarded.unset(1)
+        numbers = launch.grid, d, int(intercept), add
+        run(library, "sum_partials", summing, partials, out, total, *numbers)
+        assert total[0] == pytest.approx(expected, rel=20 * rtol)
+        off = np.abs(out - add - gradient) / (rtol * (20 * scale + 1))
+        assert (off <= 1).all(), off.max()
 
 
 @needs_compiler
@@ -267,17 +265,17 @@ def test_losses_of_rows(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", kernels.LOSSES)
 def test_gradient_of_each_loss(loss, guarded):
-    both = {"weighted": True, "rows": "int64", "intercept": True}
+    both = {"weighted": True, "chosen": True, "intercept": True}
     _check_linear_gradient(guarded, loss, 28, "float64", **both)
 
 
 @needs_compiler
 @pytest.mark.parametrize("d", [1, 28, 100, 513, 2048])
 def test_gradient_at_each_width(d, guarded):
-    every = list(itertools.product((0, 1), (None, "int64"), (0, 1)))
-    for weighted, rows, intercept in every if d == 28 else (every[0], every[-1]):
-        chosen = {"weighted": weighted, "rows": rows, "intercept": intercept}
-        _check_linear_gradient(guarded, "log_loss", d, "float32", **chosen)
+    every = list(itertools.product((0, 1), repeat=3))
+    for weighted, chosen, intercept in every if d == 28 else (every[0], every[-1]):
+        how = {"weighted": weighted, "chosen": chosen, "intercept": intercept}
+        _check_linear_gradient(guarded, "log_loss", d, "float32", **how)
 
 
 @needs_compiler
@@ -286,14 +284,14 @@ def test_gradient_at_each_width(d, guarded):
     [(100, "float16", 16), (48, "bfloat16", 16), (28, "float32", 4), (1024, "float64", 16)],
 )
 def test_gradient_of_each_dtype(d, dtype, alignment, guarded):
-    chosen = {"weighted": True, "rows": "int32", "intercept": True, "alignment": alignment}
+    chosen = {"weighted": True, "chosen": True, "intercept": True, "alignment": alignment}
     _check_linear_gradient(guarded, "squared_error", d, dtype, result="float32", **chosen)
 
 
 @needs_compiler
 @pytest.mark.parametrize("n", [0, 1])
 def test_gradient_of_few_rows(n, guarded):
-    chosen = {"weighted": True, "rows": "int64", "intercept": True}
+    chosen = {"weighted": True, "chosen": True, "intercept": True}
     _check_linear_gradient(guarded, "log_loss", 28, "float64", n=n, **chosen)
 
 
@@ -303,7 +301,7 @@ def test_gradient_of_few_rows(n, guarded):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradient_of_every_version(dtype, guarded):
     for d, alignment in _versions(dtype):
-        chosen = {"weighted": True, "rows": "int64", "intercept": True, "alignment": alignment}
+        chosen = {"weighted": True, "chosen": True, "intercept": True, "alignment": alignment}
         _check_linear_gradient(guarded, "log_loss", d, dtype, **chosen)
 
 
@@ -315,9 +313,42 @@ def test_a_row_that_is_not_a_number_shows(guarded):
     X[3, 7] = np.nan
     launch = kernels.launch("linear_gradient", 5, 28, "float64", 1)
     partials = guarded.unset((launch.grid, 30))
-    arrays = guarded(X), guarded(y), None, None, guarded(w)
-    run(library, "linear_gradient", launch, *arrays, partials, 5, 28, 1, 0.0)
+    arrays = guarded(X), None, guarded(y), None, guarded(w)
+    run(library, "linear_gradient", launch, *arrays, partials, 5, 28, 1, 0.0, None)
     assert np.isnan(partials[:, -1].sum())
+
+
+@needs_compiler
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_chosen_rows(dtype, weighted, guarded):
+    rng = np.random.default_rng(0)
+    sizes, d = (7, 100), 3
+    blocks = [[guarded(rng.normal(size=s)) for s in ((n, d), n, n)] for n in sizes]
+    blocks = [[X, *(guarded(a.astype(dtype)) for a in (y, v))] for X, y, v in blocks]
+    # (block, first row, count)
+    runs = [(1, 0, 70), (0, 6, 1), (1, 99, 1), (0, 0, 3), (0, 2, 0), (1, 40, 33)]
+    table, at = [], 5
+    for block, row, count in runs:
+        table.append((block, row, at, count))
+        at += count
+    found = [guarded(np.full(at + 2, 1, t)) for t in (np.uint64, dtype, dtype)]
+    where = np.array([[a.ctypes.data for a in block] for block in blocks], np.uint64)
+    if not weighted:
+        where[:, 2] = 0
+    launch = replace(kernels.launch("choose_rows", len(runs), 1, dtype, 1), grid=1)
+    library = build("choose_rows", kernels.options("choose_rows", dtype))
+    arrays = guarded(where), guarded(np.array(table, np.int32)), *found[:2]
+    weights = found[2] if weighted else None
+    run(library, "choose_rows", launch, *arrays, weights, len(runs), d * 8)
+    chosen = [slice(row, row + count) for _, row, count in runs]
+    pick = [(block, rows) for (block, _, _), rows in zip(runs, chosen, strict=True)]
+    for k in (1, 2) if weighted else (1,):
+        expected = np.concatenate([blocks[b][k][rows] for b, rows in pick])
+        np.testing.assert_array_equal(found[k], [1] * 5 + [*expected] + [1] * 2)
+    expected = np.concatenate([blocks[b][0][rows] for b, rows in pick])
+    rows = [(ctypes.c_double * d).from_address(int(address)) for address in found[0][5:-2]]
+    np.testing.assert_array_equal(rows, expected)
 
 
 @needs_compiler
@@ -346,7 +377,7 @@ def test_softmax(n, k, weighted, dtype, guarded):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
-    optimizer, n, scale, l2 = OPTIMIZERS[name](), 300, 0.125, 0.01
+    optimizer, n, rows, l2 = OPTIMIZERS[name](), 300, 7.0, 0.01
     options = kernels.options("optimizer_updates", dtype, optimizer=name, result=dtype)
     library = build("optimizer_updates", options)
     launch = replace(kernels.launch("optimizer_update", n, 1, dtype, 1), grid=1)
@@ -360,12 +391,15 @@ def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
         state += [None] * (3 - len(state))
         for step in (1, 2, 3):
             sums = rng.normal(size=n).astype(dtype)
-            numbers = kernels.optimizer_numbers(optimizer, 0.1, step)
+            numbers = kernels.optimizer_numbers(optimizer, rows, 0.1, step)
+            on_device = None
+            if step == 2:
+                on_device, numbers = guarded(np.array(numbers)), (np.nan,) * len(numbers)
             run(
                 library, "optimizer_update", launch, ours, guarded(sums), *state,
-                n, penalised, scale, l1, l2, *numbers,
+                n, penalised, l1, l2, *numbers, on_device,
             )  # fmt: skip
-            grad = sums * scale
+            grad = sums / rows
             grad[:penalised] += l2 * w[:penalised]
             optimizer.update(w, grad, slots, 0.1, step, l1)
         np.testing.assert_array_equal(ours, w)
@@ -389,9 +423,10 @@ def test_l1_spares_what_is_not_penalised(name, guarded):
     state += [None] * (3 - len(state))
     for step in (1, 2):
         grad = rng.normal(size=n).astype("float32")
-        numbers = kernels.optimizer_numbers(optimizer, 0.1, step)
         arrays = ours, guarded(grad), *state
-        run(library, "optimizer_update", launch, *arrays, n, 30, 1.0, 0.3, 0.0, *numbers)
+        for rows in (1.0, 0.0):  # a step of no rows changes nothing
+            numbers = kernels.optimizer_numbers(optimizer, rows, 0.1, step)
+            run(library, "optimizer_update", launch, *arrays, n, 30, 0.3, 0.0, *numbers, None)
         optimizer.update(w, grad, slots, 0.1, step, l1)
     np.testing.assert_allclose(ours, w, rtol=1e-6, atol=1e-8)
     assert (w[30:] != 0).all()

@@ -17,10 +17,20 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FUNCTIONS", "LOSSES", "Launch", "launch", "optimizer_numbers", "options", "source"]
+__all__ = [
+    "FUNCTIONS",
+    "LOSSES",
+    "NUMBERS",
+    "Launch",
+    "launch",
+    "optimizer_numbers",
+    "options",
+    "source",
+]
 
 #: The kernels of each source.
 FUNCTIONS = {
+    "choose_rows": ("choose_rows",),
     "linear_gradient": ("linear_gradient", "sum_partials"),
     "softmax_gradient": ("softmax_gradient",),
     "optimizer_updates": ("optimizer_update",),
@@ -35,6 +45,9 @@ LOSSES = (
     "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile", "poisson", "gamma",
 )
 # fmt: on
+
+#: Of a step of an optimizer, see :func:`optimizer_numbers`.
+NUMBERS = 10
 
 _THREADS = 256
 _WARPS = _THREADS // 32
@@ -135,7 +148,7 @@ def options(
     result : dtype
         Of the gradient.
     rows, index : dtype
-        int32 or int64: of the chosen rows' numbers, and of a CSR block's indices.
+        int32 or int64: of the chosen rows' numbers, and of the indices, of a CSR block.
     alignment : int, default=16
         Power of two that divides the address of X.
     """
@@ -145,7 +158,6 @@ def options(
         "STORED": _STORED[stored],
         "ARITHMETIC": _STORED[arithmetic],
         "RESULT": _STORED[_name(result)],
-        "ROW_NUMBER": _INTEGERS[_name(rows)],
     }
     more: tuple[str, ...] = ("--std=c++17",)
     if name == "linear_gradient":
@@ -160,7 +172,8 @@ def options(
         more = (*more, "--fmad=false")  # NumPy's results
     elif name == "csr_gradient":
         found["INDEX"] = _INTEGERS[_name(index)]
-    else:
+        found["ROW_NUMBER"] = _INTEGERS[_name(rows)]
+    elif name == "kmeans":
         found["CENTRES"] = str(_centres(k))
         found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
     if "gradient" in name and name != "softmax_gradient":
@@ -187,7 +200,8 @@ def launch(
     function : str
         A kernel: one of the values of `FUNCTIONS`.
     n : int
-        Rows; parameters for `optimizer_update`; blocks of `linear_gradient` for `sum_partials`.
+        Rows; runs of rows for `choose_rows`, parameters for `optimizer_update`, blocks of
+        `linear_gradient` for `sum_partials`.
     d, k : int
         Features, and centres or classes.
     dtype : dtype or "bfloat16"
@@ -216,7 +230,7 @@ def launch(
         rows = _THREADS // _softmax_lanes(k)
     elif function == "optimizer_update":
         rows = _THREADS
-    elif function in ("csr_gradient", "csr_adagrad"):
+    elif function in ("choose_rows", "csr_gradient", "csr_adagrad"):
         rows = _WARPS
     elif function == "kmeans":
         shared, _ = _kmeans_shared(d, k, arithmetic)
@@ -226,12 +240,14 @@ def launch(
     return Launch(max(1, min(most, -(-n // rows))), threads, shared)
 
 
-def optimizer_numbers(optimizer: Any, lr: float, step: int) -> tuple[float, ...]:
-    """The nine last arguments of `optimizer_update`.
+def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tuple[float, ...]:
+    """The arguments of `optimizer_update` that differ from step to step: `NUMBERS` of them.
 
     Parameters
     ----------
     optimizer : daskml_dist.optimizers.Optimizer
+    rows : float
+        Rows of the gradient, which is their sum; 0 makes an empty step.
     lr : float
         Learning rate of this step.
     step : int
@@ -251,7 +267,7 @@ def optimizer_numbers(optimizer: Any, lr: float, step: int) -> tuple[float, ...]
             rate = 1 - lr * optimizer.weight_decay
     elif optimizer.name == "ftrl":
         numbers = (optimizer.beta,)
-    padded = (lr, rate, *numbers, *(0.0,) * (7 - len(numbers)))
+    padded = (rows, lr, rate, *numbers, *(0.0,) * (NUMBERS - 3 - len(numbers)))
     return tuple(float(number) for number in padded)
 
 

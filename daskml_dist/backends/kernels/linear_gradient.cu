@@ -4,7 +4,6 @@
 //   STORED      T, the type of X
 //   ARITHMETIC  A, the type of sums within a block, and of y, weight and w
 //   RESULT      O, the type of the gradient
-//   ROW_NUMBER  R, the type of the chosen rows' numbers
 //   LOSS        a function of losses.cuh
 //   VECTOR      values of X in one load; d is a multiple of it
 //   LANES       lanes that share a row; a power of two up to 32
@@ -22,20 +21,24 @@
 #define WARPS (THREADS / 32)
 #define TEAMS (32 / LANES)
 
-// X (., d), y, weight (or null)   the block's
-// rows (n,) or null               the rows chosen of it; null: the first n
+// X (n, d)                        not read where there are addresses
+// addresses (n,) or null          of the rows, which need not lie together
+// y, weight (or null) (n,)
 // w (d,), or (d + 1,)             with the intercept last
 // partials (gridDim.x, d + 2)     each block's gradient, sum of slopes and sum of losses
 // n, d, intercept, parameter      parameter of the loss, or 0
+// count (1,) or null              takes the place of n, where that is known to the device alone
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
-    const T *__restrict__ X, const A *__restrict__ y, const A *__restrict__ weight,
-    const R *__restrict__ rows, const A *__restrict__ w, double *__restrict__ partials,
-    long long n, long long d, long long intercept, double parameter) {
+    const T *__restrict__ X, const unsigned long long *__restrict__ addresses,
+    const A *__restrict__ y, const A *__restrict__ weight, const A *__restrict__ w,
+    double *__restrict__ partials, long long n, long long d, long long intercept,
+    double parameter, const long long *__restrict__ count) {
     // (WARPS,) losses, (WARPS,) slopes, then w with zeros behind it, and at the end the sums.
     extern __shared__ __align__(16) unsigned char shared[];
     double *losses = reinterpret_cast<double *>(shared), *slopes = losses + WARPS;
     A *columns = reinterpret_cast<A *>(slopes + WARPS);
     const int width = static_cast<int>(d);
+    if (count) n = *count;
     for (int j = threadIdx.x; j < LANES * CHUNKS * VECTOR; j += THREADS)
         columns[j] = j < width ? w[j] : A(0);
     const A bias = intercept ? w[width] : A(0);
@@ -54,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
         for (int r = 0; r < ROWS; ++r) {
             const long long i = first + r * TEAMS + team;
             const bool inside = i < n;
-            const T *row = X + (inside && rows ? static_cast<long long>(rows[i]) : i) * d;
+            const T *row = X + i * d;
+            if (addresses) row = reinterpret_cast<const T *>(inside ? addresses[i] : 0);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 const int j = (c * LANES + lane) * VECTOR;
@@ -85,12 +89,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
         A slope = 0;
         const long long i = first + mine * TEAMS + team;
         if (i < n) {
-            const long long row = rows ? static_cast<long long>(rows[i]) : i;
             A value;
-            slope = loss::LOSS(y[row], raw + bias, static_cast<A>(parameter), value);
+            slope = loss::LOSS(y[i], raw + bias, static_cast<A>(parameter), value);
             if (weight) {
-                slope *= weight[row];
-                value *= weight[row];
+                slope *= weight[i];
+                value *= weight[i];
             }
             if (lane < ROWS) {
                 loss_sum += value;
@@ -146,13 +149,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
     }
 }
 
-// Adds the blocks' gradients to `out` (d,), or (d + 1,) with an intercept; sets loss[0].
-// 32 columns a block, each summed by SUMMERS threads.
+// Sums the blocks' gradients into `out` (d,), or (d + 1,) with an intercept, where `add` is not 0
+// on top of what is there; sets loss[0]. 32 columns a block, each summed by SUMMERS threads.
 #define SUMMERS 16
 
 extern "C" __global__ void __launch_bounds__(32 * SUMMERS) sum_partials(
     const double *__restrict__ partials, O *__restrict__ out, double *__restrict__ loss,
-    long long n_blocks, long long d, long long intercept) {
+    long long n_blocks, long long d, long long intercept, long long add) {
     extern __shared__ __align__(16) unsigned char shared[];
     double *sums = reinterpret_cast<double *>(shared);
     const long long column = blockIdx.x * 32ll + threadIdx.x;
@@ -165,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(32 * SUMMERS) sum_partials(
     if (threadIdx.y) return;
     for (int k = 1; k < SUMMERS; ++k) sum += sums[k * 32 + threadIdx.x];
     if (column < d || (column == d && intercept))
-        out[column] += static_cast<O>(sum);
+        out[column] = (add ? out[column] : O(0)) + static_cast<O>(sum);
     else if (column == d + 1)
         loss[0] = sum;
 }

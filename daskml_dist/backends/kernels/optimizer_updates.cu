@@ -1,4 +1,4 @@
-// One step of an optimizer over a flat vector: the gradient scaled, l2 added, the step, l1.
+// One step of an optimizer over a flat vector: the mean gradient, l2 added, the step, l1.
 //
 // Defined at compile time:
 //   ARITHMETIC  A, the type of the parameters and their slots
@@ -16,8 +16,9 @@ struct Slots {
     A a, b, c;
 };
 
-// What `optimizer_numbers` of __init__.py returns, in type A but for the first two.
+// What `optimizer_numbers` of __init__.py returns, in type A but for the first three.
 struct Numbers {
+    double rows;  // of the gradient; a step of none changes nothing
     double lr;
     double rate;  // the step size in the long run, where all parameters have the same
     A p, q, r, s, t, u, v;
@@ -117,22 +118,26 @@ __device__ inline void ftrl(A &w, A g, Slots &slot, const Numbers &at, double l1
 // gradient (n,)             of the summed loss, not changed
 // slot0, slot1, slot2 (n,)  null where the optimizer has fewer
 // n, penalised              l1 and l2 are for the first `penalised` parameters
-// scale                     the gradient is taken times this
 // l1, l2                    strengths of the penalties
-// lr, rate, p to v          `optimizer_numbers`
+// rows, lr, rate, p to v    `optimizer_numbers`
+// numbers (10,) or null     take the place of these, where the device alone knows the step
 extern "C" __global__ void __launch_bounds__(THREADS) optimizer_update(
     A *__restrict__ w, const O *__restrict__ gradient, A *__restrict__ slot0,
-    A *__restrict__ slot1, A *__restrict__ slot2, long long n, long long penalised, double scale,
-    double l1, double l2, double lr, double rate, double p, double q, double r, double s, double t,
-    double u, double v) {
-    const Numbers at = {lr, rate, A(p), A(q), A(r), A(s), A(t), A(u), A(v)};
+    A *__restrict__ slot1, A *__restrict__ slot2, long long n, long long penalised, double l1,
+    double l2, double rows, double lr, double rate, double p, double q, double r, double s,
+    double t, double u, double v, const double *__restrict__ numbers) {
+    const auto pick = [&](int i, double given) { return numbers ? numbers[i] : given; };
+    const Numbers at = {pick(0, rows),  pick(1, lr),    pick(2, rate),  A(pick(3, p)),
+                        A(pick(4, q)),  A(pick(5, r)),  A(pick(6, s)),  A(pick(7, t)),
+                        A(pick(8, u)),  A(pick(9, v))};
+    if (at.rows == 0) return;
     const long long stride = static_cast<long long>(gridDim.x) * THREADS;
 #pragma unroll 1  // several roots and quotients at a time would spill
     for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < n;
          i += stride) {
         const bool penalty = i < penalised;
         A own = w[i];
-        A g = static_cast<A>(gradient[i] * static_cast<O>(scale));
+        A g = static_cast<A>(gradient[i] / static_cast<O>(at.rows));
         if (penalty && l2 != 0) g += static_cast<A>(l2) * own;
         Slots slot = {slot0 ? slot0[i] : A(0), slot1 ? slot1[i] : A(0), slot2 ? slot2[i] : A(0)};
         optimizer::OPTIMIZER(own, g, slot, at, penalty ? l1 : 0.0, l1);
