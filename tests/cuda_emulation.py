@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -82,25 +84,70 @@ class EmulatedCupy(CupyBackend):
     """The GPU backend's own code, on NumPy, SciPy and emulated kernels."""
 
     def __init__(self) -> None:
-        super().__init__(_NumpyAsCupy(), sparse)
-
-    _n_sms = 2
+        super().__init__(_NUMPY_AS_CUPY, sparse)
 
     @staticmethod
     def _address(array: Any) -> int:
         return array.ctypes.data
 
 
+class _Device:
+    """A small GPU."""
+
+    id = 0
+    attributes: ClassVar = {"MultiProcessorCount": 2}
+
+
+class _Graph:
+    """Launches that were recorded."""
+
+    def __init__(self) -> None:
+        self.launches: list[Callable[[], None]] = []
+
+    def launch(self) -> None:
+        for launch in self.launches:
+            launch()
+
+
+class _Stream:
+    """Records what its thread launches between two calls."""
+
+    #: Recordings that began and have not ended.
+    open: ClassVar = threading.local()
+
+    def __init__(self, non_blocking: bool) -> None:
+        assert non_blocking  # or the default stream's work would be lost, or refused
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        assert getattr(self.open, "graph", None) is None
+
+    def begin_capture(self) -> None:
+        self.open.graph = _Graph()
+
+    def end_capture(self) -> _Graph:
+        graph, self.open.graph = self.open.graph, None
+        return graph
+
+
 class _NumpyAsCupy:
     """NumPy, with what CuPy has beyond it."""
 
+    cuda = SimpleNamespace(Device=_Device, Stream=_Stream)
+
     def __getattr__(self, name: str) -> Any:
+        assert getattr(_Stream.open, "graph", None) is None, f"{name} while kernels are recorded"
         return np.asarray if name == "asnumpy" else getattr(np, name)
 
     @staticmethod
     def RawModule(code: str, options: tuple[str, ...]) -> Any:
         (name,) = (n for n in kernels.FUNCTIONS if kernels.source(n) == code)
         return _Module(build(name, options))
+
+
+_NUMPY_AS_CUPY = _NumpyAsCupy()
 
 
 class _Module:
@@ -110,9 +157,22 @@ class _Module:
         self._library = library
 
     def get_function(self, name: str) -> Any:
+        loaded = False
+
         def launch(grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
+            nonlocal loaded
             at = kernels.Launch(*grid, block, shared_mem)
-            with _ONE_AT_A_TIME:
-                run(self._library, name, at, *arguments)
+
+            def now() -> None:
+                with _ONE_AT_A_TIME:
+                    run(self._library, name, at, *arguments)
+
+            graph = getattr(_Stream.open, "graph", None)
+            if graph is None:
+                loaded = True
+                now()
+            else:
+                assert loaded, f"{name} is loaded while kernels are recorded"
+                graph.launches.append(now)
 
         return launch

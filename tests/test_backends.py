@@ -251,7 +251,8 @@ def test_fused_steps(backend: Backend) -> None:
     strengths = np.r_[np.full(P - 1, 0.3), 0.0][:, None]
     for number in (1, 2, 3):
         grad = _draw(P, 2) / number
-        step = Step(device_w, backend.to_device(grad), device_slots, 0.1, number, 0.3, 0.2, P - 1)
+        moved = backend.to_device(4 * grad)
+        step = Step(device_w, moved, device_slots, 4.0, 0.1, number, 0.3, 0.2, P - 1)
         if not backend.update(optimizer, step):
             assert backend.name == "numpy"
             return

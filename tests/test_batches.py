@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from daskml_dist.data import batches
 from daskml_dist.data.batches import (
     GROUP,
     LaneRows,
     LaneSpec,
+    Runs,
     Segment,
     held_out_rows,
     pass_steps,
@@ -35,8 +37,11 @@ def _lanes(name: str, n_lanes: int) -> list[LaneSpec]:
 
 
 def _rows(block: int, rows: Any) -> Step:
-    at = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-    return [(block, row) for row in at]
+    if isinstance(rows, slice):
+        return [(block, row) for row in range(rows.start, rows.stop)]
+    at = rows.numbers if isinstance(rows, Runs) else rows
+    assert len(at) == len(rows)
+    return [(block, row) for row in at.tolist()]
 
 
 def _steps(rows: LaneRows, pass_: int = 1, start: int = 0) -> list[Step]:
@@ -79,6 +84,25 @@ def test_every_row_exactly_once_a_pass(
     for seen in trained:
         assert seen + held == everything
     assert bool(held) == (fraction > 0 and blocks != "empty")
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("n_steps", [2, 7])
+@pytest.mark.parametrize("blocks", list(BLOCKS))
+def test_runs_are_the_same_rows_in_the_same_order(
+    blocks: str, n_steps: int, shuffle: bool, fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spec,) = _lanes(blocks, 1)
+    monkeypatch.setattr(batches, "RUNS", 2)
+    found = []
+    for long in (1, 1000):
+        monkeypatch.setattr(batches, "_LONG", long)
+        rows = LaneRows(spec, n_steps, 0, shuffle, fraction)
+        given = {type(at) for step in rows.batches(1) for _, at in step}
+        assert not given or (Runs in given) is (long == 1 and not all(rows._held))
+        found.append(_steps(rows))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3])

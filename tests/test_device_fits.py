@@ -9,6 +9,7 @@ import shutil
 from types import SimpleNamespace
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from sklearn.base import clone
 
 from daskml_dist import naive_bayes, svm
 from daskml_dist.backends import Backend, devices, get_backend
+from daskml_dist.data import batches
 from daskml_dist.data.blocks import Block
 from daskml_dist.errors import (
     DeviceMemoryError,
@@ -231,6 +233,31 @@ def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> Non
 def test_kernels_under_every_policy(kernels: None, policy: str) -> None:
     model = SGDClassifier(policy=policy, n_lanes=1, penalty="elasticnet", alpha=0.01, **STEPS)
     _check(model, TARGETS["two"])
+
+
+@pytest.mark.parametrize(("runs", "held_out"), [(1, False), (1000, False), (1, True)])
+@pytest.mark.parametrize("policy", ["sync", "local"])
+def test_rows_of_several_blocks(
+    kernels: None, policy: str, runs: int, held_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen where they lie: runs of neighbours, row by row, or from what is not held out."""
+    monkeypatch.setattr(batches, "RUNS", runs)
+    steps = {**STEPS, "max_iter": 4}
+    rows = da.from_array(X, chunks=((100, 7, 133), 5))
+    y = da.from_array(TARGETS["two"], chunks=((100, 7, 133),))
+    weight = da.from_array(WEIGHT, chunks=((100, 7, 133),))
+    ends = []
+    for device in ("gpu", "cpu"):
+        clf = SGDClassifier(
+            policy=policy, n_lanes=2, device=device, early_stopping=held_out, **steps
+        )
+        ends.append(clf.fit(rows, y, sample_weight=weight))
+    np.testing.assert_allclose(ends[0].coef_, ends[1].coef_, rtol=1e-6, atol=1e-9)
+    found, expected = (
+        [(r["steps"], r["rows"], pytest.approx(r["loss"], rel=1e-6)) for r in end.history_.records]
+        for end in ends
+    )
+    assert found == expected
 
 
 @pytest.mark.parametrize("target", ["two", "three"])

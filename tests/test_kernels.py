@@ -218,7 +218,7 @@ def _check_linear_gradient(
     if chosen:  # rows in another order, whose number the device knows
         order = np.random.default_rng(1).permutation(n)
         addresses = guarded((rows.ctypes.data + order * rows.strides[0]).astype(np.uint64))
-        values, count, rows, given = values[order], guarded(np.array([n])), None, 10**9
+        values, count, rows, given = values[order], guarded(np.array([float(n)])), None, 10**9
     arrays = rows, addresses, guarded(y), guarded(weight) if weighted else None, guarded(w)
     partials = guarded.unset((launch.grid, d + 2))
     numbers = given, d, int(intercept), (*loss.parameters, 0.0)[0]

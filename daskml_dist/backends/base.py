@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,9 +58,11 @@ class Step:
     Parameters
     ----------
     w, grad : arrays of shape (n_rows, width)
-        Parameters, and the mean gradient of the loss.
+        Parameters, and the gradient of the summed loss; None where a device is to make it.
     slots : dict of arrays
         The optimizer's state.
+    rows : float
+        Rows of the gradient; a step of none changes nothing.
     lr : float
     number : int
         From 1.
@@ -73,6 +75,7 @@ class Step:
     w: Any
     grad: Any
     slots: dict[str, Any]
+    rows: float
     lr: float
     number: int
     l1: float
@@ -169,6 +172,36 @@ class Backend(ABC):
             False where no kernel fits, and nothing was done.
         """
         return False
+
+    def chooser(
+        self,
+        kernel: str | None,
+        parameters: tuple[float, ...],
+        shape: tuple[int, int],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+    ) -> Any | None:
+        """Something that chooses rows of blocks without copying them.
+
+        Parameters
+        ----------
+        kernel : str or None
+            What a loss calls its kernel.
+        parameters : tuple of float
+            The loss's own.
+        shape : tuple of two int
+            Of the parameters.
+        blocks : mapping of int to (X, y, weight)
+            On the device.
+        n_rows : int
+            Of a batch at most.
+
+        Returns
+        -------
+        Chooser or None
+            None where rows are gathered by :meth:`rows`.
+        """
+        return None
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Slices of X's rows to be worked on one after the other, so that caches hold them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +18,8 @@ from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.chosen_rows import Chooser, ChosenRows
+from daskml_dist.backends.cupy_calls import Calls
 from daskml_dist.backends.namespace import cast
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.row_slices import row_slices
@@ -181,63 +183,32 @@ class CupyBackend(Backend):
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
         arrays = [array for array in (y, weight, w) if array is not None]
-        # Rows in half precision are computed with in float32.
-        dtype = np.float32 if X.dtype == np.float16 else X.dtype
-        if any(array.dtype != dtype for array in arrays):
+        if any(array.dtype != _computed_in(X.dtype) for array in arrays):
             return None
         if not all(array.flags.c_contiguous for array in (*arrays, out)):
             return None
         loss = self._cp.zeros((), np.float64)
-        d = _matrix(X).shape[1]
-        numbers = (d, w.shape[0] - d, float(parameters[0]) if parameters else 0.0)
-        run = self._fused_csr if isinstance(X, CupyRows) else self._fused_dense
-        return loss if run(kernel, w, X, y, weight, out, loss, numbers) else None
-
-    def _fused_dense(
-        self, kernel: str, w: Any, X: Any, y: Any, weight: Any, out: Any, loss: Any, numbers: Any
-    ) -> bool:
-        (n, d), (_, intercept, _) = X.shape, numbers
-        address = self._address(X)
-        alignment = min(16, address & -address or 16)
-        at = kernels.launch("linear_gradient", n, d, X.dtype, self._n_sms, alignment=alignment)
-        if at is None or not X.flags.c_contiguous:
-            return False
-        module = self._module(
-            "linear_gradient", X.dtype, d=d, loss=kernel, result=out.dtype, alignment=alignment
-        )
-        partials = self._cp.empty((at.grid, d + 2), np.float64)
-        _run(module, "linear_gradient", at, X, y, weight, None, w, partials, n, *numbers)
-        add_up = kernels.launch("sum_partials", at.grid, d, X.dtype, self._n_sms)
-        assert add_up is not None
-        _run(module, "sum_partials", add_up, partials, out, loss, at.grid, d, intercept)
-        return True
-
-    def _fused_csr(
-        self, kernel: str, w: Any, X: Any, y: Any, weight: Any, out: Any, loss: Any, numbers: Any
-    ) -> bool:
-        X, n = X.X, X.shape[0]
-        at = kernels.launch("csr_gradient", n, X.shape[1], X.dtype, self._n_sms)
-        assert at is not None
-        module = self._module(
-            "csr_gradient", X.dtype, loss=kernel, result=out.dtype, index=X.indices.dtype
-        )
-        csr = X.data, X.indices, X.indptr
-        _run(module, "csr_gradient", at, *csr, y, weight, None, w, out, loss, n, *numbers)
-        return True
+        parameter = float(parameters[0]) if parameters else 0.0
+        if isinstance(X, CupyRows):
+            self._calls.csr_gradient(kernel, parameter, X.X, y, weight, w, out, loss)()
+            return loss
+        rows = X.rows(y, weight) if isinstance(X, ChosenRows) else self._calls.rows(X, y, weight)
+        if not self._calls.has_gradient(rows) or not (rows.X is None or X.flags.c_contiguous):
+            return None
+        for call in self._calls.gradient(kernel, parameter, rows, w, out, loss):
+            call()
+        return loss
 
     def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
         """Two products, and one launch between them."""
-        n, d, k = X.shape[0], _matrix(X).shape[1], w.shape[1]
+        d = _matrix(X).shape[1]
         if y.dtype != np.int32 or (weight is not None and weight.dtype != w.dtype):
             return None
         raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
         if w.shape[0] > d:
             raw += w[d]
-        at = kernels.launch("softmax_gradient", n, d, raw.dtype, self._n_sms, k=k)
-        assert at is not None
-        losses = self._cp.empty(n, raw.dtype)
-        module = self._module("softmax_gradient", raw.dtype, k=k)
-        _run(module, "softmax_gradient", at, raw, y, weight, losses, n, k)
+        losses = self._cp.empty(raw.shape[0], raw.dtype)
+        self._calls.softmax_gradient(raw, y, weight, losses)()
         self.add_tdot(X, raw, out[:d])
         if w.shape[0] > d:
             out[d] += raw.sum(axis=0, dtype=out.dtype)
@@ -249,30 +220,38 @@ class CupyBackend(Backend):
         arrays = [step.w, step.grad, *slots]
         if not all(array.flags.c_contiguous for array in arrays) or step.w.dtype.kind != "f":
             return False
-        n, width = step.w.size, step.w.shape[1]
-        at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
-        assert at is not None
-        module = self._module(
-            "optimizer_updates", step.w.dtype, optimizer=optimizer.name, result=step.grad.dtype
-        )
-        slots += [None] * (3 - len(slots))
-        numbers = kernels.optimizer_numbers(optimizer, step.lr, step.number)
-        _run(
-            module, "optimizer_update", at, step.w, step.grad, *slots, n, step.n_penalised * width,
-            1.0, step.l1, step.l2, *numbers,
-        )  # fmt: skip
+        self._calls.update(optimizer, step, slots)()
         return True
 
+    def chooser(
+        self,
+        kernel: str | None,
+        parameters: tuple[float, ...],
+        shape: tuple[int, int],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+    ) -> Chooser | None:
+        """Where a kernel reads rows of that width by their addresses."""
+        (X, y, _), *_ = blocks.values()
+        if kernel not in kernels.LOSSES or shape[1] > 1 or self._sparse.issparse(X):
+            return None
+        if y.dtype != _computed_in(X.dtype) or not all(
+            array is None or array.flags.c_contiguous
+            for block in blocks.values()
+            for array in block
+        ):
+            return None
+        loss = kernel, float(parameters[0]) if parameters else 0.0
+        chooser = Chooser(self._cp, self._calls, loss, blocks, n_rows, self._address)
+        return chooser if self._calls.has_gradient(chooser.rows(0)) else None
+
     @functools.cached_property
-    def _n_sms(self) -> int:
-        return int(self._cp.cuda.Device().attributes["MultiProcessorCount"])
+    def _calls(self) -> Calls:
+        return Calls(self._cp, self._address)
 
     @staticmethod
     def _address(array: Any) -> int:
         return int(array.data.ptr)
-
-    def _module(self, name: str, dtype: Any, **chosen: Any) -> Any:
-        return _compiled(self._cp, name, kernels.options(name, dtype, **chosen))
 
     def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
         """Add ``X.T @ diag(weight) @ X`` to `out` in place."""
@@ -314,16 +293,9 @@ def _matrix(X: Any) -> Any:
     return X.X if isinstance(X, CupyRows) else X
 
 
-def _run(module: Any, function: str, at: kernels.Launch, *arguments: Any) -> None:
-    """Launch a kernel; None is a null pointer."""
-    given = tuple(0 if argument is None else argument for argument in arguments)
-    run = module.get_function(function)
-    run((at.grid,), at.block, given, shared_mem=at.shared)
-
-
-@functools.cache
-def _compiled(cupy: Any, name: str, options: tuple[str, ...]) -> Any:
-    return cupy.RawModule(code=kernels.source(name), options=options)
+def _computed_in(dtype: Any) -> Any:
+    """The dtype of the arithmetic on rows; those in half precision are computed with in float32."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 @functools.cache

@@ -11,14 +11,13 @@ never on which worker runs the lane.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GROUP", "LaneRows", "LaneSpec", "Segment", "held_out_rows", "pass_steps"]
+__all__ = ["GROUP", "LaneRows", "LaneSpec", "Runs", "Segment", "held_out_rows", "pass_steps"]
 
 #: Blocks whose rows are shuffled together, where memory allows.
 GROUP = 8
@@ -27,8 +26,34 @@ RUNS = 256
 
 #: Rows whose positions are worked out at once: several batches' where these are small.
 _AHEAD = 1 << 16
+#: Rows of a run from which on batches are given as runs.
+_LONG = 16
 
-Rows = NDArray[np.intp] | slice
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of neighbouring rows of a block, one after another.
+
+    Parameters
+    ----------
+    starts, counts : ndarray of int of shape (n_runs,)
+        First row and number of rows of each.
+    """
+
+    starts: NDArray[np.intp]
+    counts: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def numbers(self) -> NDArray[np.intp]:
+        """The number of each row."""
+        before = np.cumsum(self.counts) - self.counts
+        return np.repeat(self.starts - before, self.counts) + np.arange(len(self))
+
+
+Rows = NDArray[np.intp] | Runs | slice
 
 
 @dataclass(frozen=True)
@@ -227,6 +252,8 @@ class _Take:
     def __call__(self, low: int, high: int) -> list[tuple[int, Rows]]:
         if low >= high:
             return []
+        if self._run >= _LONG:
+            return self._long(low, high)
         at = self._next(low, high)
         if len(self._members) == 1:
             return [self._rows(0, at)]
@@ -239,27 +266,51 @@ class _Take:
             if a < b
         ]
 
+    def _long(self, low: int, high: int) -> list[tuple[int, Rows]]:
+        """As runs, sorted too; one that reaches into the next block is cut there."""
+        starts, stops = self._runs(low, high)
+        if len(self._members) > 1:
+            sort = np.argsort(starts)
+            starts, stops = starts[sort], stops[sort]
+        found = []
+        for m, (a, b) in enumerate(itertools.pairwise(self._offsets.tolist())):
+            some = slice(0, len(starts))
+            if len(self._members) > 1:
+                some = slice(np.searchsorted(stops, a, "right"), np.searchsorted(starts, b))
+            first, last = np.maximum(starts[some], a), np.minimum(stops[some], b)
+            if len(first):
+                found.append(self._rows(m, Runs(first - a, last - first)))
+        return found
+
     def _next(self, low: int, high: int) -> NDArray[np.intp]:
         """Positions low to high of the order; the caller's own."""
         at = self._ahead_from
         if not at <= low <= high <= at + len(self._ahead):
             stop = min(max(high, low + _AHEAD), int(self._offsets[-1]))
-            self._ahead_from, self._ahead = low, self._positions(low, stop)
+            starts, stops = self._runs(low, stop)
+            self._ahead_from, self._ahead = low, Runs(starts, stops - starts).numbers
             at = low
         return self._ahead[low - at : high - at]
 
-    def _positions(self, low: int, high: int) -> NDArray[np.intp]:
+    def _runs(self, low: int, high: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Positions low to high of the order, as starts and stops of runs."""
         if self._order is None:
-            return np.arange(low, high)
-        run = self._run
-        if run == 1:
-            return self._order[low:high].copy()
-        first, last = low // run, math.ceil(high / run)
-        at = self._order[first:last, None] * run + np.arange(run)
-        whole = len(self._order) * run
-        rest = np.arange(max(low, whole), high)
-        return np.concatenate([at.ravel()[low - first * run : high - first * run], rest])
+            return np.array([low]), np.array([high])
+        run, whole = self._run, len(self._order) * self._run
+        first, last = low // run, -(-min(high, whole) // run)
+        starts = self._order[first:last] * run
+        stops = starts + run
+        if len(starts):
+            starts[0] += low - first * run
+            stops[-1] -= max(last * run - high, 0)
+        if high > whole:
+            starts, stops = np.append(starts, max(low, whole)), np.append(stops, high)
+        return starts, stops
 
-    def _rows(self, member: int, at: NDArray[np.intp]) -> tuple[int, Rows]:
+    def _rows(self, member: int, at: NDArray[np.intp] | Runs) -> tuple[int, Rows]:
         segment, kept = self._members[member]
-        return segment.block, at + segment.start if kept is None else kept[at]
+        if kept is not None:
+            return segment.block, kept[at.numbers if isinstance(at, Runs) else at]
+        if isinstance(at, Runs):
+            return segment.block, Runs(at.starts + segment.start, at.counts)
+        return segment.block, at + segment.start

@@ -6,6 +6,7 @@ policy applies updates by the same lines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,19 +191,48 @@ class Shard:
         scale : float
             Factor on the learning rate (staleness).
         """
+        rate = self._count(rows, scale)
+        if rows > 0:
+            if index is None:
+                self._step_all(grad, rows, rate)
+            elif len(index):
+                grad /= rows
+                self._step_at(grad, index, rate)
+        self._add_to_average()
+
+    def _count(self, rows: float, scale: float = 1.0) -> float:
+        """Count a step; its learning rate."""
         # A NumPy float64 would widen a float32 step.
         rate = float(self.learning_rate() * scale)
         self.version += 1
         self.rows += rows
         self._charged += rate
         self._snapshot = None
-        if rows > 0:
-            grad /= rows
-            if index is None:
-                self._step_all(grad, rate)
-            elif len(index):
-                self._step_at(grad, index, rate)
-        self._add_to_average()
+        return rate
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether a device may make several steps by itself."""
+        return self._fuses and self.rule.average_after is None and self._paid is None
+
+    def empty_step(self) -> Step:
+        """A step of no rows, which changes nothing."""
+        return self._described(None, 0.0, 0.0)
+
+    def next_steps(self, rows: Sequence[float]) -> list[Step]:
+        """Count steps that a device makes by itself, of so many rows each; what they are."""
+        return [self._described(None, n, self._count(n)) for n in rows]
+
+    def _described(self, grad: Any, rows: float, rate: float) -> Step:
+        l1, l2 = self.rule.penalty.l1, self.rule.penalty.l2
+        number, k = self.step, self._n_penalised
+        return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k)
+
+    @property
+    def _fuses(self) -> bool:
+        # A subclass may compute something else.
+        optimizer = self.rule.optimizer
+        return self._backend is not None and type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.
@@ -237,26 +267,18 @@ class Shard:
         self._charged += rows * rate
         self._snapshot = None
 
-    def _step_all(self, grad: NDArray[Any], rate: float) -> None:
-        if self._step_fused(grad, rate):
-            return
+    def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
+        if self._fuses:
+            assert self._backend is not None
+            if self._backend.update(self.rule.optimizer, self._described(grad, rows, rate)):
+                return
+        grad /= rows
         k, l2 = self._n_penalised, self.rule.penalty.l2
         if l2 and k == grad.shape[0]:
             grad += l2 * self.w
         elif l2 and k:
             grad[:k, :] += l2 * self.w[:k, :]
         self.rule.optimizer.update(self.w, grad, self.slots, rate, self.step, self._l1)
-
-    def _step_fused(self, grad: Any, rate: float) -> bool:
-        """Whether the device made the step in one launch."""
-        optimizer, penalty = self.rule.optimizer, self.rule.penalty
-        # A subclass may compute something else.
-        if self._backend is None or type(optimizer) is not OPTIMIZERS.get(optimizer.name):
-            return False
-        step = Step(
-            self.w, grad, self.slots, rate, self.step, penalty.l1, penalty.l2, self._n_penalised
-        )
-        return self._backend.update(optimizer, step)
 
     def _step_at(self, grad: NDArray[Any], index: NDArray[np.int64], rate: float) -> None:
         w = self.w[index]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,11 +15,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.namespace import is_host, zeros
-from daskml_dist.data.batches import LaneRows
+from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import DeviceMemoryError, InvalidDataError
 from daskml_dist.ps.ledger import PassReport
+from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
 
@@ -157,7 +160,7 @@ class Lane:
         self._fit = fit
         self._blocks = blocks
         self._rows = rows
-        self._batches: Iterator[Batch] = iter(())
+        self._draws: Iterator[list[tuple[int, Any]]] = iter(())
         self._room = _Room()
         # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
         self._in_arrays = fit.n_steps > 1 and not fit.rule.coordinates
@@ -175,36 +178,71 @@ class Lane:
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = clock
-        self._batches = self._from(clock)
+        self._draws = self._from(clock)
 
-    def _from(self, clock: int) -> Iterator[Batch]:
+    def _from(self, clock: int) -> Iterator[list[tuple[int, Any]]]:
         passes, step = divmod(clock, self._fit.n_steps)
         if isinstance(self._blocks, BlockStream):
             self._blocks.seek(passes + 1)
         while passes < self._fit.stopping.max_iter:
-            for rows in self._rows.batches(passes + 1, step):
-                yield self._batch(rows)
+            yield from self._rows.batches(passes + 1, step)
             passes, step = passes + 1, 0
         # Loops gather a batch ahead, and after the last pass too.
         while True:
-            yield self._batch([])
+            yield []
 
     def next_batch(self) -> Batch:
         """The next batch; passes follow each other, after the last one batches are empty.
 
         Its arrays are good until the next batch is asked for.
         """
-        return next(self._batches)
+        return self._batch(next(self._draws))
 
     def _batch(self, rows: list[tuple[int, Any]]) -> Batch:
-        n_rows = sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in rows)
+        n_rows = _count(rows)
         if self._fit.n_steps == 1 and self._fit.streaming is not None:
             return Batch(_Pieces(self, rows), n_rows, None)
+        if self.chooser is not None and n_rows:
+            return Batch(self.chooser([_runs(rows)]), n_rows, None)
+        rows = [(number, at.numbers if isinstance(at, Runs) else at) for number, at in rows]
         blocks = [(self._blocks[number], at) for number, at in rows]
         if self._in_arrays and all(isinstance(b.X, np.ndarray) for b, _ in blocks):
             return Batch(self._room.gather(blocks, n_rows), n_rows, None)
         pieces = [self._piece(block, at) for block, at in blocks]
         return Batch(pieces, n_rows, self._touched(pieces))
+
+    @functools.cached_property
+    def chooser(self) -> Any | None:
+        """What chooses the rows of batches on a device without a copy of them, or None."""
+        streamed = isinstance(self._blocks, BlockStream)
+        if self._on_host or streamed or not self._in_arrays or not self.n_rows:
+            return None
+        numbers = itertools.chain.from_iterable(self._rows.blocks(1))
+        ready = {n: self._blocks[n] for n in sorted(set(numbers))}
+        blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
+        model, most = self._fit.step_model, -(-self.n_rows // self._fit.n_steps)
+        loss = model.loss.kernel, model.loss.parameters
+        with device_memory(self.backend, f"What chooses batches of {most:,} rows"):
+            return self.backend.chooser(*loss, model.shape, blocks, most)
+
+    def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
+        """Take steps of a replica that a device makes by itself, and count their rows and losses.
+
+        Parameters
+        ----------
+        recorded : RecordedSteps
+            Of the lane's chooser and the replica.
+        replica : Shard
+        count : int
+        """
+        draws, since = [next(self._draws) for _ in range(count)], time.perf_counter()
+        rows = [_count(draw) for draw in draws]
+        losses = recorded([_runs(draw) for draw in draws], replica.next_steps(rows))
+        self._busy += time.perf_counter() - since
+        self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
+        self._report.rows += sum(rows)
+        self._report.steps += count
+        self.reached += count
 
     def _piece(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
         rows = self.backend.rows
@@ -307,6 +345,19 @@ class Lane:
     @sums.setter
     def sums(self, sums: tuple[float, float, int]) -> None:
         self._loss, self._report.rows, self._report.steps = sums
+
+
+def _count(rows: list[tuple[int, Any]]) -> int:
+    """Rows of a batch."""
+    return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in rows)
+
+
+def _runs(rows: list[tuple[int, Any]]) -> list[tuple[int, Any, Any]]:
+    """Rows of a batch, as runs of neighbours: the block, starts and counts."""
+    return [
+        (block, at.starts, at.counts) if isinstance(at, Runs) else (block, at, np.ones_like(at))
+        for block, at in rows
+    ]
 
 
 class _Room:

@@ -32,13 +32,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
     const T *__restrict__ X, const unsigned long long *__restrict__ addresses,
     const A *__restrict__ y, const A *__restrict__ weight, const A *__restrict__ w,
     double *__restrict__ partials, long long n, long long d, long long intercept,
-    double parameter, const long long *__restrict__ count) {
+    double parameter, const double *__restrict__ count) {
     // (WARPS,) losses, (WARPS,) slopes, then w with zeros behind it, and at the end the sums.
     extern __shared__ __align__(16) unsigned char shared[];
     double *losses = reinterpret_cast<double *>(shared), *slopes = losses + WARPS;
     A *columns = reinterpret_cast<A *>(slopes + WARPS);
     const int width = static_cast<int>(d);
-    if (count) n = *count;
+    if (count) n = static_cast<long long>(*count);
     for (int j = threadIdx.x; j < LANES * CHUNKS * VECTOR; j += THREADS)
         columns[j] = j < width ? w[j] : A(0);
     const A bias = intercept ? w[width] : A(0);

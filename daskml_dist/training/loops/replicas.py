@@ -19,6 +19,7 @@ from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard, ShardImage, ShardState
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
+from daskml_dist.training.loops.own_steps import OwnSteps
 from daskml_dist.training.loops.residence import Residence
 
 __all__ = ["run_replicas"]
@@ -45,9 +46,11 @@ def run_replicas(context: Context) -> ShardState | None:
 def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
     n_steps, done = context.fit.n_steps, context.clock
     for number in context.fit.passes(done):
-        for step in range(done, number * n_steps):
-            run.step(step % n_steps)
-            done = step + 1
+        while done < number * n_steps:
+            most = number * n_steps - done
+            if context.shadow_every:
+                most = min(most, context.shadow_every - done % context.shadow_every)
+            done += run.steps(done, most)
             if context.shadow_every and done % context.shadow_every == 0:
                 connection.store(done, run.images())
         if context.report(connection, number, context.lanes, run.validation_weights()):
@@ -73,15 +76,23 @@ class _Summed:
         self._home = Residence(context)
         self._replica = self._home.shard(self._fit.start_state())
         self._in_order = self._fit.deterministic or self._fit.rule.coordinates
+        self._alone: OwnSteps | None = None
+        if context.communicator.size == len(self._lanes) == 1:
+            self._alone = OwnSteps(self._lanes[0], self._replica)
 
-    def step(self, step: int) -> None:
-        rows = self._context.step_rows(step)
+    def steps(self, clock: int, most: int) -> int:
+        """Take the next steps from a clock on; how many were taken."""
+        if self._alone is not None:
+            self._alone.take(most)
+            return most
+        rows = self._context.step_rows(clock % self._fit.n_steps)
         if self._in_order:
             index, total = self._gathered()
             total = self._home.to_device(total)
         else:
             index, total = None, self._context.communicator.allreduce(self._sum())
         self._replica.apply(total, rows, index)
+        return 1
 
     def _sum(self) -> Any:
         w = self._replica.w
@@ -147,25 +158,22 @@ class _Averaged:
         self._replicas = {
             lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
         }
+        self._own = [OwnSteps(lane, self._replicas[lane.number]) for lane in context.lanes]
         self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
-        self._clock = context.clock
         total = sum(context.lane_rows)
         self._shares = {
             lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
         }
 
-    def step(self, step: int) -> None:
-        self._context.map(self._step_lane, self._lanes)
-        self._clock += 1
-        if self._every is not None and self._clock % self._every == 0:
+    def steps(self, clock: int, most: int) -> int:
+        """Take the next steps from a clock on, up to where parameters meet; how many."""
+        count = most if self._every is None else min(most, self._every - clock % self._every)
+        self._context.map(lambda own: own.take(count), self._own)
+        if self._every is not None and (clock + count) % self._every == 0:
             mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
             for replica in self._replicas.values():
                 replica.replace(self._home.to_device(mean))
-
-    def _step_lane(self, lane: Lane) -> None:
-        replica, batch = self._replicas[lane.number], lane.next_batch()
-        w = replica.w if batch.index is None else replica.w[batch.index]
-        replica.apply(lane.new_gradient(w, batch), batch.n_rows, batch.index)
+        return count
 
     def _settled(self, replica: Shard) -> Any:
         replica.settle()

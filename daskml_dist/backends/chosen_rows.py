@@ -1,0 +1,136 @@
+"""Rows of batches that stay where they are: a kernel is told the address of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.base import Step
+from daskml_dist.backends.cupy_calls import Calls, Rows
+from daskml_dist.backends.recorded_steps import RecordedSteps
+
+__all__ = ["Chooser", "ChosenRows"]
+
+#: Batches that are chosen together at most, and rows of them.
+_BATCHES, _ROWS = 32, 1 << 20
+
+#: Runs of neighbouring rows of blocks: each one's block, first row, and number of rows.
+Runs = Sequence[tuple[int, NDArray[np.integer[Any]], NDArray[np.integer[Any]]]]
+
+
+class ChosenRows:
+    """The features of a batch, of shape (n_rows, n_features), for kernels alone.
+
+    Parameters
+    ----------
+    chooser : Chooser
+    place : int
+        Which of the batches chosen together.
+    n_rows : int
+    """
+
+    __slots__ = ("_chooser", "_place", "shape")
+
+    def __init__(self, chooser: Chooser, place: int, n_rows: int) -> None:
+        self._chooser = chooser
+        self._place = place
+        self.shape = n_rows, chooser.n_features
+
+    @property
+    def dtype(self) -> Any:
+        """Of the features."""
+        return self._chooser.dtype
+
+    def rows(self, y: Any, weight: Any | None) -> Rows:
+        """As a kernel takes them."""
+        return self._chooser.rows(self._place, self.shape[0])
+
+
+class Chooser:
+    """Chooses rows of blocks, several batches by one copy of a few numbers and one launch.
+
+    A batch is good until others are chosen.
+
+    Parameters
+    ----------
+    cupy : module
+    calls : Calls
+    loss : tuple of str and float
+        Its kernel, and the kernel's parameter.
+    blocks : mapping of int to (X, y, weight)
+        C-contiguous, on the device; all have weights or none.
+    n_rows : int
+        Of a batch at most.
+    address : callable
+        Of the first entry of an array.
+    """
+
+    def __init__(
+        self,
+        cupy: Any,
+        calls: Calls,
+        loss: tuple[str, float],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+        address: Callable[[Any], int],
+    ) -> None:
+        self._cp = cupy
+        self.calls = calls
+        self.loss = loss
+        self._blocks = dict(blocks)  # whose memory must not be given to others
+        self._place = {number: place for place, number in enumerate(blocks)}
+        first = next(iter(self._blocks.values()))
+        self.n_features, self.dtype = first[0].shape[1], first[0].dtype
+        self._alignment = calls.alignment(*(X for X, _, _ in self._blocks.values()))
+        where = [[0 if a is None else address(a) for a in b] for b in self._blocks.values()]
+        self._where = cupy.asarray(np.array(where, np.uint64))
+        #: Batches that can be chosen together.
+        self.most = max(1, min(_BATCHES, _ROWS // max(n_rows, 1)))
+        self._n_rows = n_rows
+        shape = self.most * n_rows
+        self._addresses = cupy.empty(shape, np.uint64)
+        self._y = cupy.empty(shape, first[1].dtype)
+        self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
+
+    def __call__(self, batches: Sequence[Runs]) -> list[tuple[ChosenRows, Any, Any | None]]:
+        """Choose batches: their features, targets and weights (or None)."""
+        found, runs = [], []
+        for place, batch in enumerate(batches):
+            stop = start = place * self._n_rows
+            for block, firsts, counts in batch:
+                table = np.empty((len(firsts), 4), np.int32)
+                table[:, 0], table[:, 1], table[:, 3] = self._place[block], firsts, counts
+                table[:, 2] = stop + np.cumsum(counts) - counts
+                stop += int(counts.sum())
+                runs.append(table)
+            weight = None if self._weight is None else self._weight[start:stop]
+            found.append((ChosenRows(self, place, stop - start), self._y[start:stop], weight))
+        if runs:
+            table = self._cp.asarray(np.concatenate(runs))
+            row_bytes = self.n_features * self.dtype.itemsize
+            arrays = self._addresses, self._y, self._weight
+            self.calls.choose_rows(self._where, table, row_bytes, *arrays)()
+        return found
+
+    def rows(self, place: int, n_rows: int | None = None) -> Rows:
+        """A chosen batch as a kernel takes it; of as many rows as a batch has at most."""
+        start = place * self._n_rows
+        n = self._n_rows if n_rows is None else n_rows
+        at = slice(start, start + n)
+        weight = None if self._weight is None else self._weight[at]
+        arrays = None, self._addresses[at], self._y[at], weight
+        return Rows(n, self.n_features, self.dtype, self._alignment, *arrays)
+
+    def recorder(self, optimizer: Any, step: Step) -> RecordedSteps:
+        """Steps of an optimizer along chosen batches.
+
+        Parameters
+        ----------
+        optimizer : daskml_dist.optimizers.Optimizer
+        step : Step
+            One of them, without a gradient.
+        """
+        return RecordedSteps(self._cp, self, optimizer, step)

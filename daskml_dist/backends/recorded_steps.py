@@ -1,0 +1,108 @@
+"""Steps that a device makes by itself: launched one by one, small ones would wait for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskml_dist.backends import kernels
+from daskml_dist.backends.base import Step
+
+if TYPE_CHECKING:
+    from daskml_dist.backends.chosen_rows import Chooser, Runs
+    from daskml_dist.backends.cupy_calls import Call
+
+__all__ = ["RecordedSteps"]
+
+
+class RecordedSteps:
+    """Steps of one replica along the batches of one chooser, several in one launch.
+
+    The kernels of so many steps are recorded once, as a CUDA graph, which runs them all. What
+    differs from time to time lies in device memory, at addresses that stay: the rows of each batch,
+    and the numbers of each step.
+
+    Parameters
+    ----------
+    cupy : module
+    chooser : Chooser
+    optimizer : daskml_dist.optimizers.Optimizer
+    step : Step
+        One of the steps, without a gradient.
+    """
+
+    def __init__(self, cupy: Any, chooser: Chooser, optimizer: Any, step: Step) -> None:
+        self._cp = cupy
+        self._chooser = chooser
+        self._optimizer = optimizer
+        self._slots = [step.slots[name] for name in optimizer.slot_names]
+        self._w = step.w
+        #: Steps that can be made together.
+        self.most = chooser.most
+        self._numbers = cupy.zeros((self.most, kernels.NUMBERS), np.float64)
+        self._losses = cupy.zeros(self.most, np.float64)
+        gradient = dataclasses.replace(step, grad=cupy.empty_like(step.w))
+        self._partials = chooser.calls.partials(chooser.rows(0))
+        self._calls = [self._of_step(place, gradient) for place in range(self.most)]
+        #: By number of steps; None where it is launched kernel by kernel, as at first.
+        self._graphs: dict[int, Any] = {}
+
+    def _of_step(self, place: int, step: Step) -> list[Call]:
+        numbers, calls = self._numbers[place], self._chooser.calls
+        loss = self._losses[place : place + 1]
+        return [
+            *calls.gradient(
+                *self._chooser.loss, self._chooser.rows(place), step.w, step.grad, loss,
+                add=False, count=numbers, partials=self._partials,
+            ),
+            calls.update(self._optimizer, step, self._slots, numbers),
+        ]  # fmt: skip
+
+    def serves(self, step: Step) -> bool:
+        """Whether a step is of the same arrays: those of a replica change when it is restored."""
+        slots = [step.slots[name] for name in self._optimizer.slot_names]
+        pairs = zip([self._w, *self._slots], [step.w, *slots], strict=True)
+        return all(one is other for one, other in pairs)
+
+    def __call__(self, batches: list[Runs], steps: list[Step]) -> Any:
+        """Make steps, at most as many as can be made together.
+
+        Returns
+        -------
+        array of float64 of shape (len(steps),)
+            The summed loss of each batch before its step; on the device.
+        """
+        n = len(steps)
+        self._chooser(batches)
+        table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]
+        self._numbers[:n] = self._cp.asarray(np.array(table))
+        self._launch(n)
+        return self._losses[:n].copy()
+
+    def _launch(self, n: int) -> None:
+        graph = self._graphs.get(n)
+        if graph is None and n in self._graphs:
+            graph = self._graphs[n] = self._recorded(n)
+        if graph is not None:
+            graph.launch()
+            return
+        # What is launched first is loaded first, and nothing can be loaded while it is recorded.
+        self._graphs[n] = None
+        self._run(n)
+
+    def _run(self, n: int) -> None:
+        for calls in self._calls[:n]:
+            for call in calls:
+                call()
+
+    def _recorded(self, n: int) -> Any:
+        stream = self._cp.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            try:
+                self._run(n)
+            finally:
+                graph = stream.end_capture()
+        return graph

@@ -1,0 +1,49 @@
+"""Steps of a lane on a replica that is its alone: nobody waits for any but the last of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskml_dist.ps.shard import Shard
+from daskml_dist.training.lane import Lane
+
+__all__ = ["OwnSteps"]
+
+
+class OwnSteps:
+    """Takes them one by one, or several at once where a device makes them by itself.
+
+    Parameters
+    ----------
+    lane : Lane
+    replica : Shard
+        Where the lane computes.
+    """
+
+    def __init__(self, lane: Lane, replica: Shard) -> None:
+        self._lane = lane
+        self._replica = replica
+        self._recorded: Any | None = None
+
+    def take(self, count: int) -> None:
+        """Take the next steps of the lane."""
+        while count > 0:
+            count -= self._take_together(count) or self._take_one()
+
+    def _take_one(self) -> int:
+        replica, batch = self._replica, self._lane.next_batch()
+        w = replica.w if batch.index is None else replica.w[batch.index]
+        replica.apply(self._lane.new_gradient(w, batch), batch.n_rows, batch.index)
+        return 1
+
+    def _take_together(self, count: int) -> int:
+        """Steps taken; none where a device needs the host for each."""
+        replica, chooser = self._replica, self._lane.chooser
+        if chooser is None or not replica.steps_alone:
+            return 0
+        step = replica.empty_step()
+        if self._recorded is None or not self._recorded.serves(step):
+            self._recorded = chooser.recorder(replica.rule.optimizer, step)
+        count = min(count, self._recorded.most)
+        self._lane.take_steps(self._recorded, replica, count)
+        return count

@@ -1,0 +1,186 @@
+"""Rows chosen where they lie, and steps that a device makes by itself, against the same by hand."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend, get_backend
+from daskml_dist.losses import LOSSES, Huber, LogLoss, Loss
+from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import InverseScaling
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+
+D = 6
+#: Rows of each block.
+SIZES = {3: 40, 0: 7, 8: 23}
+Draw = list[tuple[int, NDArray[Any], NDArray[Any]]]
+
+
+def _blocks(weighted: bool, dtype: Any = np.float64) -> dict[int, tuple[Any, Any, Any | None]]:
+    rng = np.random.default_rng(0)
+    return {
+        number: (
+            rng.normal(size=(n, D)).astype(dtype),
+            np.where(rng.random(n) < 0.5, -1, 1).astype(dtype),
+            rng.random(n).astype(dtype) if weighted else None,
+        )
+        for number, n in SIZES.items()
+    }
+
+
+def _draws(count: int, most: int, seed: int = 1) -> list[Draw]:
+    """Batches as runs of rows: of one row each, or of neighbours; one batch is empty."""
+    rng = np.random.default_rng(seed)
+    draws: list[Draw] = []
+    for k in range(count):
+        left, draw = (0 if k == 1 else int(rng.integers(1, most + 1))), []
+        for block in rng.permutation(list(SIZES)).tolist():
+            some = min(left, SIZES[block] - 2)
+            if some > 2 and k % 2:  # two runs
+                starts, counts = (
+                    np.array([some // 2 + 1, 0]),
+                    np.array([some - some // 2, some // 2]),
+                )
+            else:
+                starts = rng.permutation(SIZES[block])[:some]
+                counts = np.ones_like(starts)
+            draw.append((block, starts, counts))
+            left -= some
+        draws.append([part for part in draw if len(part[1])])
+    return draws
+
+
+def _rows(blocks: Any, draw: Draw) -> list[Any]:
+    """Features, targets and weights of a batch, gathered."""
+    found = []
+    for k in range(3):
+        parts = [
+            blocks[block][k][start : start + count]
+            for block, starts, counts in draw
+            for start, count in zip(starts, counts, strict=True)
+            if blocks[block][k] is not None
+        ]
+        found.append(np.concatenate(parts) if parts else None)
+    return found
+
+
+def _chooser(backend: Backend, loss: Loss, blocks: Any, most: int) -> Any:
+    moved = {
+        number: tuple(None if a is None else backend.to_device(a) for a in block)
+        for number, block in blocks.items()
+    }
+    return backend.chooser(loss.kernel, loss.parameters, (D + 1, 1), moved, most)
+
+
+def _gradient(loss: Loss, w: Any, X: Any, y: Any, weight: Any | None) -> tuple[float, Any]:
+    losses, g = loss.value_and_gradient(y, X @ w[:D, 0] + w[D, 0])
+    if weight is not None:
+        losses, g = losses * weight, g * weight
+    return losses.sum(), np.append(X.T @ g, g.sum())[:, None]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_chosen_rows(backend: Backend, weighted: bool, dtype: Any) -> None:
+    blocks, loss = _blocks(weighted, dtype), Huber()
+    chooser = _chooser(backend, loss, blocks, 40)
+    if chooser is None:
+        assert backend.name == "numpy"
+        return
+    assert chooser.most > 1
+    w = np.linspace(-1, 1, D + 1)[:, None].astype(dtype)
+    for seed in (1, 2):
+        draws = _draws(4, 40, seed)
+        for draw, (X, y, weight) in zip(draws, chooser(draws), strict=True):
+            n_rows = sum(int(counts.sum()) for _, _, counts in draw)
+            assert X.shape == (n_rows, D)
+            if not n_rows:
+                continue
+            expected = _rows(blocks, draw)
+            np.testing.assert_array_equal(backend.to_numpy(y), expected[1])
+            out = backend.to_device(np.ones_like(w))
+            moved = backend.to_device(w)
+            found = backend.add_fused(loss.kernel, moved, X, y, weight, out, loss.parameters)
+            value, gradient = _gradient(loss, w.astype(float), *expected)
+            rtol = 1e-5 if dtype is np.float32 else 1e-12
+            assert float(found) == pytest.approx(value, rel=rtol)
+            np.testing.assert_allclose(backend.to_numpy(out) - 1, gradient, rtol=rtol, atol=rtol)
+
+
+def test_rows_without_a_kernel_are_not_chosen(backend: Backend) -> None:
+    loss, blocks = LogLoss(), _blocks(weighted=False)
+    moved = {
+        n: (backend.to_device(X), backend.to_device(y), None) for n, (X, y, _) in blocks.items()
+    }
+    assert backend.chooser(loss.kernel, (), (D, 3), moved, 9) is None
+    assert backend.chooser(LOSSES["tweedie"]().kernel, (), (D, 1), moved, 9) is None
+    wide = {0: (backend.to_device(np.zeros((2, 5000))), backend.to_device(np.ones(2)), None)}
+    assert backend.chooser(loss.kernel, (), (5000, 1), wide, 2) is None
+
+
+def _rule(optimizer: str, average_after: int | None = None) -> UpdateRule:
+    parts = get_optimizer(optimizer), InverseScaling(0.1), Penalty(0.01, 0.02)
+    return UpdateRule(*parts, D, 7.0, average_after)
+
+
+def _shard(rule: UpdateRule, backend: Backend) -> Shard:
+    w = np.linspace(-0.5, 0.5, D + 1)[:, None]
+    slots = rule.optimizer.init(w)
+    if "scale" in slots:
+        slots["scale"] += 1.5
+    moved = {name: backend.to_device(slot) for name, slot in slots.items()}
+    return Shard(rule, ShardState(backend.to_device(w), moved), backend=backend)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str) -> None:
+    """The same number of steps four times: launched, recorded, and launched again; then fewer."""
+    blocks, loss, rule = _blocks(weighted=True), LogLoss(), _rule(optimizer)
+    chooser = _chooser(backend, loss, blocks, 30)
+    if chooser is None:
+        assert backend.name == "numpy"
+        return
+    ours, by_hand = _shard(rule, backend), _shard(rule, get_backend("cpu"))
+    recorded = chooser.recorder(rule.optimizer, ours.empty_step())
+    for seed, count in enumerate((5, 5, 5, 5, 3, 1)):
+        draws = _draws(count, 30, seed)
+        gathered = [_rows(blocks, draw) for draw in draws]
+        rows = [0 if X is None else len(X) for X, _, _ in gathered]
+        losses = backend.to_numpy(recorded(draws, ours.next_steps(rows)))
+        for (X, y, weight), n, value in zip(gathered, rows, losses, strict=True):
+            expected, grad = 0.0, np.zeros_like(by_hand.w)
+            if n:
+                expected, grad = _gradient(loss, by_hand.w, X, y, weight)
+            by_hand.apply(grad, n)
+            assert value == pytest.approx(expected, rel=1e-9)
+        np.testing.assert_allclose(backend.to_numpy(ours.w), by_hand.w, rtol=1e-9, atol=1e-12)
+    for name, slot in by_hand.slots.items():
+        np.testing.assert_allclose(backend.to_numpy(ours.slots[name]), slot, rtol=1e-9, atol=1e-12)
+    assert (ours.step, ours.rows, ours.charged) == (by_hand.step, by_hand.rows, by_hand.charged)
+    # Five steps were recorded, once; others were launched one by one, as at first.
+    assert [n for n, graph in recorded._graphs.items() if graph is not None] == [5]
+
+
+def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None:
+    chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30)
+    if chooser is None:
+        assert backend.name == "numpy"
+        return
+    shard = _shard(_rule("adam"), backend)
+    assert shard.steps_alone
+    recorded = chooser.recorder(shard.rule.optimizer, shard.empty_step())
+    assert recorded.serves(shard.empty_step())
+    shard.restore(shard.image())
+    assert not recorded.serves(shard.empty_step())
+
+
+def test_averaged_parameters_need_the_host_for_each_step(backend: Backend) -> None:
+    assert not _shard(_rule("sgd", average_after=0), backend).steps_alone
