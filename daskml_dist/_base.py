@@ -24,6 +24,7 @@ from sklearn.utils.validation import (
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
@@ -195,7 +196,13 @@ def _score_block(
     sample_weight: Any,
 ) -> NDArray[np.float64]:
     block = make_block(
-        index, X, y, sample_weight, classification=classification, multi_output=multi_output
+        index,
+        X,
+        y,
+        sample_weight,
+        classification=classification,
+        multi_output=multi_output,
+        on_device=hasattr(raw, "on_device"),
     )
     assert block.y is not None
     if block.n_rows == 0:
@@ -289,6 +296,7 @@ def seed_of(random_state: Any) -> int:
 
 def _as_column(y: Any) -> Any:
     """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
+    y = to_host(y)
     if len(getattr(y, "shape", ())) == 2:
         try:
             return column_or_1d(y, warn=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist._base import BaseSupervised
-from daskml_dist.backends import get_backend
+from daskml_dist.backends import Backend, get_backend
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
@@ -71,12 +71,26 @@ class _RawPrediction:
     shows_not_finite = True
 
     def __call__(self, X: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        w = np.atleast_2d(self.coef).T
+        w = self._weights
         # The same for all rows of a block but the last ones.
         if out is not None and isinstance(X, np.ndarray):
             raw = np.matmul(X, w[:, 0] if out.ndim == 1 else w, out=out[: len(X)])
         else:
-            raw = get_backend("cpu").dot(X, w)
-            raw = raw.astype(np.result_type(raw, self.intercept, np.float32), copy=False)
+            raw = self._in_dtype(get_backend("cpu").dot(X, w))
+        return self._shifted(raw)
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """The same function of rows of a dtype on a device; only products leave it."""
+        w = backend.to_device(self._weights.astype(np.result_type(self.coef, dtype)))
+        return lambda X: self._shifted(self._in_dtype(backend.to_numpy(backend.dot(X, w))))
+
+    @property
+    def _weights(self) -> NDArray[Any]:
+        return np.atleast_2d(self.coef).T
+
+    def _in_dtype(self, raw: NDArray[Any]) -> NDArray[Any]:
+        return raw.astype(np.result_type(raw, self.intercept, np.float32), copy=False)
+
+    def _shifted(self, raw: NDArray[Any]) -> NDArray[Any]:
         raw += np.ravel(self.intercept)[0] if raw.ndim == 1 else self.intercept
         return raw

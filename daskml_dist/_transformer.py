@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import plain_frame
+from daskml_dist.data.conversion import plain_frame, to_host
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
@@ -236,6 +236,7 @@ def _summary_of(
     """Number of columns and summary of a block, None for an empty one."""
     if X.shape[0] == 0:
         return None
+    X, y, sample_weight = map(to_host, (X, y, sample_weight))
     if isinstance(sample_weight, float):
         sample_weight = np.full(X.shape[0], sample_weight)
     try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import dask
 import dask.array as da
@@ -20,6 +19,7 @@ from scipy import sparse
 from daskml_dist.data.blocks import make_block
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from tests.fake_cupy import DeviceArray
 
 N, D = 90, 4
 COLUMNS = [f"x{i}" for i in range(D)]
@@ -276,25 +276,10 @@ def test_objects_that_are_no_numbers_are_told(client: Client) -> None:
 # --- CuPy: what the CPU path does with it, told by a stand-in --------------------------------
 
 
-class _OnDevice:
-    """Looks like a CuPy array: NumPy may not read it, `get` copies it."""
-
-    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, values: np.ndarray) -> None:
-        self._values = values
-        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
-        self.flags = SimpleNamespace(c_contiguous=values.flags.c_contiguous)
-
-    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
-
-    def get(self) -> np.ndarray:
-        return self._values
-
-
 def test_rows_on_a_device_are_copied_once() -> None:
-    block = make_block(0, _OnDevice(X0), _OnDevice(Y0), _OnDevice(WEIGHT), classification=True)
+    block = make_block(
+        0, DeviceArray(X0), DeviceArray(Y0), DeviceArray(WEIGHT), classification=True
+    )
     assert block.device == "gpu"
     np.testing.assert_array_equal(block.X, X0)
     np.testing.assert_array_equal(block.y, Y0)
@@ -302,19 +287,19 @@ def test_rows_on_a_device_are_copied_once() -> None:
 
 def test_rows_on_a_device_are_taken_as_they_are_there() -> None:
     """By a fit on it, in their own process; not where the maths wants another dtype or order."""
-    X = _OnDevice(X0)
+    X = DeviceArray(X0)
     block = make_block(0, X, Y0, classification=True)
     assert block.on_device is X
     sent = pickle.loads(pickle.dumps(block))
     assert sent.on_device is None
     np.testing.assert_array_equal(sent.X, X0)
     for other in (X0.astype(np.int32), np.asfortranarray(X0)):
-        assert make_block(0, _OnDevice(other), Y0, classification=True).on_device is None
+        assert make_block(0, DeviceArray(other), Y0, classification=True).on_device is None
     assert make_block(0, X0, Y0, classification=True).on_device is None
 
 
 def test_rows_on_devices_and_not_are_told_apart(client_in_process: Client) -> None:
-    blocks = [dask.delayed(_OnDevice)(X0), dask.delayed(X0)]
+    blocks = [dask.delayed(DeviceArray)(X0), dask.delayed(X0)]
     ys = [dask.delayed(Y0), dask.delayed(Y0)]
     with pytest.raises(InvalidDataError, match="Block 0 of X is of CuPy and block 1 is not"):
         SGDClassifier().fit(blocks, ys)

@@ -17,6 +17,7 @@ from daskml_dist.data.conversion import (
     as_rows,
     check_real,
     device_of,
+    float_dtype,
     where,
 )
 from daskml_dist.errors import InvalidDataError
@@ -151,6 +152,7 @@ def make_block(
     dtype: str | None = None,
     classification: bool,
     multi_output: bool = False,
+    on_device: bool = False,
 ) -> Block:
     """Make a block of what a worker holds; copies only what is not right already.
 
@@ -168,6 +170,8 @@ def make_block(
         Whether `y` holds labels, which are kept as they are.
     multi_output : bool, default=False
         Whether `y` may have several columns.
+    on_device : bool, default=False
+        Leave an `X` of CuPy as it is and where it lies, for a single reading.
 
     Returns
     -------
@@ -178,19 +182,21 @@ def make_block(
     InvalidDataError
         `X` is not numeric; lengths differ; `y` is missing, NaN or infinite somewhere; a weight is
         negative, NaN or infinite.
+    DeviceUnavailableError
+        As :func:`as_rows`.
     """
-    rows = as_rows(X, dtype=dtype, index=index)
-    n_rows = rows.shape[0]
+    rows = as_rows(X, dtype=dtype, index=index, on_device=on_device)
+    n_rows, dtype = rows.shape[0], float_dtype(rows.dtype)
     if y is not None:
         y = as_column(y, name="y", index=index, several=multi_output)
         _check_length(n_rows, y, "y", index)
-        y = _check_labels(y, index) if classification else _as_target(y, rows.dtype, index)
+        y = _check_labels(y, index) if classification else _as_target(y, dtype, index)
     if sample_weight is not None:
         if isinstance(sample_weight, Real):
             sample_weight = np.full(n_rows, sample_weight)
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         _check_length(n_rows, sample_weight, "sample_weight", index)
-        sample_weight = _as_weights(sample_weight, rows.dtype, index)
+        sample_weight = _as_weights(sample_weight, dtype, index)
     return Block(index, rows, y, sample_weight, device_of(X), _kept_on_device(X, rows))
 
 
@@ -254,8 +260,17 @@ def check_finite(block: Block) -> None:
     check_finite_rows(block.X, block.index)
 
 
-def check_finite_rows(X: Rows, index: int | None = None) -> None:
-    """Check that rows are finite, as `check_finite`; `index` is the block named in the error."""
+def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None:
+    """Check that rows are finite, as `check_finite`.
+
+    Parameters
+    ----------
+    X : ndarray or CSR matrix of shape (n_rows, n_features)
+    index : int, optional
+        Block to name in the error.
+    first : int, default=0
+        Where these rows begin in the block.
+    """
     values = X.data if sparse.issparse(X) else X
     position = first_not_finite(values)
     if position is None:
@@ -266,8 +281,8 @@ def check_finite_rows(X: Rows, index: int | None = None) -> None:
         row = position // X.shape[1]
     raise InvalidDataError(
         f"{where(index)}Input X contains {_describe(values.ravel()[position], values.dtype)} "
-        f"(row {row} of the block). Drop such rows (`dropna()` of a dataframe) or fill them first, "
-        "for example with sklearn.impute.SimpleImputer."
+        f"(row {first + row} of the block). Drop such rows (`dropna()` of a dataframe) or fill "
+        "them first, for example with sklearn.impute.SimpleImputer."
     )
 
 

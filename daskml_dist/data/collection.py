@@ -18,7 +18,14 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import make_block
-from daskml_dist.data.conversion import as_column, check_2d, check_columns, check_dtype
+from daskml_dist.data.conversion import (
+    as_column,
+    check_2d,
+    check_columns,
+    check_dtype,
+    device_of,
+    to_host,
+)
 from daskml_dist.data.lazy import (
     is_dask,
     is_dask_frame,
@@ -185,7 +192,7 @@ def check_rows(X: Any, *, numeric: bool = True) -> Any:
         return X
     if hasattr(X, "tocsr"):
         X = X.tocsr()  # the one format that is cut by rows
-    elif not is_dask(X):
+    elif not is_dask(X) and device_of(X) == "cpu":
         X = _as_array(X)
     check_2d(X)
     if numeric:
@@ -368,6 +375,7 @@ def _cut(value: Any, name: str, n_blocks: int, row_counts: list[int] | None) -> 
     if row_counts is None:
         raise _not_aligned(name, "its rows in memory", n_blocks)
     stops = list(accumulate(row_counts))
+    value = to_host(value)  # which goes to the workers
     rows = value.iloc if is_dataframe_like(value) else value
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
 

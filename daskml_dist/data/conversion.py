@@ -10,7 +10,8 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.errors import DeviceUnavailableError, InvalidDataError
 
 __all__ = [
     "as_column",
@@ -21,6 +22,7 @@ __all__ = [
     "check_dtype",
     "check_real",
     "device_of",
+    "float_dtype",
     "load_pandas",
     "plain_frame",
     "to_host",
@@ -33,7 +35,9 @@ Rows: TypeAlias = Any
 INT32_MAX = np.iinfo(np.int32).max
 
 
-def as_rows(X: Any, *, dtype: str | None = None, index: int | None = None) -> Rows:
+def as_rows(
+    X: Any, *, dtype: str | None = None, index: int | None = None, on_device: bool = False
+) -> Rows:
     """Make X a float array or CSR matrix; no copy where it is one already.
 
     Parameters
@@ -43,23 +47,30 @@ def as_rows(X: Any, *, dtype: str | None = None, index: int | None = None) -> Ro
         By default float32 stays and all other numbers become float64.
     index : int, optional
         Block to name in errors.
+    on_device : bool, default=False
+        Leave rows of CuPy where they lie, in their order and dtype.
 
     Returns
     -------
     ndarray or CSR matrix of shape (n_rows, n_features)
         C-contiguous, or CSR with sorted indices, no duplicates, and int32 indices where they fit.
+        Of CuPy: an array of any order, or CSR without duplicates.
 
     Raises
     ------
     InvalidDataError
         `X` is not two-dimensional, or not made of real numbers.
+    DeviceUnavailableError
+        Rows of CuPy are to stay on a GPU, and this process can use none.
     """
+    if on_device and device_of(X) == "gpu":
+        return _rows_on_device(X, index)
     X = to_host(X)
     if is_dataframe_like(X):
         return _frame_to_numpy(X, dtype, index)
     rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
     check_2d(rows, index)
-    wanted = dtype or _float_dtype(rows.dtype)
+    wanted = dtype or float_dtype(rows.dtype)
     if sparse.issparse(rows):
         return _tidy_csr(rows, wanted, index)
     return as_numbers(rows, wanted, "X", index)
@@ -117,6 +128,11 @@ def device_of(values: Any) -> str:
 def to_host(values: Any) -> Any:
     """Copy an array or sparse matrix of CuPy to NumPy or SciPy; all else stays as it is."""
     return values.get() if device_of(values) == "gpu" else values
+
+
+def float_dtype(dtype: Any) -> str:
+    """The dtype of the maths for rows of a dtype: float32 stays, all others become float64."""
+    return "float32" if dtype == np.float32 else "float64"
 
 
 def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
@@ -253,8 +269,19 @@ def _not_numeric(dtype: Any, name: str, index: int | None) -> str:
     )
 
 
-def _float_dtype(dtype: Any) -> str:
-    return "float32" if dtype == np.float32 else "float64"
+def _rows_on_device(X: Any, index: int | None) -> Rows:
+    if problem := gpu_problem():
+        raise DeviceUnavailableError(
+            f"{where(index)}X is of CuPy, and here no GPU can be used: {problem} Give every worker "
+            "a GPU, or read the rows into NumPy's arrays."
+        )
+    check_2d(X, index)
+    check_dtype(X.dtype, "X", index)
+    if not hasattr(X, "tocsr"):
+        return X
+    rows = X.tocsr()
+    # CuPy's products add up duplicates in place; the user's matrix is left alone.
+    return rows if rows.has_canonical_format else rows.copy()
 
 
 def _as_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
@@ -309,7 +336,7 @@ def _frame_to_numpy(frame: Any, dtype: str | None, index: int | None) -> NDArray
     dtypes = list(frame.dtypes)
     check_columns(zip(frame.columns, dtypes, strict=True))
     if dtype is None:
-        found = {_float_dtype(_numpy_dtype(d)) for d in dtypes}
+        found = {float_dtype(_numpy_dtype(d)) for d in dtypes}
         dtype = "float32" if found == {"float32"} else "float64"
     if all(isinstance(d, np.dtype) for d in dtypes):
         values = frame.to_numpy()

@@ -12,9 +12,10 @@ from numpy.typing import DTypeLike, NDArray
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, first_not_finite
 from daskml_dist.data.collection import check_rows, feature_count
-from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.conversion import as_rows, device_of
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.on_device import results_on_device
 from daskml_dist.inference.transform import map_pieces
 
 __all__ = ["map_rows", "results_of_rows", "written"]
@@ -43,7 +44,8 @@ def map_rows(
         returns an array of n rows. Picklable. Not called for empty blocks. Where it has an
         attribute ``shows_not_finite``, it returns NaN or infinity for rows that hold them, which
         are then not looked for beforehand; and takes a second argument: what it returned for rows
-        before, whose memory it may use again, or None.
+        before, whose memory it may use again, or None. Where it has a method ``on_device``, rows
+        of CuPy stay where they lie: see :func:`results_on_device`.
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
         Of shape (n_rows, n_features).
     dtype : dtype
@@ -66,6 +68,8 @@ def map_rows(
     InvalidDataError
         `X` is not two-dimensional or not numeric, or has another number of features. Of a block
         with NaN or infinity: at once, or when the result is computed.
+    DeviceUnavailableError, DeviceMemoryError
+        Rows of CuPy are where no GPU can be used, or what is made of them does not fit on it.
     """
     X = check_rows(X)
     _check_n_features(X, n_features)
@@ -106,7 +110,7 @@ def _apply(
     n_outputs: int | None,
 ) -> NDArray[Any]:
     """Result of one block."""
-    rows = as_rows(X, index=index)
+    rows = as_rows(X, index=index, on_device=hasattr(both.function, "on_device"))
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
     if rows.shape[0] == 0:
         return np.empty(shape, dtype=dtype)
@@ -137,6 +141,7 @@ def results_of_rows(
     function : callable
         As in :func:`map_rows`.
     rows : ndarray or CSR matrix of shape (n_rows, n_features)
+        Of CuPy where the function has a method ``on_device``.
     index : int or None
         Of the block, for errors.
 
@@ -150,9 +155,12 @@ def results_of_rows(
     InvalidDataError
         For NaN and infinity.
     """
+    if device_of(rows) == "gpu":
+        yield from results_on_device(function, rows, index)
+        return
     if not getattr(function, "shows_not_finite", False):
         for at, piece in _pieces(rows, _READ_TWICE):
-            _check_finite(piece, rows, index)
+            check_finite_rows(piece, index, at.start)
             yield at, function(piece)
         return
     result = None
@@ -160,16 +168,8 @@ def results_of_rows(
         with np.errstate(invalid="ignore", over="ignore"):
             result = function(piece, result)
         if first_not_finite(result) is not None:
-            _check_finite(piece, rows, index)
+            check_finite_rows(piece, index, at.start)
         yield at, result
-
-
-def _check_finite(piece: Any, rows: Any, index: int | None) -> None:
-    try:
-        check_finite_rows(piece, index)
-    except InvalidDataError:
-        check_finite_rows(rows, index)  # it names the row by its place in the block
-        raise
 
 
 def _pieces(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:

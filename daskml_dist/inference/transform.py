@@ -16,6 +16,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
+from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import join_column_chunks, keep_partitions
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 from daskml_dist.inference.share import shared
@@ -34,8 +35,8 @@ def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
     Parameters
     ----------
     function : callable
-        From a block of rows, as the user has it, to as many rows: an array, CSR matrix or
-        pandas.DataFrame. Picklable. Not called for empty blocks.
+        From a block of rows, as the user has it (of CuPy: on the host), to as many rows: an array,
+        CSR matrix or pandas.DataFrame. Picklable. Not called for empty blocks.
     X : dask Array, DataFrame, Series or Bag
         A dask Array of two dimensions is cut by rows alone.
     meta : ndarray, CSR matrix or pandas.DataFrame
@@ -108,7 +109,7 @@ def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any
     if (rows.shape[0] if hasattr(rows, "shape") else len(rows)) == 0:
         return empty
     try:
-        return function(rows)
+        return function(to_host(rows))
     except DaskMLDistError:
         raise
     except ValueError as error:

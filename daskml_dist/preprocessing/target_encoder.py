@@ -14,7 +14,7 @@ from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import as_column, plain_frame
+from daskml_dist.data.conversion import as_column, plain_frame, to_host
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import is_lazy, map_pieces
@@ -176,7 +176,7 @@ def _summarise(
 ) -> list[_Sums | None]:
     if X.shape[0] == 0:
         return [None] * n_folds
-    rows, target = plain_frame(X), as_column(y, name="y", index=number)
+    rows, target = plain_frame(to_host(X)), as_column(y, name="y", index=number)
     fold = _folds_of(len(target), n_folds, seed, number)
     try:
         assert_all_finite(target, input_name="y")
@@ -376,7 +376,7 @@ def _encode(n: Any, mean: Any, squares: Any, target: float, variance: float, smo
 def _encode_folds(
     X: Any, encoders: list[TargetEncoder], number: int, *, seed: int, width: int
 ) -> NDArray[np.float64]:
-    rows = plain_frame(X)
+    rows = plain_frame(to_host(X))
     out = np.empty((rows.shape[0], width))
     if rows.shape[0]:
         fold = _folds_of(len(out), len(encoders), seed, number)

@@ -1,0 +1,82 @@
+"""Predictions of rows that lie on a GPU: made there, and brought to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import get_backend
+from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.data.blocks import check_finite_rows, first_not_finite
+from daskml_dist.data.conversion import float_dtype, to_host, where
+from daskml_dist.errors import DeviceMemoryError
+
+__all__ = ["results_on_device"]
+
+#: Bytes of dense float64 rows that are worked on at once, since some are copied to be so; and
+#: how many rows, since the host goes on with what is made of them.
+_BYTES, _MOST_ROWS = 2**28, 2**18
+
+
+def results_on_device(
+    function: Any, rows: Any, index: int | None
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Apply a function to a block where it lies, some dense rows at a time.
+
+    Parameters
+    ----------
+    function : object
+        Has a method ``on_device(backend, dtype)``: it returns a function from rows of CuPy of that
+        dtype, dense or CSR, to an array of NumPy, where NaN and infinity of the rows show.
+    rows : array or CSR matrix of CuPy, of shape (n_rows, n_features)
+        Of any real dtype.
+    index : int or None
+        Of the block, for errors.
+
+    Yields
+    ------
+    slice, ndarray
+        Where some rows lie; what the function made of them.
+
+    Raises
+    ------
+    InvalidDataError
+        For NaN and infinity.
+    DeviceMemoryError
+        What is made of the rows does not fit on the device.
+    """
+    dtype = np.dtype(float_dtype(rows.dtype))
+    with _memory(index):
+        apply = function.on_device(get_backend("gpu"), dtype)
+    for at, piece in _pieces(rows):
+        with _memory(index), np.errstate(invalid="ignore", over="ignore"):
+            result = apply(piece.astype(dtype, copy=False))
+        if first_not_finite(result) is not None:
+            check_finite_rows(to_host(piece), index, at.start)
+        yield at, result
+
+
+def _pieces(rows: Any) -> Iterator[tuple[slice, Any]]:
+    """Views of dense rows; sparse ones all at once."""
+    n_rows, n_features = rows.shape
+    if hasattr(rows, "tocsr"):
+        yield slice(0, n_rows), rows
+        return
+    for at in row_slices(n_rows, min(_BYTES // (8 * max(n_features, 1)), _MOST_ROWS)):
+        yield at, rows[at]
+
+
+@contextmanager
+def _memory(index: int | None) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise DeviceMemoryError(
+            f"{where(index)}What is made of rows of X did not fit in the memory of the GPU "
+            f"({error}). Keep fewer blocks there, make X of the dtype of the fit, which needs no "
+            "copy, or make it NumPy."
+        ) from error
