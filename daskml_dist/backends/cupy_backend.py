@@ -18,7 +18,7 @@ from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
-from daskml_dist.backends.namespace import cast
+from daskml_dist.backends.namespace import arithmetic_dtype, cast
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import InvalidDataError
@@ -181,8 +181,7 @@ class CupyBackend(Backend):
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
         arrays = [array for array in (y, weight, w) if array is not None]
-        # Rows in half precision are computed with in float32.
-        dtype = np.float32 if X.dtype == np.float16 else X.dtype
+        dtype = arithmetic_dtype(X)
         if any(array.dtype != dtype for array in arrays):
             return None
         if not all(array.flags.c_contiguous for array in (*arrays, out)):
@@ -278,12 +277,11 @@ class CupyBackend(Backend):
         """Add ``X.T @ diag(weight) @ X`` to `out` in place."""
         for at in self._pieces(X, out):
             rows, factor = X[at], None if weight is None else weight[at]
-            if rows.dtype == np.float16:
-                rows = rows.astype(np.float32)
             if isinstance(rows, CupyRows):
                 scaled = rows.X if factor is None else self._weighted(rows.X, factor)
                 out += rows.X.T.dot(scaled).toarray()
             else:
+                rows = cast(rows, arithmetic_dtype(rows))
                 scaled = rows if factor is None else rows * cast(factor, rows.dtype)[:, None]
                 out += rows.T.dot(scaled)
 

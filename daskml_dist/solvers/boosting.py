@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace, ones, scalar
+from daskml_dist.backends.namespace import arithmetic_dtype, namespace, ones, scalar
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
@@ -34,7 +34,7 @@ class LongestRow(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, every = namespace(y), ones((X.shape[1], 1), X.dtype, like=y)
+        xp, every = namespace(y), ones((X.shape[1], 1), arithmetic_dtype(X), like=y)
         for at in row_blocks(X, backend):
             norms = backend.dot(elementwise(xp.abs, backend.rows(X, at)), every)
             self.merge(out, xp.max(norms, keepdims=True))
@@ -60,7 +60,7 @@ class Correlations(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, w = namespace(y), to_rows(self.w, X.dtype, backend)
+        xp, w = namespace(y), to_rows(self.w, X, backend)
         parts = xp.reshape(out[1:], (2, *w.shape))
         summed = 0.0
         for at in row_blocks(X, backend):

@@ -39,7 +39,7 @@ class HuberSums(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, w = namespace(y), to_rows(self.w, X.dtype, backend)
+        xp, w = namespace(y), to_rows(self.w, X, backend)
         gradient = xp.reshape(out[2:], self.w.shape)
         total = 0.0
         for at in row_blocks(X, backend):

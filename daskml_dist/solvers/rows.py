@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.namespace import cast, namespace
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array
 
@@ -49,13 +47,9 @@ def is_sparse(X: Any) -> bool:
     return isinstance(X, SparseRows)
 
 
-def to_rows(array: Array, dtype: Any, backend: Backend) -> Any:
-    """What a statistic brought along, where the rows lie and in a dtype of theirs.
-
-    Rows stored in half precision are computed with in float32.
-    """
-    is_half = isinstance(dtype, np.dtype) and dtype == np.float16
-    return cast(backend.to_device(array), np.float32 if is_half else dtype)
+def to_rows(array: Array, X: Any, backend: Backend) -> Any:
+    """What a statistic brought along, where rows lie and in the dtype of their arithmetic."""
+    return cast(backend.to_device(array), arithmetic_dtype(X))
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:
