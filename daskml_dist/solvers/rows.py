@@ -15,8 +15,6 @@ __all__ = ["as_dense", "elementwise", "is_sparse", "row_blocks", "to_rows"]
 
 #: Bytes of dense float64 rows that are worked on together in a processor's cache.
 _CACHED = 1 << 18
-#: The same on a GPU: it wants many rows at once, and memory for what is made of them.
-_ON_GPU = 1 << 28
 
 
 def row_blocks(
@@ -36,9 +34,9 @@ def row_blocks(
         Rows of a slice at least, but for the last.
     """
     n_rows, n_features = X.shape
-    n_bytes = cached if backend.device == "cpu" else _ON_GPU
+    entries = backend.entries_at_once or cached // 8
     at_once = is_sparse(X) and not dense
-    step = n_rows if at_once else max(n_bytes // (8 * max(1, n_features)), at_least)
+    step = n_rows if at_once else max(entries // max(1, n_features), at_least)
     return row_slices(n_rows, step)
 
 
