@@ -62,7 +62,7 @@ class NotFittedError(DaskMLDistError, sklearn.exceptions.NotFittedError):
 
 
 class DeviceUnavailableError(DaskMLDistError, RuntimeError):
-    """``device="gpu"`` was asked for and a worker has no usable GPU."""
+    """``device="gpu"`` was asked for and a worker has no GPU that can be used so."""
 
 
 class DeviceMemoryError(DaskMLDistError, MemoryError):

@@ -15,7 +15,8 @@ import pytest
 from distributed import Client, LocalCluster, futures_of
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.backends.devices import STORED, gpu_problem, stored_dtype
+from daskml_dist.errors import DeviceUnavailableError
 
 # Tests of the benchmarks import them; behind everything, so that an installed package stays first.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -42,6 +43,17 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
         return EmulatedCupy()
     return get_backend({"numpy": "cpu", "cupy": "gpu"}[request.param])
+
+
+@pytest.fixture(params=STORED[1:])
+def stored(request: pytest.FixtureRequest) -> str:
+    """Each dtype that a GPU may store features in."""
+    try:
+        stored_dtype(request.param)
+    except DeviceUnavailableError as error:
+        pytest.skip(str(error))
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import daskml_dist
 from daskml_dist.backends import Backend, get_backend, namespace
+from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.losses import LOSSES, Loss, Tweedie
 from daskml_dist.models.curvature import add_curvature
 from daskml_dist.models.linear import LinearModel
@@ -114,6 +115,11 @@ def test_new_arrays(dtype: Any, other: StrictBackend) -> None:
     assert np.array_equal(chosen, np.eye(3)[codes])
     _same(namespace.one_hot(other.to_device(codes), 3, like.dtype), chosen, other)
     assert namespace.item_bytes(like) == namespace.item_bytes(np.ones(4, dtype))
+    assert namespace.arithmetic_dtype(like) == like.dtype
+
+
+def test_arithmetic_is_float32_at_least(stored: str) -> None:
+    assert namespace.arithmetic_dtype(np.ones(2, stored_dtype(stored))) == np.float32
 
 
 # --- losses ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.base import Step
-from daskml_dist.backends.devices import DEVICES, gpu_problem
+from daskml_dist.backends.devices import DEVICES, gpu_problem, stored_dtype
 from daskml_dist.backends.pinned_copy import PinnedCopy
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Huber, LogLoss
@@ -166,6 +166,30 @@ def test_fused_softmax(backend: Backend, container: Any, weighted: bool) -> None
     np.testing.assert_allclose(backend.to_numpy(out), start + gradient, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("chosen", ROWS)
+@WIDTH
+def test_rows_that_are_stored_in_less_than_float32(
+    backend: Backend, stored: str, width: int, chosen: str
+) -> None:
+    """They are copied and gathered as they are stored, and computed with in float32."""
+    if backend.device == "cpu":
+        pytest.skip("stores float32")
+    rng, at = np.random.default_rng(0), ROWS[chosen]
+    X = rng.normal(size=(N, 3)).astype(stored_dtype(stored))
+    w, g = (rng.normal(size=(n, width)).astype(np.float32) for n in (3, len(X[at])))
+    g = g[:, 0] if width == 1 else g
+    weight = np.abs(rng.normal(size=len(g))).astype(np.float32)
+    rows, exact = backend.rows(backend.to_device(X), at), X[at].astype(np.float64)
+    assert rows.dtype == X.dtype
+    there = [backend.to_device(a) for a in (w, g, weight, np.zeros((3, width)), np.zeros((3, 3)))]
+    backend.add_tdot(rows, there[1], there[3])
+    backend.add_gram(rows, there[2], there[4])
+    found = [backend.to_numpy(a) for a in (backend.dot(rows, there[0]), *there[3:])]
+    expected = [exact @ w, exact.T @ g, exact.T * weight @ exact]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b.reshape(a.shape), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [0, 1, 1 << 24, (1 << 24) + 1, 3 * (1 << 24) + 5])
 def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
     """The driver's part is played by memmove; a buffer is not filled before it was sent."""
@@ -175,6 +199,13 @@ def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
     out = copy(source)
     np.testing.assert_array_equal(out, source)
     assert cuda.waits == ["queued work"]
+
+
+def test_copies_have_the_dtype_and_shape_of_their_source(stored: str) -> None:
+    source = np.arange(6.0).reshape(2, 3).astype(stored_dtype(stored))
+    out = PinnedCopy(_FakeCuda(), lambda size, dtype: np.empty(size, dtype))(source)
+    assert out.dtype == source.dtype
+    np.testing.assert_array_equal(out, source)
 
 
 class _FakeCuda:

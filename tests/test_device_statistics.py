@@ -19,6 +19,7 @@ from daskml_dist import solvers
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.losses import LOSSES
+from daskml_dist.models import curvature
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Statistic, moments, rows
@@ -182,7 +183,7 @@ def test_sums_are_those_of_the_cpu(
     tolerance = 1e-5 if dtype == np.float32 else 1e-12
     for few_rows in (False, True):
         if few_rows:
-            monkeypatch.setattr(rows, "_ON_GPU", 8 * 7 * N_FEATURES)
+            monkeypatch.setattr(StrictBackend, "entries_at_once", 7 * N_FEATURES)
             monkeypatch.setattr(moments, "_FEW_ROWS", 1)
         on_gpu, on_gpu_total = _add(StrictBackend(device), model, statistic, *given)
         assert_allclose(on_gpu, loss, rtol=tolerance)
@@ -209,7 +210,8 @@ def test_sparse_rows_are_asked_alike() -> None:
     assert_allclose(rows.as_dense(rows.elementwise(np.sqrt, some)), np.sqrt(dense[[3, 1, 4]]))
 
 
-def test_a_gpu_takes_many_rows_at_once() -> None:
+@pytest.mark.parametrize("blocks", [rows.row_blocks, curvature.row_blocks])
+def test_a_gpu_takes_many_rows_at_once(blocks: Any) -> None:
     wide = np.zeros((5000, 100))
-    assert len(list(rows.row_blocks(wide, get_backend("cpu")))) > 1
-    assert list(rows.row_blocks(wide, StrictBackend())) == [slice(0, 5000)]
+    assert len(list(blocks(wide, get_backend("cpu")))) > 1
+    assert list(blocks(wide, StrictBackend())) == [slice(0, 5000)]

@@ -95,6 +95,9 @@ class Backend(ABC):
 
     name: ClassVar[str]
     device: ClassVar[str]
+    #: Entries of dense rows that are worked on together: a device wants many rows at once, and
+    #: memory for what is made of them. 0: what a processor's cache holds, as each caller knows.
+    entries_at_once: ClassVar[int] = 1 << 25
 
     @classmethod
     @abstractmethod

@@ -20,7 +20,7 @@ from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
 from daskml_dist.backends.chosen_rows import Chooser, ChosenRows
 from daskml_dist.backends.cupy_calls import Calls
-from daskml_dist.backends.namespace import cast
+from daskml_dist.backends.namespace import arithmetic_dtype, cast
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import InvalidDataError
@@ -183,7 +183,8 @@ class CupyBackend(Backend):
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
         arrays = [array for array in (y, weight, w) if array is not None]
-        if any(array.dtype != _computed_in(X.dtype) for array in arrays):
+        dtype = arithmetic_dtype(X)
+        if any(array.dtype != dtype for array in arrays):
             return None
         if not all(array.flags.c_contiguous for array in (*arrays, out)):
             return None
@@ -235,7 +236,7 @@ class CupyBackend(Backend):
         (X, y, _), *_ = blocks.values()
         if kernel not in kernels.LOSSES or shape[1] > 1 or self._sparse.issparse(X):
             return None
-        if y.dtype != _computed_in(X.dtype) or not all(
+        if y.dtype != arithmetic_dtype(X) or not all(
             array is None or array.flags.c_contiguous
             for block in blocks.values()
             for array in block
@@ -257,12 +258,11 @@ class CupyBackend(Backend):
         """Add ``X.T @ diag(weight) @ X`` to `out` in place."""
         for at in self._pieces(X, out):
             rows, factor = X[at], None if weight is None else weight[at]
-            if rows.dtype == np.float16:
-                rows = rows.astype(np.float32)
             if isinstance(rows, CupyRows):
                 scaled = rows.X if factor is None else self._weighted(rows.X, factor)
                 out += rows.X.T.dot(scaled).toarray()
             else:
+                rows = cast(rows, arithmetic_dtype(rows))
                 scaled = rows if factor is None else rows * cast(factor, rows.dtype)[:, None]
                 out += rows.T.dot(scaled)
 
@@ -291,11 +291,6 @@ class CupyBackend(Backend):
 def _matrix(X: Any) -> Any:
     """What has the products of rows."""
     return X.X if isinstance(X, CupyRows) else X
-
-
-def _computed_in(dtype: Any) -> Any:
-    """The dtype of the arithmetic on rows; those in half precision are computed with in float32."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 @functools.cache

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
+from typing import Any
+
+import numpy as np
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
 
-__all__ = ["BACKENDS", "DEVICES", "STORED", "get_backend", "gpu_problem"]
+__all__ = ["BACKENDS", "DEVICES", "STORED", "get_backend", "gpu_problem", "stored_dtype"]
 
 DEVICES = ("auto", "cpu", "gpu")
 #: How a GPU may store features; None: as they are.
-STORED = (None, "float16")
+STORED = (None, "float16", "bfloat16")
 
 #: Module and class of each device's backend.
 BACKENDS = {
@@ -50,6 +53,28 @@ def get_backend(device: str) -> Backend:
 def gpu_problem() -> str | None:
     """Why this process cannot use a GPU, with the remedy, or None."""
     return _class(*BACKENDS["gpu"]).problem()
+
+
+def stored_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of features that are stored as one of `STORED`.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        For ``"bfloat16"`` where ml_dtypes is not installed.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        # NumPy has none; this one is CuPy's too.
+        ml_dtypes = import_module("ml_dtypes")
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f'compute_dtype="bfloat16": ml_dtypes cannot be imported here ({error}). Install it: '
+            'pip install "daskml-dist[gpu]". Or use compute_dtype="float16".'
+        ) from error
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 __all__ = [
+    "arithmetic_dtype",
     "cast",
     "is_host",
     "item_bytes",
@@ -97,6 +98,11 @@ def item_bytes(array: Any) -> int:
     # Dtypes of the standard do not tell.
     size = dtype.itemsize if hasattr(dtype, "itemsize") else namespace(array).finfo(dtype).bits // 8
     return int(size)
+
+
+def arithmetic_dtype(rows: Any) -> Any:
+    """The dtype that rows are computed with: float32 where they are stored in less."""
+    return np.dtype(np.float32) if item_bytes(rows) < 4 else rows.dtype
 
 
 def scalar(value: Any) -> Any:

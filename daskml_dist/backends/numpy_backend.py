@@ -71,6 +71,7 @@ class NumpyBackend(Backend):
 
     name = "numpy"
     device = "cpu"
+    entries_at_once = 0
 
     @classmethod
     def problem(cls) -> str | None:

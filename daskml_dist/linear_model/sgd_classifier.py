@@ -78,9 +78,10 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         the workers.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker.
-    compute_dtype : {"float16"} or None, default=None
-        How a GPU stores the features of dense rows: ``"float16"`` takes half the memory and the
-        time of float32. All arithmetic is float32 then, on a CPU too, which stores float32.
+    compute_dtype : {"float16", "bfloat16"} or None, default=None
+        How a GPU stores the features of dense rows: either takes half the memory and the time of
+        float32; ``"float16"`` holds 11 bits of numbers up to 65,504, ``"bfloat16"`` 8 bits in the
+        range of float32. All arithmetic is float32 then, on a CPU too, which stores float32.
     memory_budget : int or str, default="auto"
         Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
         memory limit. Rows that were not persisted and do not fit are read again in each pass,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.blocks import first_not_finite
 from daskml_dist.data.conversion import as_column, as_numbers, as_rows, check_real, where
 from daskml_dist.errors import InvalidDataError
 
@@ -47,7 +49,8 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
     labels = as_column(values, name=name, index=index)
     if labels.dtype.kind == "O":
         missing = np.fromiter(map(_is_missing, labels), dtype=bool, count=len(labels))
-        _check_none(missing, "NaN", name, index)
+        if missing.any():
+            raise _unusable(int(missing.argmax()), "NaN", name, index)
         return labels
     check_real(labels.dtype, name, index)
     if labels.dtype.kind == "f":
@@ -234,16 +237,14 @@ def _is_missing(value: Any) -> bool:
 
 
 def _check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
-    with np.errstate(all="ignore"):
-        if np.isfinite(values.sum()):
-            return  # one sum settles the usual case
-    _check_none(~np.isfinite(values), "NaN or infinity", name, index)
+    position = first_not_finite(values)
+    if position is not None:
+        row = position // math.prod(values.shape[1:])
+        raise _unusable(row, "NaN or infinity", name, index)
 
 
-def _check_none(wrong: NDArray[np.bool_], what: str, name: str, index: int | None) -> None:
-    if wrong.any():
-        row = int(np.argwhere(wrong)[0, 0])
-        raise InvalidDataError(
-            f"{where(index)}Input {name} contains {what} (row {row} of the block). Drop such rows "
-            "from y_true, the predictions and sample_weight."
-        )
+def _unusable(row: int, what: str, name: str, index: int | None) -> InvalidDataError:
+    return InvalidDataError(
+        f"{where(index)}Input {name} contains {what} (row {row} of the block). Drop such rows "
+        "from y_true, the predictions and sample_weight."
+    )

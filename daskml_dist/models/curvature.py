@@ -16,8 +16,6 @@ __all__ = ["add_curvature", "row_blocks"]
 
 #: Bytes of rows that are worked on together: they and their scaled copy stay in a core's cache.
 _BLOCK_BYTES = 2**20
-#: The same on a GPU, which wants many rows at once.
-_ON_GPU = 2**27
 
 
 def add_curvature(
@@ -83,8 +81,8 @@ def row_blocks(X: Any, backend: Backend) -> Iterator[slice]:
     """Slices of rows of `X` that are worked on one after the other."""
     n_rows, n_features = X.shape
     # With many features the sum of a block costs as much as a few rows for each of them.
-    n_bytes = _BLOCK_BYTES if backend.device == "cpu" else _ON_GPU
-    step = max(64, n_bytes // (n_features * item_bytes(X)), min(4 * n_features, 2**14))
+    entries = backend.entries_at_once or _BLOCK_BYTES // item_bytes(X)
+    step = max(64, entries // n_features, min(4 * n_features, 2**14))
     return row_slices(n_rows, step)
 
 

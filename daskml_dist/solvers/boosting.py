@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace, ones, scalar
+from daskml_dist.backends.namespace import arithmetic_dtype, namespace, ones, scalar, total
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
@@ -34,7 +34,7 @@ class LongestRow(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, every = namespace(y), ones((X.shape[1], 1), X.dtype, like=y)
+        xp, every = namespace(y), ones((X.shape[1], 1), arithmetic_dtype(X), like=y)
         for at in row_blocks(X, backend):
             norms = backend.dot(elementwise(xp.abs, backend.rows(X, at)), every)
             self.merge(out, xp.max(norms, keepdims=True))
@@ -60,7 +60,7 @@ class Correlations(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, w = namespace(y), to_rows(self.w, X.dtype, backend)
+        xp, w = namespace(y), to_rows(self.w, X, backend)
         parts = xp.reshape(out[1:], (2, *w.shape))
         summed = 0.0
         for at in row_blocks(X, backend):
@@ -72,7 +72,7 @@ class Correlations(Statistic):
                 losses, g = losses * scale, g * (scale if g.ndim == 1 else scale[:, None])
             _add_products(model, rows, g, parts[0, ...], backend)
             _add_products(model, elementwise(xp.abs, rows), xp.abs(g), parts[1, ...], backend)
-            summed += scalar(xp.sum(losses, dtype=xp.float64))
+            summed += scalar(total(losses, dtype=xp.float64))
         out[0] += summed
         return summed
 
@@ -80,8 +80,7 @@ class Correlations(Statistic):
 def _add_products(model: Any, X: Any, g: Any, out: Any, backend: Backend) -> None:
     backend.add_tdot(X, g, out[: model.n_features, ...])
     if model.fit_intercept:
-        xp = namespace(g)
-        out[-1, ...] += xp.sum(g, axis=0, dtype=xp.float64)
+        out[-1, ...] += total(g, axis=0, dtype=namespace(g).float64)
 
 
 @dataclass(frozen=True)

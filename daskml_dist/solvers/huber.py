@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace, scalar
+from daskml_dist.backends.namespace import namespace, scalar, total
 from daskml_dist.models.curvature import row_blocks
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lbfgs import quasi_newton
@@ -39,9 +39,9 @@ class HuberSums(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, w = namespace(y), to_rows(self.w, X.dtype, backend)
+        xp, w = namespace(y), to_rows(self.w, X, backend)
         gradient = xp.reshape(out[2:], self.w.shape)
-        total = 0.0
+        loss = 0.0
         for at in row_blocks(X, backend):
             rows = backend.rows(X, at)
             residual = y[at] - model.raw_prediction(w, rows, backend)
@@ -51,11 +51,11 @@ class HuberSums(Statistic):
                 losses, by_scale, g = (part * weight[at] for part in (losses, by_scale, g))
             backend.add_tdot(rows, g, gradient[: model.n_features, ...])
             if model.fit_intercept:
-                gradient[-1, ...] += xp.sum(g, dtype=xp.float64)
-            total += scalar(xp.sum(losses, dtype=xp.float64))
-            out[1] += xp.sum(by_scale, dtype=xp.float64)
-        out[0] += total
-        return total
+                gradient[-1, ...] += total(g, dtype=xp.float64)
+            loss += scalar(total(losses, dtype=xp.float64))
+            out[1] += total(by_scale, dtype=xp.float64)
+        out[0] += loss
+        return loss
 
     def _at(self, residual: Any) -> tuple[Any, Any, Any]:
         """Loss of each row, and its derivatives by the scale and by the raw prediction."""

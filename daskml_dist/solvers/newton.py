@@ -53,7 +53,7 @@ class LossHessian(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        xp, w = namespace(out), to_rows(self.w, X.dtype, backend)
+        xp, w = namespace(out), to_rows(self.w, X, backend)
         if self.loss is not None:
             model = replace(model, loss=self.loss)
         gradient = xp.reshape(out[2 : 2 + w.size], w.shape)

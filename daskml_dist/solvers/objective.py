@@ -28,7 +28,7 @@ class LossGradient(Statistic):
     def add(
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        w = to_rows(self.w, X.dtype, backend)
+        w = to_rows(self.w, X, backend)
         gradient = namespace(out).reshape(out[1:], self.w.shape)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.namespace import cast, namespace
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array
 
@@ -17,8 +15,6 @@ __all__ = ["as_dense", "elementwise", "is_sparse", "row_blocks", "to_rows"]
 
 #: Bytes of dense float64 rows that are worked on together in a processor's cache.
 _CACHED = 1 << 18
-#: The same on a GPU: it wants many rows at once, and memory for what is made of them.
-_ON_GPU = 1 << 28
 
 
 def row_blocks(
@@ -38,9 +34,9 @@ def row_blocks(
         Rows of a slice at least, but for the last.
     """
     n_rows, n_features = X.shape
-    n_bytes = cached if backend.device == "cpu" else _ON_GPU
+    entries = backend.entries_at_once or cached // 8
     at_once = is_sparse(X) and not dense
-    step = n_rows if at_once else max(n_bytes // (8 * max(1, n_features)), at_least)
+    step = n_rows if at_once else max(entries // max(1, n_features), at_least)
     return row_slices(n_rows, step)
 
 
@@ -49,13 +45,9 @@ def is_sparse(X: Any) -> bool:
     return isinstance(X, SparseRows)
 
 
-def to_rows(array: Array, dtype: Any, backend: Backend) -> Any:
-    """What a statistic brought along, where the rows lie and in a dtype of theirs.
-
-    Rows stored in half precision are computed with in float32.
-    """
-    is_half = isinstance(dtype, np.dtype) and dtype == np.float16
-    return cast(backend.to_device(array), np.float32 if is_half else dtype)
+def to_rows(array: Array, X: Any, backend: Backend) -> Any:
+    """What a statistic brought along, where rows lie and in the dtype of their arithmetic."""
+    return cast(backend.to_device(array), arithmetic_dtype(X))
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.blocks import Block, check_finite_rows
@@ -108,11 +109,13 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
 def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
     """Features in a smaller dtype."""
     with np.errstate(over="ignore"):
-        smaller = X.astype(dtype)
+        smaller = X.astype(stored_dtype(dtype))
     if not np.isfinite(smaller).all():
+        number = smaller.dtype.type
+        largest = float(np.nextafter(number(np.inf), number(0)))
         raise InvalidDataError(
             f"Block {index}: X holds {np.abs(X).max():g}, and compute_dtype={dtype!r} holds "
-            f"{np.finfo(dtype).max:g} at most. Scale the features first (StandardScaler), or use "
+            f"{largest:g} at most. Scale the features first (StandardScaler), or use "
             "compute_dtype=None."
         )
     return smaller

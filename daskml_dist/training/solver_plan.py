@@ -95,7 +95,7 @@ def make_solver_fit(
         How to read blocks that are not kept.
     deterministic : bool
     device : {"auto", "cpu", "gpu"}
-    compute_dtype : {"float16"} or None
+    compute_dtype : {"float16", "bfloat16"} or None
     on_lost_data : {"raise", "skip"}
     """
     # In the order of the lanes, sums are gathered whole.

@@ -88,7 +88,7 @@ class FitSpec:
         Whether each row of a batch is an update of its own.
     compression : Compressor or None
         What pushes to servers are compressed with.
-    compute_dtype : {"float16"} or None
+    compute_dtype : {"float16", "bfloat16"} or None
         How a GPU stores the features of dense rows; None: in `dtype`.
     """
 
