@@ -348,6 +348,17 @@ def test_bfloat16_needs_a_package(kernels: None, monkeypatch: pytest.MonkeyPatch
     model.set_params(device="cpu").fit(X, TARGETS["two"])
 
 
+@pytest.mark.parametrize("policy", ["sync", "local", "allreduce"])
+def test_sparse_rows_of_several_blocks(kernels: None, policy: str) -> None:
+    rows = da.from_array(sparse.csr_array(np.where(np.abs(X) > 0.5, X, 0)), chunks=((100, 140), 5))
+    y, weight = (da.from_array(a, chunks=((100, 140),)) for a in (TARGETS["two"], WEIGHT))
+    ends = []
+    for device in ("gpu", "cpu"):
+        clf = SGDClassifier(policy=policy, n_lanes=1, device=device, **STEPS)
+        ends.append(clf.fit(rows, y, sample_weight=weight).coef_)
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_sparse_rows_of_many_features(kernels: None, policy: str) -> None:
     rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)

@@ -94,6 +94,7 @@ def test_kernels_compile_without_spills(architecture):
     check("optimizer_updates", dtype="float32", optimizer="adam", result="float32")
     check("csr_gradient", dtype="float32", loss="log_loss", result="float32")
     check("csr_gradient", dtype="float64", loss="log_loss", result="float64")
+    check("csr_adagrad", dtype="float32", result="float32")
     check("kmeans", dtype="float32", d=100, k=64)
 
 
@@ -118,7 +119,9 @@ def test_everything_else_compiles_without_spills(architecture):
         check("linear_gradient", dtype=dtype, d=512, loss=loss, result="float32")
     for dtype in ("float32", "float64"):
         for loss, index in itertools.product(kernels.LOSSES, ("int32", "int64")):
-            check("csr_gradient", dtype=dtype, loss=loss, result=dtype, index=index, rows=index)
+            check("csr_gradient", dtype=dtype, loss=loss, result=dtype, index=index)
+        check("choose_rows", dtype=dtype)
+        check("csr_adagrad", dtype=dtype, result=dtype)
         for k in (2, 10, 1000):
             check("softmax_gradient", dtype=dtype, k=k)
         for optimizer in OPTIMIZERS:
@@ -318,37 +321,81 @@ def test_a_row_that_is_not_a_number_shows(guarded):
     assert np.isnan(partials[:, -1].sum())
 
 
+#: Of chosen rows: block, first row, count.
+RUNS = [(1, 0, 70), (0, 6, 1), (1, 99, 1), (0, 0, 3), (0, 2, 0), (1, 40, 33)]
+#: Where the first of them goes, and entries behind the last that stay as they are.
+BEFORE, BEHIND = 5, 2
+
+
+def _picked(arrays):
+    """The runs' rows of one array for each block."""
+    return np.concatenate([arrays[block][row : row + count] for block, row, count in RUNS])
+
+
+def _choose_rows(guarded, function, dtype, where, chosen, targets, *row_bytes):
+    """Run a kernel that chooses rows: targets and weights, `targets` being each block's two."""
+    counts = np.array([count for _, _, count in RUNS])
+    at = BEFORE + np.cumsum(counts) - counts
+    table = np.array([(b, row, a, n) for (b, row, n), a in zip(RUNS, at, strict=True)], np.int32)
+    found = [guarded(np.full(len(chosen), 1, dtype)) for _ in range(2)]
+    weighted = targets[0][1] is not None
+    parts = [(*w, *t) for w, t in zip(where, targets, strict=True)]
+    table_of = [[0 if a is None else a.ctypes.data for a in part] for part in parts]
+    launch = replace(kernels.launch(function, len(RUNS), 1, dtype, 1), grid=1)
+    library = build("choose_rows", kernels.options("choose_rows", dtype))
+    arrays = guarded(np.array(table_of, np.uint64)), guarded(table), chosen, found[0]
+    weights = found[1] if weighted else None
+    run(library, function, launch, *arrays, weights, len(RUNS), *row_bytes)
+    for k in range(1 + weighted):
+        expected = [1] * BEFORE + [*_picked([t[k] for t in targets])] + [1] * BEHIND
+        np.testing.assert_array_equal(found[k], expected)
+
+
+def _targets(guarded, sizes, dtype, weighted):
+    rng = np.random.default_rng(1)
+    return [
+        (guarded(rng.random(n).astype(dtype)), guarded(rng.random(n).astype(dtype)))
+        if weighted
+        else (guarded(rng.random(n).astype(dtype)), None)
+        for n in sizes
+    ]
+
+
 @needs_compiler
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_chosen_rows(dtype, weighted, guarded):
-    rng = np.random.default_rng(0)
-    sizes, d = (7, 100), 3
-    blocks = [[guarded(rng.normal(size=s)) for s in ((n, d), n, n)] for n in sizes]
-    blocks = [[X, *(guarded(a.astype(dtype)) for a in (y, v))] for X, y, v in blocks]
-    # (block, first row, count)
-    runs = [(1, 0, 70), (0, 6, 1), (1, 99, 1), (0, 0, 3), (0, 2, 0), (1, 40, 33)]
-    table, at = [], 5
-    for block, row, count in runs:
-        table.append((block, row, at, count))
-        at += count
-    found = [guarded(np.full(at + 2, 1, t)) for t in (np.uint64, dtype, dtype)]
-    where = np.array([[a.ctypes.data for a in block] for block in blocks], np.uint64)
-    if not weighted:
-        where[:, 2] = 0
-    launch = replace(kernels.launch("choose_rows", len(runs), 1, dtype, 1), grid=1)
-    library = build("choose_rows", kernels.options("choose_rows", dtype))
-    arrays = guarded(where), guarded(np.array(table, np.int32)), *found[:2]
-    weights = found[2] if weighted else None
-    run(library, "choose_rows", launch, *arrays, weights, len(runs), d * 8)
-    chosen = [slice(row, row + count) for _, row, count in runs]
-    pick = [(block, rows) for (block, _, _), rows in zip(runs, chosen, strict=True)]
-    for k in (1, 2) if weighted else (1,):
-        expected = np.concatenate([blocks[b][k][rows] for b, rows in pick])
-        np.testing.assert_array_equal(found[k], [1] * 5 + [*expected] + [1] * 2)
-    expected = np.concatenate([blocks[b][0][rows] for b, rows in pick])
-    rows = [(ctypes.c_double * d).from_address(int(address)) for address in found[0][5:-2]]
-    np.testing.assert_array_equal(rows, expected)
+    d, sizes = 3, (7, 100)
+    blocks = [guarded(np.random.default_rng(0).normal(size=(n, d))) for n in sizes]
+    chosen = guarded(np.full(BEFORE + sum(n for *_, n in RUNS) + BEHIND, 1, np.uint64))
+    targets = _targets(guarded, sizes, dtype, weighted)
+    _choose_rows(guarded, "choose_rows", dtype, [(X,) for X in blocks], chosen, targets, d * 8)
+    rows = [(ctypes.c_double * d).from_address(int(at)) for at in chosen[BEFORE:-BEHIND]]
+    np.testing.assert_array_equal(rows, _picked(blocks))
+
+
+def _csr_parts(guarded, X, index):
+    return guarded(X.data), guarded(X.indices.astype(index)), guarded(X.indptr.astype(index))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_chosen_csr_rows(dtype, guarded):
+    d, sizes = 12, (7, 100)
+    blocks = [sparse.random_array((n, d), density=0.3, format="csr", rng=n) for n in sizes]
+    blocks = [X.astype(dtype) for X in blocks]
+    where = [_csr_parts(guarded, X, np.int32) for X in blocks]
+    chosen = guarded(np.full((BEFORE + sum(n for *_, n in RUNS) + BEHIND, 3), 1, np.uint64))
+    targets = _targets(guarded, sizes, dtype, weighted=True)
+    _choose_rows(guarded, "choose_csr_rows", dtype, where, chosen, targets)
+    assert (chosen[:BEFORE] == 1).all()
+    assert (chosen[-BEHIND:] == 1).all()
+    expected = _picked([X.toarray() for X in blocks])
+    for (data, indices, count), row in zip(chosen[BEFORE:-BEHIND].tolist(), expected, strict=True):
+        found, entry = np.zeros(d), ctypes.c_float if dtype == "float32" else ctypes.c_double
+        columns = (ctypes.c_int * count).from_address(indices) if count else []
+        found[list(columns)] = (entry * count).from_address(data) if count else []
+        np.testing.assert_array_equal(found, row)
 
 
 @needs_compiler
@@ -433,46 +480,59 @@ def test_l1_spares_what_is_not_penalised(name, guarded):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "index"), [("float32", "int32"), ("float64", "int64")])
+@pytest.mark.parametrize(
+    ("dtype", "index", "chosen"),
+    [("float32", "int32", True), ("float64", "int64", True), ("float32", "int32", False)],
+)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_csr_gradient_and_adagrad(dtype, index, weighted, guarded):
+def test_csr_gradient_and_adagrad(dtype, index, chosen, weighted, guarded):
     n, d, loss = 41, 90, LOSSES["log_loss"]()
     rng = np.random.default_rng(0)
-    csr = sparse.random_array((50, d), density=0.5, format="csr", rng=rng, dtype=dtype)
+    csr = sparse.random_array((n, d), density=0.5, format="csr", rng=rng, dtype=dtype)
     csr.data[csr.indptr[4] : csr.indptr[5]] = 0
-    chosen = rng.integers(50, size=n)
-    touched = np.unique(csr[chosen].indices)
-    _, _, y, w, weight = _problem(loss, 50, d, dtype)
-    options = kernels.options(
-        "csr_gradient", dtype, loss="log_loss", result=dtype, index=index
-    )  # fmt: skip
+    order = rng.integers(n, size=n) if chosen else np.arange(n)
+    _, _, y, w, weight = _problem(loss, n, d, dtype)
+    parts, rows, count, given = _csr_parts(guarded, csr, index), None, None, n
+    if chosen:  # described one by one, their number known to the device
+        data, indices, _ = (part.ctypes.data for part in parts)
+        first, sizes = csr.indptr[:-1].astype(np.uint64), np.diff(csr.indptr).astype(np.uint64)
+        table = data + first * csr.data.itemsize, indices + first * np.dtype(index).itemsize, sizes
+        rows, given = guarded(np.stack(table, axis=1).astype(np.uint64)[order]), 10**9
+        count, parts = guarded(np.array([float(n)])), (None, None, None)
+    options = kernels.options("csr_gradient", dtype, loss="log_loss", result=dtype, index=index)
     library = build("csr_gradient", options)
     launch = replace(kernels.launch("csr_gradient", n, d, dtype, 1), grid=2)
-    data, y_, rows, ours = guarded(csr.data), guarded(y), guarded(chosen), guarded(w)
-    indices, indptr = guarded(csr.indices.astype(index)), guarded(csr.indptr.astype(index))
-    gradient, total = guarded(np.zeros(d + 1, dtype)), guarded(np.zeros(1))
+    ours, gradient, total = guarded(w), guarded.unset(d + 1, dtype), guarded(np.zeros(1))
+    clear = replace(kernels.launch("csr_clear", d + 1, 1, dtype, 1), grid=1)
+    run(library, "csr_clear", clear, gradient, d + 1)
     run(
-        library, "csr_gradient", launch, data, indices, indptr, y_,
-        guarded(weight) if weighted else None, rows, ours, gradient, total, n, d, 1, 0.0,
+        library, "csr_gradient", launch, *parts, rows, guarded(y),
+        guarded(weight) if weighted else None, ours, gradient, total, given, d, 1, 0.0, count,
     )  # fmt: skip
-    at = weight[chosen] if weighted else None
-    values = csr.toarray()[chosen]
-    expected, truth, scale = _truth(loss, values, y[chosen], w, at, True)
+    values = csr.toarray()[order]
+    expected, truth, scale = _truth(loss, values, y, w, weight if weighted else None, True)
     assert total[0] == pytest.approx(expected, rel=20 * RTOL[dtype])
     assert (np.abs(gradient - truth) <= 20 * RTOL[dtype] * (scale + 1e-3)).all()
+    if chosen:
+        _check_adagrad(guarded, dtype, index, rows, ours, gradient)
 
-    optimizer = OPTIMIZERS["adagrad"]()
-    mean = gradient / n
+
+def _check_adagrad(guarded, dtype, index, rows, w, gradient):
+    """A step where the rows have entries, then one of no rows."""
+    optimizer, n, d = OPTIMIZERS["adagrad"](), len(rows), len(w) - 1
+    mean, expected = gradient / n, w.copy()
     accumulator = guarded(np.full(d + 1, 0.5, dtype))
     slots = {"accumulator": accumulator.copy()}
-    optimizer.update(w, mean.copy(), slots, 0.1, 1)
-    run(
-        library, "csr_adagrad", launch, indices, indptr, rows, ours, accumulator, gradient,
-        n, d, 1, 1 / n, 0.1, optimizer.epsilon,
-    )  # fmt: skip
-    assert len(touched) > d // 2
+    optimizer.update(expected, mean, slots, 0.1, 1)
+    options = kernels.options("csr_adagrad", dtype, result=dtype, index=index)
+    library = build("csr_adagrad", options)
+    launch = replace(kernels.launch("csr_adagrad", n, d, dtype, 1), grid=2)
+    for count in (n, 0):
+        numbers = guarded(np.array(kernels.optimizer_numbers(optimizer, count, 0.1, 1)))
+        arrays = rows, w, accumulator, gradient
+        run(library, "csr_adagrad", launch, *arrays, d, 1, numbers)
     assert (gradient == 0).all()
-    np.testing.assert_allclose(ours, w, rtol=10 * RTOL[dtype], atol=RTOL[dtype])
+    np.testing.assert_allclose(w, expected, rtol=10 * RTOL[dtype], atol=RTOL[dtype])
     np.testing.assert_allclose(accumulator, slots["accumulator"], rtol=10 * RTOL[dtype])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.losses import LOSSES, Huber, LogLoss, Loss
@@ -28,7 +29,7 @@ def _blocks(weighted: bool, dtype: Any = np.float64) -> dict[int, tuple[Any, Any
     rng = np.random.default_rng(0)
     return {
         number: (
-            rng.normal(size=(n, D)).astype(dtype),
+            np.where(rng.random((n, D)) < 0.3, 0, rng.normal(size=(n, D))).astype(dtype),
             np.where(rng.random(n) < 0.5, -1, 1).astype(dtype),
             rng.random(n).astype(dtype) if weighted else None,
         )
@@ -72,10 +73,16 @@ def _rows(blocks: Any, draw: Draw) -> list[Any]:
     return found
 
 
-def _chooser(backend: Backend, loss: Loss, blocks: Any, most: int) -> Any:
+#: How blocks are given to a device.
+CONTAINERS = pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
+
+
+def _chooser(backend: Backend, loss: Loss, blocks: Any, most: int, container: Any) -> Any:
     moved = {
-        number: tuple(None if a is None else backend.to_device(a) for a in block)
-        for number, block in blocks.items()
+        number: tuple(
+            None if a is None else backend.to_device(a) for a in (container(X), y, weight)
+        )
+        for number, (X, y, weight) in blocks.items()
     }
     return backend.chooser(loss.kernel, loss.parameters, (D + 1, 1), moved, most)
 
@@ -89,9 +96,10 @@ def _gradient(loss: Loss, w: Any, X: Any, y: Any, weight: Any | None) -> tuple[f
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_chosen_rows(backend: Backend, weighted: bool, dtype: Any) -> None:
+@CONTAINERS
+def test_chosen_rows(backend: Backend, container: Any, weighted: bool, dtype: Any) -> None:
     blocks, loss = _blocks(weighted, dtype), Huber()
-    chooser = _chooser(backend, loss, blocks, 40)
+    chooser = _chooser(backend, loss, blocks, 40, container)
     if chooser is None:
         assert backend.name == "numpy"
         return
@@ -124,6 +132,8 @@ def test_rows_without_a_kernel_are_not_chosen(backend: Backend) -> None:
     assert backend.chooser(LOSSES["tweedie"]().kernel, (), (D, 1), moved, 9) is None
     wide = {0: (backend.to_device(np.zeros((2, 5000))), backend.to_device(np.ones(2)), None)}
     assert backend.chooser(loss.kernel, (), (5000, 1), wide, 2) is None
+    mixed = {**moved, 9: (backend.to_device(sparse.csr_array((2, D))), wide[0][1], None)}
+    assert backend.chooser(loss.kernel, (), (D, 1), mixed, 9) is None
 
 
 def _rule(optimizer: str, average_after: int | None = None) -> UpdateRule:
@@ -140,11 +150,14 @@ def _shard(rule: UpdateRule, backend: Backend) -> Shard:
     return Shard(rule, ShardState(backend.to_device(w), moved), backend=backend)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "container"),
+    [*((name, np.asarray) for name in OPTIMIZERS), ("adam", sparse.csr_array)],
+)
+def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, container: Any) -> None:
     """The same number of steps four times: launched, recorded, and launched again; then fewer."""
     blocks, loss, rule = _blocks(weighted=True), LogLoss(), _rule(optimizer)
-    chooser = _chooser(backend, loss, blocks, 30)
+    chooser = _chooser(backend, loss, blocks, 30, container)
     if chooser is None:
         assert backend.name == "numpy"
         return
@@ -170,7 +183,7 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str) -> N
 
 
 def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None:
-    chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30)
+    chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
     if chooser is None:
         assert backend.name == "numpy"
         return

@@ -70,6 +70,8 @@ class Step:
         Strengths of the penalty.
     n_penalised : int
         Leading rows that it applies to.
+    coordinates : bool, default=False
+        Whether it moves only parameters that the batch's rows touch; then without a penalty.
     """
 
     w: Any
@@ -81,6 +83,7 @@ class Step:
     l1: float
     l2: float
     n_penalised: int
+    coordinates: bool = False
 
 
 class Backend(ABC):

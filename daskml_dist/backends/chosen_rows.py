@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
-from daskml_dist.backends.cupy_calls import Calls, Rows
+from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
 from daskml_dist.backends.recorded_steps import RecordedSteps
 
-__all__ = ["Chooser", "ChosenRows"]
+__all__ = ["Chooser", "ChosenRows", "CsrChooser"]
 
 #: Batches that are chosen together at most, and rows of them.
 _BATCHES, _ROWS = 32, 1 << 20
@@ -44,13 +45,13 @@ class ChosenRows:
         """Of the features."""
         return self._chooser.dtype
 
-    def rows(self, y: Any, weight: Any | None) -> Rows:
+    def rows(self, y: Any, weight: Any | None) -> Rows | CsrRows:
         """As a kernel takes them."""
         return self._chooser.rows(self._place, self.shape[0])
 
 
 class Chooser:
-    """Chooses rows of blocks, several batches by one copy of a few numbers and one launch.
+    """Chooses rows of dense blocks, several batches by one copy of a few numbers and one launch.
 
     A batch is good until others are chosen.
 
@@ -84,14 +85,14 @@ class Chooser:
         self._place = {number: place for place, number in enumerate(blocks)}
         first = next(iter(self._blocks.values()))
         self.n_features, self.dtype = first[0].shape[1], first[0].dtype
-        self._alignment = calls.alignment(*(X for X, _, _ in self._blocks.values()))
-        where = [[0 if a is None else address(a) for a in b] for b in self._blocks.values()]
+        parts = [(*self._arrays(X), *others) for X, *others in self._blocks.values()]
+        where = [[0 if a is None else address(a) for a in arrays] for arrays in parts]
         self._where = cupy.asarray(np.array(where, np.uint64))
         #: Batches that can be chosen together.
         self.most = max(1, min(_BATCHES, _ROWS // max(n_rows, 1)))
         self._n_rows = n_rows
         shape = self.most * n_rows
-        self._addresses = cupy.empty(shape, np.uint64)
+        self._chosen = self._room(shape)
         self._y = cupy.empty(shape, first[1].dtype)
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
 
@@ -110,19 +111,17 @@ class Chooser:
             found.append((ChosenRows(self, place, stop - start), self._y[start:stop], weight))
         if runs:
             table = self._cp.asarray(np.concatenate(runs))
-            row_bytes = self.n_features * self.dtype.itemsize
-            arrays = self._addresses, self._y, self._weight
-            self.calls.choose_rows(self._where, table, row_bytes, *arrays)()
+            arrays = self._chosen, self._y, self._weight
+            self.calls.choose_rows(self._where, table, self._row_bytes, *arrays)()
         return found
 
-    def rows(self, place: int, n_rows: int | None = None) -> Rows:
+    def rows(self, place: int, n_rows: int | None = None) -> Rows | CsrRows:
         """A chosen batch as a kernel takes it; of as many rows as a batch has at most."""
         start = place * self._n_rows
         n = self._n_rows if n_rows is None else n_rows
         at = slice(start, start + n)
         weight = None if self._weight is None else self._weight[at]
-        arrays = None, self._addresses[at], self._y[at], weight
-        return Rows(n, self.n_features, self.dtype, self._alignment, *arrays)
+        return self._described(n, self._chosen[at], self._y[at], weight)
 
     def recorder(self, optimizer: Any, step: Step) -> RecordedSteps:
         """Steps of an optimizer along chosen batches.
@@ -134,3 +133,43 @@ class Chooser:
             One of them, without a gradient.
         """
         return RecordedSteps(self._cp, self, optimizer, step)
+
+    # What depends on how a block's rows lie.
+
+    @staticmethod
+    def _arrays(X: Any) -> tuple[Any, ...]:
+        """Whose addresses a kernel needs."""
+        return (X,)
+
+    def _room(self, n: int) -> Any:
+        """Where a kernel writes where n rows lie."""
+        return self._cp.empty(n, np.uint64)
+
+    @property
+    def _row_bytes(self) -> int | None:
+        return int(self.n_features * self.dtype.itemsize)
+
+    def _described(self, n: int, chosen: Any, y: Any, weight: Any | None) -> Rows | CsrRows:
+        return Rows(n, self.n_features, self.dtype, self._alignment, None, chosen, y, weight)
+
+    @functools.cached_property
+    def _alignment(self) -> int:
+        return self.calls.alignment(*(X for X, _, _ in self._blocks.values()))
+
+
+class CsrChooser(Chooser):
+    """Chooses rows of CSR blocks, whose columns are int32, in canonical form."""
+
+    @staticmethod
+    def _arrays(X: Any) -> tuple[Any, ...]:
+        return X.data, X.indices, X.indptr
+
+    def _room(self, n: int) -> Any:
+        return self._cp.empty((n, 3), np.uint64)
+
+    @property
+    def _row_bytes(self) -> None:
+        return None
+
+    def _described(self, n: int, chosen: Any, y: Any, weight: Any | None) -> CsrRows:
+        return CsrRows(n, self.n_features, self.dtype, None, chosen, y, weight)

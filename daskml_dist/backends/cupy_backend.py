@@ -18,8 +18,8 @@ from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
-from daskml_dist.backends.chosen_rows import Chooser, ChosenRows
-from daskml_dist.backends.cupy_calls import Calls
+from daskml_dist.backends.chosen_rows import Chooser, ChosenRows, CsrChooser
+from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
 from daskml_dist.backends.namespace import arithmetic_dtype, cast
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.row_slices import row_slices
@@ -190,15 +190,20 @@ class CupyBackend(Backend):
             return None
         loss = self._cp.zeros((), np.float64)
         parameter = float(parameters[0]) if parameters else 0.0
-        if isinstance(X, CupyRows):
-            self._calls.csr_gradient(kernel, parameter, X.X, y, weight, w, out, loss)()
-            return loss
-        rows = X.rows(y, weight) if isinstance(X, ChosenRows) else self._calls.rows(X, y, weight)
-        if not self._calls.has_gradient(rows) or not (rows.X is None or X.flags.c_contiguous):
+        rows = self._described(X, y, weight)
+        if not self._calls.has_gradient(rows):
             return None
         for call in self._calls.gradient(kernel, parameter, rows, w, out, loss):
             call()
         return loss
+
+    def _described(self, X: Any, y: Any, weight: Any) -> Rows | CsrRows:
+        """Rows as kernels take them."""
+        if isinstance(X, ChosenRows):
+            return X.rows(y, weight)
+        if isinstance(X, CupyRows):
+            return self._calls.csr_rows(X.X, y, weight)
+        return self._calls.rows(X, y, weight)
 
     def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
         """Two products, and one launch between them."""
@@ -234,16 +239,20 @@ class CupyBackend(Backend):
     ) -> Chooser | None:
         """Where a kernel reads rows of that width by their addresses."""
         (X, y, _), *_ = blocks.values()
-        if kernel not in kernels.LOSSES or shape[1] > 1 or self._sparse.issparse(X):
+        is_sparse = self._sparse.issparse(X)
+        if kernel not in kernels.LOSSES or shape[1] > 1 or y.dtype != arithmetic_dtype(X):
             return None
-        if y.dtype != arithmetic_dtype(X) or not all(
+        if any(self._sparse.issparse(block[0]) != is_sparse for block in blocks.values()):
+            return None
+        if not all(
             array is None or array.flags.c_contiguous
             for block in blocks.values()
-            for array in block
+            for array in (block[1:] if is_sparse else block)
         ):
             return None
         loss = kernel, float(parameters[0]) if parameters else 0.0
-        chooser = Chooser(self._cp, self._calls, loss, blocks, n_rows, self._address)
+        make = CsrChooser if is_sparse else Chooser
+        chooser = make(self._cp, self._calls, loss, blocks, n_rows, self._address)
         return chooser if self._calls.has_gradient(chooser.rows(0)) else None
 
     @functools.cached_property

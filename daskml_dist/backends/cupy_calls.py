@@ -12,7 +12,7 @@ import numpy as np
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Step
 
-__all__ = ["Call", "Calls", "Rows"]
+__all__ = ["Call", "Calls", "CsrRows", "Rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,34 @@ class Rows:
     weight: Any | None
 
 
+@dataclass(frozen=True, slots=True)
+class CsrRows:
+    """Sparse rows of a gradient, for a linear model with one output.
+
+    Parameters
+    ----------
+    n, d, dtype
+        As of `Rows`.
+    X : CSR matrix of shape (n, d), or None
+    chosen : array of uint64 of shape (n, 3), or None
+        As a kernel describes them where they do not lie one after the other; columns are int32.
+    y, weight : arrays of shape (n,); weight or None
+    """
+
+    n: int
+    d: int
+    dtype: Any
+    X: Any
+    chosen: Any
+    y: Any
+    weight: Any | None
+
+    @property
+    def index(self) -> Any:
+        """The dtype of columns."""
+        return np.dtype(np.int32) if self.X is None else self.X.indices.dtype
+
+
 class Calls:
     """Makes the calls of one device.
 
@@ -88,19 +116,28 @@ class Calls:
         n, d = X.shape
         return Rows(n, d, X.dtype, self.alignment(X), X, None, y, weight)
 
-    def has_gradient(self, rows: Rows) -> bool:
-        """Whether rows so wide have a kernel."""
-        return self._launch("linear_gradient", rows) is not None
+    def csr_rows(self, X: Any, y: Any, weight: Any | None) -> CsrRows:
+        """All rows of a CSR matrix."""
+        n, d = X.shape
+        return CsrRows(n, d, X.dtype, X, None, y, weight)
 
-    def _launch(self, function: str, rows: Rows) -> kernels.Launch | None:
-        n, d, alignment = rows.n, rows.d, rows.alignment
+    def has_gradient(self, rows: Rows | CsrRows) -> bool:
+        """Whether rows so wide, and so laid, have a kernel."""
+        if isinstance(rows, CsrRows):
+            return True
+        contiguous = rows.X is None or rows.X.flags.c_contiguous
+        return contiguous and self._launch("linear_gradient", rows) is not None
+
+    def _launch(self, function: str, rows: Rows | CsrRows) -> kernels.Launch | None:
+        alignment = rows.alignment if isinstance(rows, Rows) else 1
+        n, d = rows.n, rows.d
         return kernels.launch(function, n, d, rows.dtype, self._n_sms, alignment=alignment)
 
     def gradient(
         self,
         kernel: str,
         parameter: float,
-        rows: Rows,
+        rows: Rows | CsrRows,
         w: Any,
         out: Any,
         loss: Any,
@@ -117,12 +154,12 @@ class Calls:
             One of `kernels.LOSSES`.
         parameter : float
             The loss's own, or 0.
-        rows : Rows
+        rows : Rows or CsrRows
             Of a width that has a kernel.
         w : array of shape (d, 1) or (d + 1, 1)
         out : array of the shape of `w`
         loss : array of float64 of one entry
-            Set, not added to.
+            Zero before.
         add : bool
             Whether to add to `out` rather than set it.
         count : array of float64, or None
@@ -130,6 +167,8 @@ class Calls:
         partials : array, or None
             As :meth:`partials` makes it.
         """
+        if isinstance(rows, CsrRows):
+            return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
         at = self._launch("linear_gradient", rows)
         assert at is not None
         chosen = {"loss": kernel, "result": out.dtype, "alignment": rows.alignment}
@@ -149,32 +188,39 @@ class Calls:
             make("sum_partials", total, *sums),
         ]
 
-    def partials(self, rows: Rows) -> Any:
-        """Where the parts of a gradient are written before they are summed."""
-        at = self._launch("linear_gradient", rows)
-        assert at is not None
-        return self._cp.empty((at.grid, rows.d + 2), np.float64)
-
-    def csr_gradient(
+    def _csr_gradient(
         self,
         kernel: str,
         parameter: float,
-        X: Any,
-        y: Any,
-        weight: Any,
+        rows: CsrRows,
         w: Any,
         out: Any,
         loss: Any,
-    ) -> Call:
-        """The gradient of sparse rows, added to `out`, and their loss, added to `loss`."""
-        n, d = X.shape
-        at = kernels.launch("csr_gradient", n, d, X.dtype, self._n_sms)
-        csr = X.data, X.indices, X.indptr
-        numbers = n, d, w.shape[0] - d, parameter
-        return self._call(
-            "csr_gradient", X.dtype, "csr_gradient", at, *csr, y, weight, None, w, out, loss,
-            *numbers, loss=kernel, result=out.dtype, index=X.indices.dtype,
-        )  # fmt: skip
+        add: bool,
+        count: Any,
+    ) -> list[Call]:
+        chosen = {"loss": kernel, "result": out.dtype, "index": rows.index}
+
+        def make(function: str, at: kernels.Launch | None, *arguments: Any) -> Call:
+            return self._call("csr_gradient", rows.dtype, function, at, *arguments, **chosen)
+
+        X = rows.X
+        csr = (None, None, None) if X is None else (X.data, X.indices, X.indptr)
+        arrays = *csr, rows.chosen, rows.y, rows.weight, w, out, loss
+        numbers = rows.n, rows.d, w.shape[0] - rows.d, parameter, count
+        sums = make("csr_gradient", self._launch("csr_gradient", rows), *arrays, *numbers)
+        if add:
+            return [sums]
+        at = kernels.launch("csr_clear", out.size, 1, out.dtype, self._n_sms)
+        return [make("csr_clear", at, out, out.size), sums]
+
+    def partials(self, rows: Rows | CsrRows) -> Any | None:
+        """Where the parts of a gradient are written before they are summed, if it has parts."""
+        if isinstance(rows, CsrRows):
+            return None
+        at = self._launch("linear_gradient", rows)
+        assert at is not None
+        return self._cp.empty((at.grid, rows.d + 2), np.float64)
 
     def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> Call:
         """Raw predictions of shape (n, k) become gradients, and each row's loss is set."""
@@ -205,13 +251,41 @@ class Calls:
             optimizer=optimizer.name, result=step.grad.dtype,
         )  # fmt: skip
 
-    def choose_rows(self, blocks: Any, runs: Any, row_bytes: int, *chosen: Any) -> Call:
-        """Runs of rows of blocks become their addresses, targets and weights (or None)."""
-        n, dtype = runs.shape[0], chosen[1].dtype
-        at = kernels.launch("choose_rows", n, 1, dtype, self._n_sms)
+    def adagrad_at(self, rows: CsrRows, step: Step, numbers: Any) -> Call:
+        """A step of Adagrad without a penalty at the columns that chosen rows touch.
+
+        Parameters
+        ----------
+        rows : CsrRows
+        step : Step
+            Its gradient is left at zero.
+        numbers : array of float64 of shape (kernels.NUMBERS,)
+            On the device: of the step, of as many of the rows as these say.
+        """
+        w, grad, accumulator = step.w, step.grad, step.slots["accumulator"]
+        arrays = rows.chosen, w, accumulator, grad
         return self._call(
-            "choose_rows", dtype, "choose_rows", at, blocks, runs, *chosen, n, row_bytes
-        )
+            "csr_adagrad", rows.dtype, "csr_adagrad", self._launch("csr_adagrad", rows), *arrays,
+            rows.d, w.shape[0] - rows.d, numbers, result=grad.dtype, index=rows.index,
+        )  # fmt: skip
+
+    def choose_rows(self, blocks: Any, runs: Any, row_bytes: int | None, *chosen: Any) -> Call:
+        """Runs of rows of blocks become where they lie, their targets and weights (or None).
+
+        Parameters
+        ----------
+        blocks : array of uint64 of shape (n_blocks, .)
+            Addresses of their arrays.
+        runs : array of int32 of shape (n_runs, 4)
+        row_bytes : int or None
+            Of dense rows; None: blocks are CSR.
+        chosen : arrays
+        """
+        n, dtype = runs.shape[0], chosen[1].dtype
+        function = "choose_csr_rows" if row_bytes is None else "choose_rows"
+        at = kernels.launch(function, n, 1, dtype, self._n_sms)
+        numbers = (n,) if row_bytes is None else (n, row_bytes)
+        return self._call("choose_rows", dtype, function, at, blocks, runs, *chosen, *numbers)
 
     def _call(
         self,

@@ -9,6 +9,7 @@ import numpy as np
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Step
+from daskml_dist.backends.cupy_calls import CsrRows
 
 if TYPE_CHECKING:
     from daskml_dist.backends.chosen_rows import Chooser, Runs
@@ -43,7 +44,7 @@ class RecordedSteps:
         self.most = chooser.most
         self._numbers = cupy.zeros((self.most, kernels.NUMBERS), np.float64)
         self._losses = cupy.zeros(self.most, np.float64)
-        gradient = dataclasses.replace(step, grad=cupy.empty_like(step.w))
+        gradient = dataclasses.replace(step, grad=cupy.zeros_like(step.w))
         self._partials = chooser.calls.partials(chooser.rows(0))
         self._calls = [self._of_step(place, gradient) for place in range(self.most)]
         #: By number of steps; None where it is launched kernel by kernel, as at first.
@@ -51,14 +52,16 @@ class RecordedSteps:
 
     def _of_step(self, place: int, step: Step) -> list[Call]:
         numbers, calls = self._numbers[place], self._chooser.calls
-        loss = self._losses[place : place + 1]
-        return [
-            *calls.gradient(
-                *self._chooser.loss, self._chooser.rows(place), step.w, step.grad, loss,
-                add=False, count=numbers, partials=self._partials,
-            ),
-            calls.update(self._optimizer, step, self._slots, numbers),
-        ]  # fmt: skip
+        rows, loss = self._chooser.rows(place), self._losses[place : place + 1]
+        gradient = calls.gradient(
+            *self._chooser.loss, rows, step.w, step.grad, loss,
+            add=step.coordinates, count=numbers, partials=self._partials,
+        )  # fmt: skip
+        if step.coordinates:
+            assert isinstance(rows, CsrRows)
+            # A step at the columns alone leaves zeros for the next gradient.
+            return [*gradient, calls.adagrad_at(rows, step, numbers)]
+        return [*gradient, calls.update(self._optimizer, step, self._slots, numbers)]
 
     def serves(self, step: Step) -> bool:
         """Whether a step is of the same arrays: those of a replica change when it is restored."""
@@ -78,6 +81,7 @@ class RecordedSteps:
         self._chooser(batches)
         table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]
         self._numbers[:n] = self._cp.asarray(np.array(table))
+        self._losses[:n] = 0
         self._launch(n)
         return self._losses[:n].copy()
 

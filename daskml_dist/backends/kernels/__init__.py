@@ -30,11 +30,12 @@ __all__ = [
 
 #: The kernels of each source.
 FUNCTIONS = {
-    "choose_rows": ("choose_rows",),
+    "choose_rows": ("choose_rows", "choose_csr_rows"),
     "linear_gradient": ("linear_gradient", "sum_partials"),
     "softmax_gradient": ("softmax_gradient",),
     "optimizer_updates": ("optimizer_update",),
-    "csr_gradient": ("csr_gradient", "csr_adagrad"),
+    "csr_gradient": ("csr_gradient", "csr_clear"),
+    "csr_adagrad": ("csr_adagrad",),
     "kmeans": ("kmeans",),
 }
 
@@ -129,7 +130,6 @@ def options(
     loss: str = "squared_error",
     optimizer: str = "sgd",
     result: Any = "float64",
-    rows: Any = "int64",
     index: Any = "int32",
     alignment: int = 16,
 ) -> tuple[str, ...]:
@@ -147,8 +147,8 @@ def options(
         Their names.
     result : dtype
         Of the gradient.
-    rows, index : dtype
-        int32 or int64: of the chosen rows' numbers, and of the indices, of a CSR block.
+    index : dtype
+        int32 or int64: of the indices of a CSR block.
     alignment : int, default=16
         Power of two that divides the address of X.
     """
@@ -158,6 +158,7 @@ def options(
         "STORED": _STORED[stored],
         "ARITHMETIC": _STORED[arithmetic],
         "RESULT": _STORED[_name(result)],
+        "INDEX": _INTEGERS[_name(index)],
     }
     more: tuple[str, ...] = ("--std=c++17",)
     if name == "linear_gradient":
@@ -170,9 +171,6 @@ def options(
     elif name == "optimizer_updates":
         found["OPTIMIZER"] = optimizer
         more = (*more, "--fmad=false")  # NumPy's results
-    elif name == "csr_gradient":
-        found["INDEX"] = _INTEGERS[_name(index)]
-        found["ROW_NUMBER"] = _INTEGERS[_name(rows)]
     elif name == "kmeans":
         found["CENTRES"] = str(_centres(k))
         found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
@@ -200,8 +198,8 @@ def launch(
     function : str
         A kernel: one of the values of `FUNCTIONS`.
     n : int
-        Rows; runs of rows for `choose_rows`, parameters for `optimizer_update`, blocks of
-        `linear_gradient` for `sum_partials`.
+        Rows; runs of rows where rows are chosen, parameters for `optimizer_update` and
+        `csr_clear`, blocks of `linear_gradient` for `sum_partials`.
     d, k : int
         Features, and centres or classes.
     dtype : dtype or "bfloat16"
@@ -228,9 +226,9 @@ def launch(
         return Launch(-(-(d + 2) // 32), threads, 8 * threads[0] * threads[1])
     elif function == "softmax_gradient":
         rows = _THREADS // _softmax_lanes(k)
-    elif function == "optimizer_update":
+    elif function in ("optimizer_update", "csr_clear"):
         rows = _THREADS
-    elif function in ("choose_rows", "csr_gradient", "csr_adagrad"):
+    elif function in ("choose_rows", "choose_csr_rows", "csr_gradient", "csr_adagrad"):
         rows = _WARPS
     elif function == "kmeans":
         shared, _ = _kmeans_shared(d, k, arithmetic)

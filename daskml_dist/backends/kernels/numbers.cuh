@@ -1,7 +1,7 @@
 // Types of two bytes without CUDA's headers, which NVRTC does not always find; vectors; shuffles.
 //
 // T is the type of the rows in memory, A that of the arithmetic (float or double), O that of the
-// results, I that of a CSR block's indices, R that of the chosen rows' numbers.
+// results, I that of a CSR block's indices.
 #pragma once
 
 #define ALL_LANES 0xffffffffu
@@ -23,9 +23,6 @@ using O = RESULT;
 #endif
 #ifdef INDEX
 using I = INDEX;
-#endif
-#ifdef ROW_NUMBER
-using R = ROW_NUMBER;
 #endif
 
 __device__ inline float number(float x) { return x; }

@@ -112,6 +112,7 @@ _ROWS = (
     ("softmax_gradient", "float32", 1, 10),
     ("optimizer_updates", "float32", 1, 1),
     ("csr_gradient", "float32", 1, 1),
+    ("csr_adagrad", "float32", 1, 1),
     ("kmeans", "float32", 100, 16),
     ("kmeans", "float32", 100, 64),
     ("kmeans", "float32", 100, 128),
