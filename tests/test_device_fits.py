@@ -20,6 +20,7 @@ from sklearn.base import clone
 
 from daskml_dist import naive_bayes, svm
 from daskml_dist.backends import Backend, devices, get_backend
+from daskml_dist.backends.recorded_steps import RecordedSteps
 from daskml_dist.data import batches
 from daskml_dist.data.blocks import Block
 from daskml_dist.errors import (
@@ -367,6 +368,35 @@ def test_sparse_rows_of_many_features(kernels: None, policy: str) -> None:
         clf = SGDClassifier(policy=policy, n_lanes=1, device=device, **STEPS)
         ends.append(clf.fit(rows, TARGETS["two"]).coef_)
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("policy", "n_lanes"), [("local", 2), ("average", 1), ("allreduce", 1)])
+def test_steps_at_columns_are_recorded(
+    kernels: None, policy: str, n_lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under Adagrad, without a penalty; the replica then lies on the device."""
+    recorded, run = [], RecordedSteps.__call__
+
+    def counted(self: Any, batches: Any, steps: Any) -> Any:
+        recorded.append(len(steps))
+        return run(self, batches, steps)
+
+    monkeypatch.setattr(RecordedSteps, "__call__", counted)
+    rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
+    ends = []
+    for device in ("gpu", "cpu"):
+        clf = SGDClassifier(
+            policy=policy, n_lanes=n_lanes, device=device, optimizer="adagrad", penalty=None,
+            warm_start=True, early_stopping=True, **STEPS,
+        )  # fmt: skip
+        for _ in range(2):
+            clf.fit(rows, TARGETS["two"], sample_weight=WEIGHT)
+        ends.append(clf)
+        # The CPU's steps are none of them.
+        assert sum(recorded) >= 2 * 3 * 240 * 0.9 // 32
+    np.testing.assert_allclose(ends[0].coef_, ends[1].coef_, rtol=1e-6, atol=1e-9)
+    losses = [[record["loss"] for record in end.history_.records] for end in ends]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
 ROUNDS = [

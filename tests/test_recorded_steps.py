@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from typing import Any
 
@@ -182,6 +183,40 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
     assert [n for n, graph in recorded._graphs.items() if graph is not None] == [5]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
+    """Against steps at the rows of the parameters that each batch touches."""
+    blocks, loss = _blocks(True, dtype), LogLoss()
+    chooser = _chooser(backend, loss, blocks, 3, sparse.csr_array)
+    if chooser is None:
+        assert backend.name == "numpy"
+        return
+    parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)
+    rule = UpdateRule(*parts, D, 7.0, coordinates=True)
+    w = np.linspace(-0.5, 0.5, D + 1)[:, None].astype(dtype)
+    ours = Shard(rule, ShardState(backend.to_device(w), {}), backend=backend)
+    by_hand = Shard(rule, ShardState(w.copy(), {}))
+    assert ours.steps_alone
+    assert not by_hand.steps_alone
+    recorded = chooser.recorder(rule.optimizer, ours.empty_step())
+    for seed in range(3):
+        draws = _draws(4, 3, seed)
+        gathered = [_rows(blocks, draw) for draw in draws]
+        rows = [0 if X is None else len(X) for X, _, _ in gathered]
+        losses = backend.to_numpy(recorded(draws, ours.next_steps(rows)))
+        for (X, y, weight), n, value in zip(gathered, rows, losses, strict=True):
+            index, expected, grad = np.array([D]), 0.0, np.zeros_like(by_hand.w)
+            if n:
+                expected, grad = _gradient(loss, by_hand.w, X, y, weight)
+                index = np.append(np.flatnonzero((X != 0).any(axis=0)), D)
+            by_hand.apply(grad[index], n, index)
+            assert value == pytest.approx(expected, rel=1e-5)
+    tolerance = 1e-5 if dtype is np.float32 else 1e-12
+    sums = by_hand.slots["accumulator"], ours.slots["accumulator"]
+    for expected, found in ((by_hand.w, ours.w), sums):
+        np.testing.assert_allclose(backend.to_numpy(found), expected, rtol=tolerance)
+
+
 def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None:
     chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
     if chooser is None:
@@ -193,6 +228,22 @@ def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None
     assert recorded.serves(shard.empty_step())
     shard.restore(shard.image())
     assert not recorded.serves(shard.empty_step())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": get_optimizer("sgd")},
+        {"penalty": Penalty(0.0, 0.1)},
+        {"penalty": Penalty(0.1, 0.0)},
+        {"average_after": 0},
+    ],
+)
+def test_other_steps_at_columns_need_the_host(change: dict[str, Any]) -> None:
+    parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)
+    rule = UpdateRule(*parts, D, 7.0, coordinates=True)
+    assert rule.steps_alone
+    assert not dataclasses.replace(rule, **change).steps_alone
 
 
 def test_averaged_parameters_need_the_host_for_each_step(backend: Backend) -> None:

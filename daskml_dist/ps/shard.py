@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
-from daskml_dist.optimizers import OPTIMIZERS, Optimizer
+from daskml_dist.optimizers import OPTIMIZERS, Adagrad, Optimizer
 from daskml_dist.penalties import Penalty, soft_threshold
 from daskml_dist.schedules import Schedule
 
@@ -51,6 +51,18 @@ class UpdateRule:
     average_after: int | None = None
     coordinates: bool = False
     share: float = 1.0
+
+    @property
+    def owes(self) -> bool:
+        """Whether rows that no gradient touches owe a penalty (coordinates only)."""
+        return self.coordinates and bool(self.penalty.l1 or self.penalty.l2)
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether a device may make several steps by itself."""
+        # It has a kernel for steps at coordinates, of one optimizer.
+        at_all = not self.coordinates or (type(self.optimizer) is Adagrad and not self.owes)
+        return at_all and self.average_after is None
 
 
 @dataclass
@@ -145,7 +157,7 @@ class Shard:
         self._l1 = self._strengths(rule.penalty.l1)
         # Sum of the learning rates so far, and up to where each row has paid its penalty.
         self._charged = 0.0
-        self._paid = np.zeros(len(self.w)) if rule.coordinates else None
+        self._paid = np.zeros(len(self.w)) if rule.owes else None
         self._snapshot: NDArray[Any] | None = None
         self._sum: NDArray[np.float64] | None = None
         self._n_summed = state.n_averaged
@@ -213,7 +225,7 @@ class Shard:
     @property
     def steps_alone(self) -> bool:
         """Whether a device may make several steps by itself."""
-        return self._fuses and self.rule.average_after is None and self._paid is None
+        return self._fuses and self.rule.steps_alone
 
     def empty_step(self) -> Step:
         """A step of no rows, which changes nothing."""
@@ -225,8 +237,8 @@ class Shard:
 
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
         l1, l2 = self.rule.penalty.l1, self.rule.penalty.l2
-        number, k = self.step, self._n_penalised
-        return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k)
+        number, k, few = self.step, self._n_penalised, self.rule.coordinates
+        return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k, few)
 
     @property
     def _fuses(self) -> bool:
@@ -245,9 +257,9 @@ class Shard:
             ``(w, *slots, paid)``, of which the shard's own arrays are views from now on; `paid`
             is up to where a parameter has paid its penalty.
         """
-        assert self._paid is not None
         names = self.rule.optimizer.slot_names
-        parts = [self.w[:, 0], *(self.slots[name][:, 0] for name in names), self._paid]
+        paid = np.zeros(len(self.w)) if self._paid is None else self._paid
+        parts = [self.w[:, 0], *(self.slots[name][:, 0] for name in names), paid]
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
         for at, part in enumerate(parts):
             cells[:, at] = part

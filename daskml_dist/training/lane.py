@@ -205,7 +205,7 @@ class Lane:
         n_rows = _count(rows)
         if self._fit.n_steps == 1 and self._fit.streaming is not None:
             return Batch(_Pieces(self, rows), n_rows, None)
-        if self.chooser is not None and n_rows:
+        if self._in_arrays and n_rows and self.chooser is not None:
             return Batch(self.chooser([_runs(rows)]), n_rows, None)
         rows = [(number, at.numbers if isinstance(at, Runs) else at) for number, at in rows]
         blocks = [(self._blocks[number], at) for number, at in rows]
@@ -217,8 +217,11 @@ class Lane:
     @functools.cached_property
     def chooser(self) -> Any | None:
         """What chooses the rows of batches on a device without a copy of them, or None."""
-        streamed = isinstance(self._blocks, BlockStream)
-        if self._on_host or streamed or not self._in_arrays or not self.n_rows:
+        if self._on_host or isinstance(self._blocks, BlockStream) or not self.n_rows:
+            return None
+        # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
+        rule = self._fit.rule
+        if self._fit.n_steps == 1 or (rule.coordinates and not rule.steps_alone):
             return None
         numbers = itertools.chain.from_iterable(self._rows.blocks(1))
         ready = {n: self._blocks[n] for n in sorted(set(numbers))}

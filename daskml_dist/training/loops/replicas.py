@@ -73,12 +73,11 @@ class _Summed:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        self._home = Residence(context)
+        alone = context.communicator.size == len(self._lanes) == 1
+        self._home = Residence(context, alone)
         self._replica = self._home.shard(self._fit.start_state())
         self._in_order = self._fit.deterministic or self._fit.rule.coordinates
-        self._alone: OwnSteps | None = None
-        if context.communicator.size == len(self._lanes) == 1:
-            self._alone = OwnSteps(self._lanes[0], self._replica)
+        self._alone = OwnSteps(self._lanes[0], self._replica) if alone else None
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; how many were taken."""
@@ -154,7 +153,7 @@ class _Averaged:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        self._home = Residence(context)
+        self._home = Residence(context, alone=True)
         self._replicas = {
             lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
         }

@@ -26,13 +26,18 @@ class Residence:
     Parameters
     ----------
     context : Context
+    alone : bool
+        Whether each replica is one lane's.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, alone: bool) -> None:
         self._rule = context.fit.rule
         self._backend = backend_of(context.fit)
-        # Rows of parameters at drawn indices are gathered, and put back, by the host.
-        self._is_host = self._backend.device == "cpu" or context.fit.rule.coordinates
+        self._is_host = self._backend.device == "cpu"
+        if self._rule.coordinates and not self._is_host:
+            # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
+            # a device makes the steps of every lane by itself.
+            self._is_host = not alone or any(lane.chooser is None for lane in context.lanes)
 
     def shard(self, state: ShardState) -> Shard:
         """A replica in a state, which may still be the host's."""
