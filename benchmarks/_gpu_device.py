@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends import get_backend
+from daskml_dist.backends import get_backend, kernels
 
 #: Seconds that one timing lasts at least, so that short kernels are called many times.
 _LASTS = 5e-3
@@ -26,6 +26,8 @@ class Device:
         self.backend = get_backend("gpu")
         self.tiny = tiny
         self._copy: float | None = None
+        self._functions: dict[tuple[str, int], Any] = {}
+        self._n_sms = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     def milliseconds(self, work: Callable[[], Any]) -> float:
         """Median time of a call on the GPU's own clock, after two that warm up."""
@@ -77,6 +79,21 @@ class Device:
         y = self.xp.where(raw + rng.standard_normal(n, dtype=dtype) > 0, 1, -1).astype(dtype)
         return X, y
 
+    def launch(
+        self, function: str, dtype: str, n: int, d: int, *arguments: Any, **chosen: Any
+    ) -> None:
+        """Launch a kernel that no backend calls, whose source has its name."""
+        if (function, d) not in self._functions:
+            text, options = (
+                kernels.source(function),
+                kernels.options(function, dtype, d=d, **chosen),
+            )
+            module = self.xp.RawModule(code=text, options=options)
+            self._functions[function, d] = module.get_function(function)
+        at = kernels.launch(function, n, d, dtype, self._n_sms, **chosen)
+        assert at is not None
+        self._functions[function, d]((at.grid,), at.block, arguments, shared_mem=at.shared)
+
     def facts(self) -> dict[str, str]:
         """Name of the GPU, and versions of what drives it."""
         runtime = self.xp.cuda.runtime
@@ -126,3 +143,7 @@ def largest_difference(one: Any, other: Any) -> str:
     """The largest difference of two arrays, beside the largest number of the second."""
     one, other = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
     return f"{np.abs(one - other).max() / max(np.abs(other).max(), 1e-300):.1e}"
+
+
+#: One row of the table.
+Case = Callable[[Device], Measured]

@@ -15,19 +15,15 @@ import numpy as np
 from distributed import Client
 
 from benchmarks._common import logistic_rows, markdown, persisted, processes
-from benchmarks._gpu_device import Device, Measured, largest_difference
+from benchmarks._gpu_device import Case, Device, Measured, largest_difference
+from benchmarks._gpu_kernels import kernel_cases
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
-from daskml_dist.losses import LOSSES, LogLoss, Loss
-from daskml_dist.models.linear import LinearModel
 from daskml_dist.policies import POLICIES
 
-WIDTHS = (28, 100, 512, 2048, 2049, 10_000)
 COLUMNS = ("", "measured", "GB/s", "share of a copy's", "difference")
-#: Steps of the SGD fit whose step is timed.
+#: Largest batches in a pass of the SGD fit whose step is timed.
 STEPS = 32
-
-Case = Callable[[Device], Measured]
 
 
 def run(tiny: bool = False) -> str:
@@ -54,15 +50,14 @@ def _cases() -> Iterator[tuple[str, Case]]:
         yield name, lambda on, name=name: Measured(value=on.facts()[name])
     yield "copy in device memory, read and written", _copy
     yield "a call of CuPy, host", lambda on: Measured(value=f"{on.call_overhead():.1f} us")
-    for loss in (None, "log_loss", "squared_error", "huber"):
-        for d in WIDTHS:
-            way = "two products" if loss is None else f"kernel {loss}"
-            yield f"{way}, 1 GB of float32, d = {d:,}", partial(_kernel, loss, d)
-    for d in (100, 500):
-        yield f"logistic gradient, 10,000,000 x {d}", partial(_gradient, 10_000_000, d)
-    yield "a step of SGD, 65,536 x 512", _sgd_step
+    yield from kernel_cases()
+    for batch in (65_536, 8_192):
+        for policy in ("allreduce", "sync"):
+            name = f'a step of SGD, {batch:,} x 512, policy="{policy}"'
+            yield name, partial(_sgd_step, batch, policy)
     yield "L-BFGS, 10,000,000 x 100", partial(_lbfgs, "gpu")
     yield "L-BFGS, 10,000,000 x 100, PyTorch", _torch_lbfgs
+    yield "L-BFGS, 10,000,000 x 100, cuML", _cuml_lbfgs
     yield "L-BFGS, 10,000,000 x 100, CPU", partial(_lbfgs, "cpu")
     for where, cluster in CLUSTERS.items():
         for what, make in MODELS.items():
@@ -71,75 +66,22 @@ def _cases() -> Iterator[tuple[str, Case]]:
         yield f'SGDClassifier(policy="{policy}"), one lane, GPU and CPU', partial(_policy, policy)
 
 
-# -- kernels -------------------------------------------------------------------------------------
-
-
 def _copy(on: Device) -> Measured:
     return Measured(value=f"{on.copy_bandwidth / 1e9:,.0f} GB/s")
-
-
-def _kernel(name: str | None, d: int, on: Device) -> Measured:
-    """A gradient of summed losses and its sum, by one reading of X or by two."""
-    loss = LogLoss() if name is None else LOSSES[name]()
-    X, y = on.rows((1 << 18 if on.tiny else 1 << 28) // d, d)
-    w = on.backend.to_device(_parameters(d + 1))
-
-    def gradient(X: Any, y: Any, out: Any) -> Any:
-        if name is not None:
-            return on.backend.add_fused(loss.kernel, w, X, y, None, out, loss.parameters)
-        return _two_products(on, loss, w, X, y, out)
-
-    out = on.xp.zeros_like(w)
-    if gradient(X, y, out) is None:
-        return Measured(value="no kernel")
-    few = max(64, 20_000_000 // d)
-    out = on.xp.zeros_like(w)
-    gradient(X[:few], y[:few], out)
-    expected = _truth(loss, *(on.backend.to_numpy(a) for a in (X[:few], y[:few], w)))
-    difference = largest_difference(on.backend.to_numpy(out)[:, 0], expected)
-    taken = on.milliseconds(lambda: gradient(X, y, out))
-    return Measured(taken, X.nbytes * (2 if name is None else 1), difference)
-
-
-def _parameters(n: int) -> Any:
-    return (np.random.default_rng(1).normal(size=(n, 1)) / np.sqrt(n)).astype("float32")
-
-
-def _two_products(on: Device, loss: Loss, w: Any, X: Any, y: Any, out: Any) -> Any:
-    raw = on.backend.dot(X, w[:-1])
-    raw += w[-1, 0]
-    values, g = loss.value_and_gradient(y, raw)
-    on.backend.add_tdot(X, g, out[:-1])
-    out[-1] += g.sum(axis=0)
-    return values.sum()
-
-
-def _truth(loss: Loss, X: Any, y: Any, w: Any) -> Any:
-    X, y, w = (a.astype(np.float64) for a in (X, y, w))
-    g = loss.gradient(y, X @ w[:-1, 0] + w[-1, 0])
-    return np.append(X.T @ g, g.sum())
-
-
-def _gradient(n: int, d: int, on: Device) -> Measured:
-    """As a round of a solver makes it."""
-    X, y = on.rows(n // 1000 if on.tiny else n, d)
-    model = LinearModel(LogLoss(), d, 2, fit_intercept=True)
-    w = on.backend.to_device(_parameters(d + 1))
-    out = on.xp.zeros(w.shape, dtype="float64")
-    taken = on.milliseconds(lambda: model.add_gradient(w, X, y, None, out, on.backend))
-    return Measured(taken, X.nbytes)
 
 
 # -- fits ----------------------------------------------------------------------------------------
 
 
-def _sgd_step(on: Device) -> Measured:
-    batch = 256 if on.tiny else 65_536
-    X, y = on.rows(STEPS * batch, 512)
-    model = SGDClassifier(device="gpu", n_lanes=1, batch_size=batch, max_iter=5, tol=None)
-    records = model.fit(X, y).history_.records[1:]  # the first pass compiles
+def _sgd_step(batch: int, policy: str, on: Device) -> Measured:
+    """By the clock of the host, from end to end of a pass."""
+    batch = batch // 256 if on.tiny else batch
+    X, y = on.rows(STEPS * 65_536 // (256 if on.tiny else 1), 512)
+    steps = {"batch_size": batch, "max_iter": 6, "tol": None}
+    model = SGDClassifier(device="gpu", policy=policy, n_lanes=1, **steps)
+    records = model.fit(X, y).history_.records[2:]  # the first passes compile and record
     taken = sum(r["seconds"] for r in records) / sum(r["steps"] for r in records)
-    return Measured(taken * 1e3, X.nbytes // STEPS)
+    return Measured(taken * 1e3, batch * 512 * 4)
 
 
 def _lbfgs_rows(on: Device) -> tuple[Any, Any]:
@@ -190,6 +132,17 @@ def _torch_lbfgs(on: Device) -> Measured:
     fit()
     seconds, _ = _seconds(fit)
     return Measured(seconds * 1e3, difference=f"{passes} passes")
+
+
+def _cuml_lbfgs(on: Device) -> Measured:
+    """cuML's estimator of the same name, whose objective is the same but for its scale."""
+    from cuml.linear_model import LogisticRegression as Peer
+
+    X, y = _lbfgs_rows(on)
+    fit = partial(Peer(C=1.0, tol=1e-4, max_iter=100).fit, X, y)
+    fit()
+    seconds, model = _seconds(fit)
+    return Measured(seconds * 1e3, difference=f"{int(model.n_iter_[0])} iterations")
 
 
 MODELS: dict[str, Callable[[str], Any]] = {

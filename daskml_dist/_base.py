@@ -209,7 +209,7 @@ def _score_block(
         return np.zeros((4, *block.y.shape[1:]))
     given, ones = block.sample_weight, np.empty(0)
     total = np.zeros((4, *block.y.shape[1:]))
-    for at, found in results_of_rows(raw, block.X, index):
+    for at, found in results_of_rows(raw, block.rows, index):
         if len(ones) < len(found):
             ones = np.ones(len(found))
         weight = ones[: len(found)] if given is None else given[at].astype(np.float64)

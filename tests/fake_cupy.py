@@ -42,6 +42,27 @@ class DeviceArray:
     def __getitem__(self, at: Any) -> DeviceArray:
         return DeviceArray(self.values[at])
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
+
+    # What asks for a number of one entry waits for the device, and gets it.
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def __int__(self) -> int:
+        return int(self.values)
+
+    def __float__(self) -> float:
+        return float(self.values)
+
+    def __invert__(self) -> DeviceArray:
+        return DeviceArray(~self.values)
+
+    def __array_namespace__(self) -> Any:
+        return _Module()
+
 
 class DeviceCSR:
     """A CSR matrix, as ``cupyx.scipy.sparse`` has it."""
@@ -78,7 +99,14 @@ class DeviceCSR:
 
 
 class _Module:
-    """The functions of CuPy that predictions call."""
+    """The functions of CuPy that predictions and checks call."""
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in {"any", "argmax", "isfinite", "reshape", "sum"}
+        function = getattr(np, name)
+        return lambda array, *rest, **named: DeviceArray(
+            np.asarray(function(array.values, *rest, **named))
+        )
 
     def asarray(self, array: Any, order: str = "K") -> DeviceArray:
         return array if isinstance(array, DeviceArray) else DeviceArray(np.array(array))

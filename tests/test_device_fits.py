@@ -22,7 +22,7 @@ from daskml_dist import naive_bayes, svm
 from daskml_dist.backends import Backend, devices, get_backend
 from daskml_dist.backends.recorded_steps import RecordedSteps
 from daskml_dist.data import batches
-from daskml_dist.data.blocks import Block
+from daskml_dist.data.blocks import make_block
 from daskml_dist.errors import (
     DeviceMemoryError,
     DeviceUnavailableError,
@@ -52,6 +52,7 @@ from daskml_dist.schedules import Constant
 from daskml_dist.training.lane import prepare_block
 from daskml_dist.training.loops.residence import moved
 from tests.cuda_emulation import EmulatedCupy
+from tests.fake_cupy import DeviceArray, FakeCupy
 from tests.strict_backend import StrictBackend
 
 RNG = np.random.default_rng(0)
@@ -456,9 +457,11 @@ def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    _plug_in(_Counted, monkeypatch)
-    there = _Counted().to_device(X)
-    block = Block(0, X, TARGETS["numbers"], None, "gpu", there)
+    """They are checked there too; only a fit of another dtype has them made anew."""
+    _plug_in(FakeCupy, monkeypatch)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
+    there = DeviceArray(X)
+    block = make_block(3, there, TARGETS["numbers"], classification=False)
     fit: Any = SimpleNamespace(
         device="gpu",
         dtype="float64",
@@ -469,9 +472,15 @@ def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPat
         compute_dtype=None,
     )
     assert prepare_block(block, fit).X is there
+    assert DeviceArray.copied == 0
     fit.dtype = "float32"
-    ready = prepare_block(block, fit)
-    np.testing.assert_array_equal(_Counted().to_numpy(ready.X), X.astype(np.float32))
+    np.testing.assert_array_equal(prepare_block(block, fit).X.get(), X.astype(np.float32))
+    wrong = X.copy()
+    wrong[7, 2] = np.inf
+    block = make_block(3, DeviceArray(wrong), TARGETS["numbers"], classification=False)
+    for fit.dtype in ("float64", "float32"):
+        with pytest.raises(InvalidDataError, match=r"Block 3: .*infinity.*row 7 of the block"):
+            prepare_block(block, fit)
 
 
 def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ import pytest
 from distributed import Client
 from scipy import sparse
 
-from daskml_dist.data.blocks import make_block
+from daskml_dist.backends.cupy_backend import CupyBackend
+from daskml_dist.data.blocks import inspect_block, make_block
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from tests.fake_cupy import DeviceArray
@@ -285,11 +286,15 @@ def test_rows_on_a_device_are_copied_once() -> None:
     np.testing.assert_array_equal(block.y, Y0)
 
 
-def test_rows_on_a_device_are_taken_as_they_are_there() -> None:
+def test_rows_on_a_device_are_taken_as_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a fit on it, in their own process; not where the maths wants another dtype or order."""
+    monkeypatch.setattr(CupyBackend, "problem", lambda: None)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
     X = DeviceArray(X0)
     block = make_block(0, X, Y0, classification=True)
     assert block.on_device is X
+    assert inspect_block(block, classification=True).nbytes == X0.nbytes + Y0.nbytes
+    assert DeviceArray.copied == 0
     sent = pickle.loads(pickle.dumps(block))
     assert sent.on_device is None
     np.testing.assert_array_equal(sent.X, X0)

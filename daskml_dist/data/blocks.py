@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.backends.namespace import namespace, total
 from daskml_dist.data.conversion import (
     Rows,
     as_column,
@@ -18,6 +21,7 @@ from daskml_dist.data.conversion import (
     check_real,
     device_of,
     float_dtype,
+    to_host,
     where,
 )
 from daskml_dist.errors import InvalidDataError
@@ -49,38 +53,46 @@ class Block:
     ----------
     index : int
         Position among the blocks of the fit.
-    X : ndarray or CSR matrix of shape (n_rows, n_features)
-        float32 or float64; C-contiguous, or CSR with sorted indices and no duplicates.
+    rows : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features)
+        float32 or float64; C-contiguous, or CSR with sorted indices and no duplicates. Of CuPy
+        where the user's rows lay so on a device; they stay there, in their process.
     y : ndarray of shape (n_rows,) or (n_rows, n_targets), or None
         Labels as the user gave them, or targets in the dtype of `X`.
     sample_weight : ndarray of shape (n_rows,), or None
         In the dtype of `X`.
     device : {"cpu", "gpu"}
-        Where the user's rows lay; these here are NumPy's and SciPy's.
-    on_device : CuPy array or None
-        What `X` is a copy of, where a fit on that device may take it as it is. It stays in its
-        process: what travels is the host's.
+        Where the user's rows lay.
     """
 
     index: int
-    X: Rows
+    rows: Rows
     y: NDArray[Any] | None = None
     sample_weight: NDArray[Any] | None = None
     device: str = "cpu"
-    on_device: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "on_device": None}
+        # What travels is the host's.
+        return {**self.__dict__, "rows": to_host(self.rows)}
+
+    @functools.cached_property
+    def X(self) -> Rows:
+        """The rows in host memory; copied there when somebody first asks."""
+        return to_host(self.rows)
+
+    @property
+    def on_device(self) -> Any | None:
+        """The rows, where they lie on a device."""
+        return None if device_of(self.rows) == "cpu" else self.rows
 
     @property
     def n_rows(self) -> int:
         """Number of rows."""
-        return int(self.X.shape[0])
+        return int(self.rows.shape[0])
 
     @property
     def nbytes(self) -> int:
         """Bytes of all the arrays."""
-        X = self.X
+        X = self.rows
         arrays = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
         arrays += [a for a in (self.y, self.sample_weight) if a is not None]
         return sum(int(a.nbytes) for a in arrays)
@@ -185,6 +197,7 @@ def make_block(
     DeviceUnavailableError
         As :func:`as_rows`.
     """
+    on_device = on_device or _fits_on_device(X, dtype)
     rows = as_rows(X, dtype=dtype, index=index, on_device=on_device)
     n_rows, dtype = rows.shape[0], float_dtype(rows.dtype)
     if y is not None:
@@ -197,15 +210,14 @@ def make_block(
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         _check_length(n_rows, sample_weight, "sample_weight", index)
         sample_weight = _as_weights(sample_weight, dtype, index)
-    return Block(index, rows, y, sample_weight, device_of(X), _kept_on_device(X, rows))
+    return Block(index, rows, y, sample_weight, device_of(X))
 
 
-def _kept_on_device(X: Any, rows: Rows) -> Any:
-    """The user's array, where it is on a device in the order and dtype of the maths."""
-    if device_of(X) == "cpu" or sparse.issparse(rows) or X.dtype != rows.dtype:
-        return None
-    flags = getattr(X, "flags", None)
-    return X if flags is not None and flags.c_contiguous else None
+def _fits_on_device(X: Any, dtype: str | None) -> bool:
+    """Whether rows lie on a device in the order and dtype of the maths, so that they may stay."""
+    if device_of(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
+        return False
+    return X.dtype in ([dtype] if dtype else ["float32", "float64"]) and X.flags.c_contiguous
 
 
 def inspect_block(block: Block, classification: bool) -> BlockInfo:
@@ -226,7 +238,7 @@ def inspect_block(block: Block, classification: bool) -> BlockInfo:
     InvalidDataError
         The labels cannot be sorted, being of different types.
     """
-    X, weights = block.X, block.sample_weight
+    X, weights = block.rows, block.sample_weight
     is_sparse = sparse.issparse(X)
     facts: dict[str, Any] = {}
     if block.y is not None:
@@ -257,7 +269,7 @@ def check_finite(block: Block) -> None:
     InvalidDataError
         Names the block and its first bad row.
     """
-    check_finite_rows(block.X, block.index)
+    check_finite_rows(block.rows, block.index)
 
 
 def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None:
@@ -265,7 +277,7 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
 
     Parameters
     ----------
-    X : ndarray or CSR matrix of shape (n_rows, n_features)
+    X : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features)
     index : int, optional
         Block to name in the error.
     first : int, default=0
@@ -280,7 +292,7 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
     else:
         row = position // X.shape[1]
     raise InvalidDataError(
-        f"{where(index)}Input X contains {_describe(values.ravel()[position], values.dtype)} "
+        f"{where(index)}Input X contains {_describe(_entry(values, position), values.dtype)} "
         f"(row {first + row} of the block). Drop such rows (`dropna()` of a dataframe) or fill "
         "them first, for example with sklearn.impute.SimpleImputer."
     )
@@ -298,13 +310,18 @@ def _check_length(n_rows: int, values: NDArray[Any], name: str, index: int) -> N
         )
 
 
-def first_not_finite(values: NDArray[Any]) -> int | None:
-    """Position of the first NaN or infinity; one sum settles the usual case."""
+def first_not_finite(values: Any) -> int | None:
+    """Position of the first NaN or infinity, on any device; one sum settles the usual case."""
+    xp = namespace(values)
     with np.errstate(all="ignore"):
-        if np.isfinite(values.sum()):
+        if xp.isfinite(total(values)):
             return None
-    wrong = ~np.isfinite(values.ravel())
-    return int(wrong.argmax()) if wrong.any() else None
+    wrong = ~xp.isfinite(xp.reshape(values, (-1,)))
+    return int(xp.argmax(wrong)) if xp.any(wrong) else None
+
+
+def _entry(values: Any, position: int) -> float:
+    return float(namespace(values).reshape(values, (-1,))[position])
 
 
 def _describe(value: Any, dtype: Any) -> str:
@@ -317,7 +334,7 @@ def _check_vector(values: NDArray[Any], name: str, index: int) -> None:
         row = position // (values.shape[1] if values.ndim == 2 else 1)
         raise InvalidDataError(
             f"Block {index}: Input {name} contains "
-            f"{_describe(values.ravel()[position], values.dtype)} "
+            f"{_describe(_entry(values, position), values.dtype)} "
             f"(row {row} of the block). Drop such rows from X, y and sample_weight."
         )
 

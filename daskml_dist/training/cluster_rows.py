@@ -17,6 +17,7 @@ from distributed.client import futures_of
 
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, make_block
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import to_host
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, TrainingError, WorkerLostError
@@ -394,7 +395,7 @@ class ClusterRows:
 
 def _seconds_a_row(block: Block) -> float:
     """Time of two products, which a gradient takes, with up to 65,536 rows."""
-    X = block.X[: 2**16]
+    X = to_host(block.rows[: 2**16])
     w, g = np.ones(X.shape[1], dtype=X.dtype), np.ones(X.shape[0], dtype=X.dtype)
     times = []
     for _ in range(3):

@@ -82,9 +82,8 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     DeviceMemoryError
         Where the block does not fit on the device beside the others.
     """
-    # Aligned before anything reads it: NumPy is several times slower over what is not.
-    X = get_backend("cpu").to_device(block.X.astype(fit.dtype, copy=False))
-    check_finite_rows(X, block.index)
+    backend = backend_of(fit)
+    X = _features(block, fit, backend)
     assert block.y is not None
     y = fit.model.encode(block.y, fit.classes, fit.dtype)
     weight = None
@@ -95,15 +94,23 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         if fit.class_weight is not None and fit.classes is not None:
             weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
         weight = weight.astype(fit.dtype)
-    backend = backend_of(fit)
-    if fit.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
-        X = _stored(X, fit.compute_dtype, block.index)
-    kept = block.on_device if backend.device == "gpu" else None
-    if kept is not None and block.X.dtype == X.dtype:
-        X = kept
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         moved = None if weight is None else backend.to_device(weight)
         return ReadyBlock(backend.to_device(X), backend.to_device(y), moved)
+
+
+def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:
+    """The checked features of a block: where they are to be, or on the host."""
+    lying = block.on_device if backend.device == "gpu" and not fit.compute_dtype else None
+    if lying is not None and lying.dtype == fit.dtype:
+        check_finite_rows(lying, block.index)
+        return lying
+    # Aligned before anything reads it: NumPy is several times slower over what is not.
+    X = get_backend("cpu").to_device(block.X.astype(fit.dtype, copy=False))
+    check_finite_rows(X, block.index)
+    if fit.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
+        X = _stored(X, fit.compute_dtype, block.index)
+    return X
 
 
 def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:

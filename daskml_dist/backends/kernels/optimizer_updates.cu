@@ -10,8 +10,9 @@
 #include "numbers.cuh"
 
 #define THREADS 256
-// Four blocks a multiprocessor leave 64 registers to a thread; left to itself, the compiler takes
-// fewer and spills.
+// Blocks a multiprocessor: 64 registers for a thread, 128 in double. Left to itself, the compiler
+// takes fewer and spills.
+#define BLOCKS (sizeof(A) == 4 ? 4 : 2)
 
 // The slots of one parameter, in the order of `Optimizer.slot_names`.
 struct Slots {
@@ -123,7 +124,7 @@ __device__ inline void ftrl(A &w, A g, Slots &slot, const Numbers &at, double l1
 // l1, l2                    strengths of the penalties
 // rows, lr, rate, p to v    `optimizer_numbers`
 // numbers (10,) or null     take the place of these, where the device alone knows the step
-extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer_update(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) optimizer_update(
     A *__restrict__ w, const O *__restrict__ gradient, A *__restrict__ slot0,
     A *__restrict__ slot1, A *__restrict__ slot2, long long n, long long penalised, double l1,
     double l2, double rows, double lr, double rate, double p, double q, double r, double s,
