@@ -490,6 +490,22 @@ def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.Mon
     SGDClassifier(max_iter=1, tol=None).fit(rows, TARGETS["two"])
 
 
+@pytest.mark.parametrize("model", [SGDClassifier(**STEPS), LogisticRegression(tol=1e-3)])
+def test_sparse_rows_are_not_summed_in_order_on_a_device(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _plug_in(_Counted, monkeypatch)
+    _Counted.moved = 0
+    rows, ends = sparse.csr_array(X), []
+    for device in ("auto", "cpu"):
+        model = clone(model).set_params(device=device, deterministic=True)
+        ends.append(model.fit(rows, TARGETS["two"]).coef_)
+    np.testing.assert_array_equal(ends[0], ends[1])
+    assert not _Counted.moved
+    with pytest.raises(InvalidParameterError, match=r'deterministic.* Use device="cpu", or dense'):
+        model.set_params(device="gpu").fit(rows, TARGETS["two"])
+
+
 def test_no_silent_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     _plug_in(_Missing, monkeypatch)
     with pytest.raises(DeviceUnavailableError, match="Plug something in"):

@@ -114,6 +114,23 @@ class Survey:
                 "X.map_blocks(cupy.asnumpy)."
             )
 
+    def device(self, asked: str, deterministic: bool) -> str:
+        """Where a fit is made, of what was asked for.
+
+        Raises
+        ------
+        InvalidParameterError
+            For a GPU that is to add up sparse rows in a fixed order.
+        """
+        if asked == "cpu" or not deterministic or not any(info.sparse for info in self.infos):
+            return asked
+        if asked == "gpu":
+            raise InvalidParameterError(
+                'deterministic=True with sparse rows and device="gpu": a GPU adds up their '
+                'gradients in no fixed order. Use device="cpu", or dense rows.'
+            )
+        return "cpu"
+
     @property
     def dtype(self) -> str:
         """float32 where every block is, else float64."""
@@ -261,7 +278,7 @@ def make_fit(
         shuffle=settings.shuffle,
         validation_fraction=fraction,
         deterministic=settings.deterministic,
-        device=settings.device,
+        device=survey.device(settings.device, settings.deterministic),
         compute_dtype=settings.compute_dtype,
         classes=classes,
         class_weight=class_weight,

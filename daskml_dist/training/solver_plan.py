@@ -97,6 +97,11 @@ def make_solver_fit(
     device : {"auto", "cpu", "gpu"}
     compute_dtype : {"float16", "bfloat16"} or None
     on_lost_data : {"raise", "skip"}
+
+    Raises
+    ------
+    InvalidParameterError
+        As :meth:`Survey.device`.
     """
     # In the order of the lanes, sums are gathered whole.
     in_ranges = (
@@ -119,7 +124,7 @@ def make_solver_fit(
         shuffle=False,
         validation_fraction=0.0,
         deterministic=deterministic,
-        device=device,
+        device=rows.survey.device(device, deterministic),
         compute_dtype=compute_dtype,
         classes=rows.classes,
         class_weight=rows.class_weight,
