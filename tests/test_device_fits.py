@@ -49,7 +49,8 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.schedules import Constant
-from daskml_dist.training.lane import prepare_block
+from daskml_dist.training.lane import Batch, prepare_block
+from daskml_dist.training.loops.own_steps import OwnSteps
 from daskml_dist.training.loops.residence import moved
 from tests.cuda_emulation import EmulatedCupy
 from tests.fake_cupy import DeviceArray, FakeCupy
@@ -398,6 +399,22 @@ def test_steps_at_columns_are_recorded(
     np.testing.assert_allclose(ends[0].coef_, ends[1].coef_, rtol=1e-6, atol=1e-9)
     losses = [[record["loss"] for record in end.history_.records] for end in ends]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+def test_lanes_without_rows_step_on_a_device() -> None:
+    """Their batches touch the intercept's row, which must not be gathered there."""
+    backend = StrictBackend()
+    parts = get_optimizer("adagrad"), Constant(0.1), Penalty(0.0, 0.0)
+    rule = UpdateRule(*parts, 3, 10.0, coordinates=True)
+    replica = Shard(rule, ShardState(backend.to_device(np.ones((4, 1))), {}), backend=backend)
+    lane: Any = SimpleNamespace(
+        chooser=None,
+        next_batch=lambda: Batch([], 0, np.array([3])),
+        new_gradient=lambda w, batch: w * 0,
+    )
+    OwnSteps(lane, replica).take(2)
+    assert replica.version == 2
+    np.testing.assert_array_equal(backend.to_numpy(replica.w), np.ones((4, 1)))
 
 
 ROUNDS = [

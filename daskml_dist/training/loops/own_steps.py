@@ -32,8 +32,10 @@ class OwnSteps:
 
     def _take_one(self) -> int:
         replica, batch = self._replica, self._lane.next_batch()
-        w = replica.w if batch.index is None else replica.w[batch.index]
-        replica.apply(self._lane.new_gradient(w, batch), batch.n_rows, batch.index)
+        # Where a batch has no rows, the replica may lie on a device, whose rows nobody gathers.
+        index = batch.index if batch.n_rows else None
+        w = replica.w if index is None else replica.w[index]
+        replica.apply(self._lane.new_gradient(w, batch), batch.n_rows, index)
         return 1
 
     def _take_together(self, count: int) -> int:

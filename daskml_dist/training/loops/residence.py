@@ -36,8 +36,9 @@ class Residence:
         self._is_host = self._backend.device == "cpu"
         if self._rule.coordinates and not self._is_host:
             # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
-            # a device makes the steps of every lane by itself.
-            self._is_host = not alone or any(lane.chooser is None for lane in context.lanes)
+            # a device makes the steps of every lane by itself. All trainers find the same.
+            choosers = [lane.chooser for lane in context.lanes if lane.n_rows]
+            self._is_host = not alone or None in choosers
 
     def shard(self, state: ShardState) -> Shard:
         """A replica in a state, which may still be the host's."""
