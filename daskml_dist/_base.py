@@ -49,6 +49,9 @@ __all__ = [
     "seed_of",
 ]
 
+#: Labels from which on they are not sorted to be checked.
+_MANY = 1 << 16
+
 
 class BaseSupervised(BaseEstimator):
     """Validation of rows and labels, and functions of raw predictions mapped over rows.
@@ -309,6 +312,10 @@ def _check_labels(y: Any) -> None:
     labels = np.asarray(y)
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+    # scikit-learn sorts the labels of many rows, which takes longer than many a fit.
+    if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
+        if labels.dtype.kind != "f" or np.array_equal(labels, np.trunc(labels)):
+            return
     try:
         check_classification_targets(y)
     except ValueError as error:
