@@ -49,7 +49,7 @@ __all__ = [
     "seed_of",
 ]
 
-#: Labels from which on they are not sorted to be checked.
+#: Labels from which on blocks alone are checked.
 _MANY = 1 << 16
 
 
@@ -310,12 +310,11 @@ def _as_column(y: Any) -> Any:
 
 def _check_labels(y: Any) -> None:
     labels = np.asarray(y)
+    # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.
+    if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
+        return
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
-    # scikit-learn sorts the labels of many rows, which takes longer than many a fit.
-    if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
-        if labels.dtype.kind != "f" or np.array_equal(labels, np.trunc(labels)):
-            return
     try:
         check_classification_targets(y)
     except ValueError as error:
