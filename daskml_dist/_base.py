@@ -49,6 +49,9 @@ __all__ = [
     "seed_of",
 ]
 
+#: Labels from which on blocks alone are checked.
+_MANY = 1 << 16
+
 
 class BaseSupervised(BaseEstimator):
     """Validation of rows and labels, and functions of raw predictions mapped over rows.
@@ -307,6 +310,9 @@ def _as_column(y: Any) -> Any:
 
 def _check_labels(y: Any) -> None:
     labels = np.asarray(y)
+    # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.
+    if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
+        return
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
     try:

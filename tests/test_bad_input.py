@@ -129,3 +129,17 @@ def test_divergence_is_told() -> None:
 def test_predict_before_fit() -> None:
     with pytest.raises(DaskMLDistError, match="Call 'fit'"):
         SGDClassifier().predict(X)
+
+
+@pytest.mark.parametrize("n_rows", [60, 70_000])
+def test_continuous_targets_are_no_labels(n_rows: int) -> None:
+    """Few labels are checked by scikit-learn, many block by block."""
+    rows = np.zeros((n_rows, 1))
+    y = np.arange(n_rows) % 3.0
+    SGDClassifier(max_iter=1, tol=None).fit(rows, y)
+    y[-1] = 0.5
+    with pytest.raises(InvalidDataError, match="SGDRegressor for a continuous target"):
+        SGDClassifier().fit(rows, y)
+    y[-1] = np.nan
+    with pytest.raises(InvalidDataError, match="Input y contains NaN"):
+        SGDClassifier().fit(rows, y)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +32,13 @@ from daskml_dist.solvers.moments import Moments
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.smoothing import RoundedTube
+from tests.cuda_emulation import EmulatedCupy
 from tests.strict_backend import DEVICES, StrictBackend
 
 for _module in pkgutil.iter_modules(solvers.__path__):
     importlib.import_module(f"{solvers.__name__}.{_module.name}")
 
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 N_ROWS, N_FEATURES = 60, 5
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N_ROWS, N_FEATURES)) + 1
@@ -145,6 +149,20 @@ CASES = [
 ]
 
 
+#: What holds the rows, and whose arrays: there are no sparse ones in the standard.
+BACKENDS = [
+    *(
+        pytest.param(np.asarray, partial(StrictBackend, device), id=str(device))
+        for device in DEVICES
+    ),
+    pytest.param(sparse.csr_matrix, EmulatedCupy, id="csr", marks=NEEDS_COMPILER),
+    pytest.param(np.asarray, partial(get_backend, "gpu"), id="cupy", marks=pytest.mark.gpu),
+    pytest.param(
+        sparse.csr_matrix, partial(get_backend, "gpu"), id="cupy-csr", marks=pytest.mark.gpu
+    ),
+]
+
+
 def _add(
     backend: Backend, model: Any, statistic: Statistic, X: Any, y: Any, weight: Any
 ) -> tuple[float, Any]:
@@ -166,26 +184,30 @@ def test_each_statistic_has_samples(statistic: type[Statistic]) -> None:
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize(("container", "make"), BACKENDS)
 @pytest.mark.parametrize(("model", "statistic", "y"), CASES)
 def test_sums_are_those_of_the_cpu(
     model: Any,
     statistic: Statistic,
     y: Any,
-    device: Any,
+    container: Any,
+    make: Callable[[], Backend],
     dtype: Any,
     weighted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if container is sparse.csr_matrix and getattr(statistic, "x_shift", None) is not None:
+        pytest.skip("sparse rows are never shifted")
     y = y.astype(dtype) if y.dtype == np.float64 else y
     given = X.astype(dtype), y, WEIGHT.astype(dtype) if weighted else None
     loss, total = _add(get_backend("cpu"), model, statistic, *given)
-    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    tolerance, backend = 1e-5 if dtype == np.float32 else 1e-12, make()
+    given = container(given[0]), *given[1:]
     for few_rows in (False, True):
         if few_rows:
-            monkeypatch.setattr(StrictBackend, "entries_at_once", 7 * N_FEATURES)
+            monkeypatch.setattr(type(backend), "entries_at_once", 7 * N_FEATURES)
             monkeypatch.setattr(moments, "_FEW_ROWS", 1)
-        on_gpu, on_gpu_total = _add(StrictBackend(device), model, statistic, *given)
+        on_gpu, on_gpu_total = _add(backend, model, statistic, *given)
         assert_allclose(on_gpu, loss, rtol=tolerance)
         assert on_gpu_total.dtype == np.float64
         atol = tolerance * np.abs(total).max()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.schedules import InverseScaling
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 
 D = 6
 #: Rows of each block.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -20,7 +21,7 @@ from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
 from daskml_dist.backends.chosen_rows import Chooser, ChosenRows, CsrChooser
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
-from daskml_dist.backends.namespace import arithmetic_dtype, cast
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import InvalidDataError
@@ -32,6 +33,8 @@ __all__ = ["CupyBackend", "CupyRows"]
 _PINNED_FROM = 1 << 20
 #: Rows whose products are added up in float32, where sums are float64.
 _ADDED_ROWS = 1 << 16
+#: Where it is set, work of several threads is in no order.
+_STREAMS = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 #: Entries of a sparse block at most; cuSPARSE counts them with 32 bits.
 _MOST_ENTRIES = 2**31 - 1
 
@@ -71,7 +74,9 @@ class CupyRows(SparseRows):
 
     def __getitem__(self, at: slice) -> CupyRows:
         """Some of the rows."""
-        return CupyRows(self.X[at])
+        # CuPy copies them, and waits for the device.
+        every = at.indices(self.shape[0]) == (0, self.shape[0], 1)
+        return self if every else CupyRows(self.X[at])
 
 
 class CupyBackend(Backend):
@@ -117,8 +122,12 @@ class CupyBackend(Backend):
                 f"A sparse block has {X.nnz:,} entries; a GPU takes {_MOST_ENTRIES:,} at most. Use "
                 "smaller chunks of rows."
             )
-        parts = X.data, X.indices.astype(np.int32), X.indptr.astype(np.int32)
-        return self._sparse.csr_matrix(tuple(map(self.to_device, parts)), shape=X.shape)
+        indices, indptr = (a.astype(np.int32, copy=False) for a in (X.indices, X.indptr))
+        parts = tuple(map(self.to_device, (X.data, indices, indptr)))
+        moved = self._sparse.csr_matrix(parts, shape=X.shape)
+        # Known here; CuPy would find out, and wait, at each product.
+        moved.has_canonical_format = X.has_canonical_format
+        return moved
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
         """Copy an array to the host, once all work on it is done."""
@@ -130,7 +139,7 @@ class CupyBackend(Backend):
         if not isinstance(rows, slice):
             rows = self._cp.asarray(rows)
         if self._sparse.issparse(X):
-            return CupyRows(X[rows])
+            return CupyRows(X)[rows] if isinstance(rows, slice) else CupyRows(X[rows])
         return X[rows] if isinstance(rows, slice) else self._cp.take(X, rows, axis=0)
 
     def columns(self, pieces: list[CupyRows]) -> NDArray[np.int64]:
@@ -284,17 +293,16 @@ class CupyBackend(Backend):
 
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
-        cp, n_rows = self._cp, X.shape[0]
         if not isinstance(X, CupyRows):
             scaled = X if weight is None else X * weight[:, None]
-            cp.add.at(out, at, scaled.astype(out.dtype, copy=False))
+            self._cp.add.at(out, at, scaled.astype(out.dtype, copy=False))
             return
-        factor = cp.ones(n_rows, X.dtype) if weight is None else cast(weight, X.dtype)
-        starts = cp.arange(n_rows + 1, dtype=np.int32)
-        groups = self._sparse.csr_matrix(
-            (factor, at.astype(np.int32), starts), shape=(n_rows, out.shape[0])
-        )
-        out += groups.T.dot(X.X).toarray()
+        groups = one_hot(at, out.shape[0], X.dtype)
+        if weight is not None:
+            groups *= cast(weight, X.dtype)[:, None]
+        sums = self._cp.zeros(out.shape[::-1], out.dtype)
+        self.add_tdot(X, groups, sums)
+        out += sums.T
 
 
 def _matrix(X: Any) -> Any:
@@ -306,6 +314,8 @@ def _matrix(X: Any) -> Any:
 def _problem() -> str | None:
     if importlib.util.find_spec("cupy") is None:
         return 'CuPy is not installed here. Install it: pip install "daskml-dist[gpu]".'
+    if os.environ.get(_STREAMS, "0") not in ("", "0"):
+        return f"threads of this process have streams of their own. Unset {_STREAMS}."
     try:
         # Before CuPy, whose import takes half a second.
         ctypes.CDLL("libcuda.so.1")

@@ -251,7 +251,7 @@ class Lane:
         draws, since = [next(self._draws) for _ in range(count)], time.perf_counter()
         rows = [_count(draw) for draw in draws]
         losses = recorded([_runs(draw) for draw in draws], replica.next_steps(rows))
-        self._busy += time.perf_counter() - since
+        self._worked(since, waited=False)
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
         self._report.steps += count
@@ -281,22 +281,21 @@ class Lane:
         report, model = self._report, self._fit.step_model
         loss, since = 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
-        sums = self._sums_for(out)
+        stays = self._on_host or not is_host(out)
+        sums = out if stays else zeros(out.shape, out.dtype, like=w)
         for X, y, weight in batch.pieces:
             loss = loss + model.add_gradient(w, X, y, weight, sums, self.backend)
-        if sums is not out:
+        if not stays:
             out += self.backend.to_numpy(sums)
-        self._busy += time.perf_counter() - since
+        self._worked(since, waited=self._on_host or not stays)
         self._last_loss, self._loss = loss, self._loss + loss
         report.rows += batch.n_rows
         report.steps += 1
         self.reached += 1
 
-    def _sums_for(self, out: Any) -> Any:
-        """Where to add up what belongs into `out`: there, or on the device first."""
-        if self._on_host or not is_host(out):
-            return out
-        return self.backend.to_device(np.zeros_like(out))
+    def _worked(self, since: float, waited: bool = True) -> None:
+        """Count time; none where a device was only told what to do."""
+        self._busy += time.perf_counter() - since if waited else 0.0
 
     @property
     def last_loss(self) -> float:
@@ -306,12 +305,12 @@ class Lane:
     def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
         """Add a solver's statistic of a batch to `out`; the sum of the losses."""
         model, loss, since = self._fit.model, 0.0, time.perf_counter()
-        sums = self._sums_for(out)
+        sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         for X, y, weight in batch.pieces:
             loss = loss + statistic.add(model, X, y, weight, sums, self.backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
-        self._busy += time.perf_counter() - since
+        self._worked(since)
         self.reached += 1
         return float(loss)
 
@@ -319,7 +318,7 @@ class Lane:
         """Step along the rows of a batch by `run`, which returns their loss; count them."""
         report, since = self._report, time.perf_counter()
         self._last_loss = run(batch.pieces) if batch.n_rows else 0.0
-        self._busy += time.perf_counter() - since
+        self._worked(since)
         self._loss += self._last_loss
         report.rows += batch.n_rows
         report.steps += 1

@@ -10,6 +10,7 @@ for an array that is absent (None becomes another address, cupy/cupy#9046).
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -46,6 +47,9 @@ LOSSES = (
     "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile", "poisson", "gamma",
 )
 # fmt: on
+
+#: Answers that are remembered: a launch takes few microseconds, and to work out how takes ten.
+_REMEMBERED = 4096
 
 #: Of a step of an optimizer, see :func:`optimizer_numbers`.
 NUMBERS = 10
@@ -121,6 +125,7 @@ def source(name: str) -> str:
     return read(f"{name}.cu") + "\n"
 
 
+@functools.lru_cache(_REMEMBERED)
 def options(
     name: str,
     dtype: Any,
@@ -181,6 +186,7 @@ def options(
     return (*more, *(f"-D{key}={value}" for key, value in found.items()))
 
 
+@functools.lru_cache(_REMEMBERED)
 def launch(
     function: str,
     n: int,
