@@ -49,9 +49,10 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.schedules import Constant
-from daskml_dist.training.lane import Batch, prepare_block
+from daskml_dist.training.lane import Batch
 from daskml_dist.training.loops.own_steps import OwnSteps
 from daskml_dist.training.loops.residence import moved
+from daskml_dist.training.ready_blocks import prepare_block
 from tests.cuda_emulation import EmulatedCupy
 from tests.fake_cupy import DeviceArray, FakeCupy
 from tests.strict_backend import StrictBackend

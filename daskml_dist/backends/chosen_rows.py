@@ -98,22 +98,31 @@ class Chooser:
 
     def __call__(self, batches: Sequence[Runs]) -> list[tuple[ChosenRows, Any, Any | None]]:
         """Choose batches: their features, targets and weights (or None)."""
-        found, runs = [], []
-        for place, batch in enumerate(batches):
-            stop = start = place * self._n_rows
-            for block, firsts, counts in batch:
-                table = np.empty((len(firsts), 4), np.int32)
-                table[:, 0], table[:, 1], table[:, 3] = self._place[block], firsts, counts
-                table[:, 2] = stop + np.cumsum(counts) - counts
-                stop += int(counts.sum())
-                runs.append(table)
-            weight = None if self._weight is None else self._weight[start:stop]
-            found.append((ChosenRows(self, place, stop - start), self._y[start:stop], weight))
-        if runs:
-            table = self._cp.asarray(np.concatenate(runs))
-            arrays = self._chosen, self._y, self._weight
-            self.calls.choose_rows(self._where, table, self._row_bytes, *arrays)()
-        return found
+        parts = [(place, *part) for place, batch in enumerate(batches) for part in batch]
+        n_rows = np.zeros(len(batches), np.intp)
+        if parts:
+            places, blocks, firsts, counts = zip(*parts, strict=True)
+            place, block = (
+                np.repeat(each, [len(part) for part in firsts])
+                for each in (places, [self._place[number] for number in blocks])
+            )
+            count = np.concatenate(counts)
+            n_rows = np.bincount(place, count, len(batches)).astype(np.intp)
+            # Each batch begins at a place of its own.
+            gaps = np.arange(len(batches)) * self._n_rows - np.cumsum(n_rows) + n_rows
+            at = np.cumsum(count) - count + gaps[place]
+            table = np.stack([block, np.concatenate(firsts), at, count], axis=1)
+            self._choose(table.astype(np.int32))
+        return [self._batch(place, n) for place, n in enumerate(n_rows.tolist())]
+
+    def _choose(self, table: NDArray[np.int32]) -> None:
+        runs, arrays = self._cp.asarray(table), (self._chosen, self._y, self._weight)
+        self.calls.choose_rows(self._where, runs, self._row_bytes, *arrays)()
+
+    def _batch(self, place: int, n: int) -> tuple[ChosenRows, Any, Any | None]:
+        at = slice(place * self._n_rows, place * self._n_rows + n)
+        weight = None if self._weight is None else self._weight[at]
+        return ChosenRows(self, place, n), self._y[at], weight
 
     def rows(self, place: int, n_rows: int | None = None) -> Rows | CsrRows:
         """A chosen batch as a kernel takes it; of as many rows as a batch has at most."""

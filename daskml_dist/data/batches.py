@@ -269,14 +269,13 @@ class _Take:
     def _long(self, low: int, high: int) -> list[tuple[int, Rows]]:
         """As runs, sorted too; one that reaches into the next block is cut there."""
         starts, stops = self._runs(low, high)
-        if len(self._members) > 1:
-            sort = np.argsort(starts)
-            starts, stops = starts[sort], stops[sort]
+        if len(self._members) == 1:
+            return [self._rows(0, Runs(starts, stops - starts))]
+        sort = np.argsort(starts)
+        starts, stops = starts[sort], stops[sort]
         found = []
         for m, (a, b) in enumerate(itertools.pairwise(self._offsets.tolist())):
-            some = slice(0, len(starts))
-            if len(self._members) > 1:
-                some = slice(np.searchsorted(stops, a, "right"), np.searchsorted(starts, b))
+            some = slice(np.searchsorted(stops, a, "right"), np.searchsorted(starts, b))
             first, last = np.maximum(starts[some], a), np.minimum(stops[some], b)
             if len(first):
                 found.append(self._rows(m, Runs(first - a, last - first)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,32 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.devices import stored_dtype
+from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Runs
-from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.stream import BlockStream
-from daskml_dist.errors import DeviceMemoryError, InvalidDataError
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import Statistic
+from daskml_dist.training.ready_blocks import ReadyBlock, backend_of, device_memory
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Batch", "Lane", "ReadyBlock", "backend_of", "device_memory", "prepare_block"]
+__all__ = ["Batch", "Lane"]
 
 
 #: Bytes of a large batch's rows that are gathered together.
 _PIECE = 1 << 20
-
-
-@dataclass(frozen=True)
-class ReadyBlock:
-    """A block as the steps want it: on the device, targets encoded, weights scaled."""
-
-    X: Any
-    y: Any
-    weight: Any | None
 
 
 @dataclass(slots=True)
@@ -57,90 +46,6 @@ class Batch:
     pieces: Iterable[tuple[Any, Any, Any]]
     n_rows: int
     index: NDArray[np.int64] | None
-
-
-def backend_of(fit: FitSpec) -> Backend:
-    """The backend of a fit in this process.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        Where a GPU was asked for and this process can use none.
-    """
-    # Few parameters of many are touched, at indices that the host draws.
-    on_host = fit.device == "auto" and fit.rule.coordinates
-    return get_backend("cpu" if on_host else fit.device)
-
-
-def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
-    """Check a block for NaN and infinity, encode its targets, make its row weights, and move it.
-
-    Raises
-    ------
-    InvalidDataError
-        For NaN or infinity, naming the block.
-    DeviceMemoryError
-        Where the block does not fit on the device beside the others.
-    """
-    backend = backend_of(fit)
-    X = _features(block, fit, backend)
-    assert block.y is not None
-    y = fit.model.encode(block.y, fit.classes, fit.dtype)
-    weight = None
-    if fit.weight_scale is not None:
-        weight = np.full(len(y), fit.weight_scale)
-        if block.sample_weight is not None:
-            weight *= block.sample_weight
-        if fit.class_weight is not None and fit.classes is not None:
-            weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
-        weight = weight.astype(fit.dtype)
-    with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
-        moved = None if weight is None else backend.to_device(weight)
-        return ReadyBlock(backend.to_device(X), backend.to_device(y), moved)
-
-
-def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:
-    """The checked features of a block: where they are to be, or on the host."""
-    lying = block.on_device if backend.device == "gpu" and not fit.compute_dtype else None
-    if lying is not None and lying.dtype == fit.dtype:
-        check_finite_rows(lying, block.index)
-        return lying
-    # Aligned before anything reads it: NumPy is several times slower over what is not.
-    X = get_backend("cpu").to_device(block.X.astype(fit.dtype, copy=False))
-    check_finite_rows(X, block.index)
-    if fit.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
-        X = _stored(X, fit.compute_dtype, block.index)
-    return X
-
-
-def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
-    """Features in a smaller dtype."""
-    with np.errstate(over="ignore"):
-        smaller = X.astype(stored_dtype(dtype))
-    if not np.isfinite(smaller).all():
-        number = smaller.dtype.type
-        largest = float(np.nextafter(number(np.inf), number(0)))
-        raise InvalidDataError(
-            f"Block {index}: X holds {np.abs(X).max():g}, and compute_dtype={dtype!r} holds "
-            f"{largest:g} at most. Scale the features first (StandardScaler), or use "
-            "compute_dtype=None."
-        )
-    return smaller
-
-
-@contextlib.contextmanager
-def device_memory(backend: Backend, what: str) -> Iterator[None]:
-    """Say what did not fit where a device's memory runs out."""
-    try:
-        yield
-    except MemoryError as error:
-        if backend.device == "cpu":
-            raise
-        raise DeviceMemoryError(
-            f"{what} did not fit in the memory of the GPU ({error}). Let blocks be streamed: "
-            'memory_budget="8GiB", or less than the GPU has; or use smaller chunks, X of float32, '
-            'or device="cpu".'
-        ) from error
 
 
 class Lane:
@@ -171,6 +76,7 @@ class Lane:
         self._blocks = blocks
         self._rows = rows
         self._draws: Iterator[list[tuple[int, Any]]] = iter(())
+        self._chosen: deque[Batch] = deque()
         self._room = _Room()
         # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
         self._in_arrays = fit.n_steps > 1 and not fit.rule.coordinates
@@ -189,6 +95,7 @@ class Lane:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = clock
         self._draws = self._from(clock)
+        self._chosen.clear()
 
     def _from(self, clock: int) -> Iterator[list[tuple[int, Any]]]:
         passes, step = divmod(clock, self._fit.n_steps)
@@ -206,14 +113,20 @@ class Lane:
 
         Its arrays are good until the next batch is asked for.
         """
-        return self._batch(next(self._draws))
+        if not self._in_arrays or self.chooser is None:
+            return self._batch(next(self._draws))
+        if not self._chosen:
+            draws = [next(self._draws) for _ in range(self.chooser.most)]
+            pieces = self.chooser([_runs(draw) for draw in draws])
+            for draw, piece in zip(draws, pieces, strict=True):
+                n_rows = _count(draw)
+                self._chosen.append(Batch([piece] if n_rows else [], n_rows, None))
+        return self._chosen.popleft()
 
     def _batch(self, rows: list[tuple[int, Any]]) -> Batch:
         n_rows = _count(rows)
         if self._fit.n_steps == 1 and self._fit.streaming is not None:
             return Batch(_Pieces(self, rows), n_rows, None)
-        if self._in_arrays and n_rows and self.chooser is not None:
-            return Batch(self.chooser([_runs(rows)]), n_rows, None)
         rows = [(number, at.numbers if isinstance(at, Runs) else at) for number, at in rows]
         blocks = [(self._blocks[number], at) for number, at in rows]
         if self._in_arrays and all(isinstance(b.X, np.ndarray) for b, _ in blocks):

@@ -26,8 +26,14 @@ from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.solvers import Solution
-from daskml_dist.training.lane import Lane, ReadyBlock, backend_of, device_memory, prepare_block
+from daskml_dist.training.lane import Lane
 from daskml_dist.training.loops import LOOPS, Context
+from daskml_dist.training.ready_blocks import (
+    ReadyBlock,
+    backend_of,
+    device_memory,
+    prepare_block,
+)
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 
 __all__ = ["Trainer"]

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.ps.shard import Shard, ShardState
-from daskml_dist.training.lane import backend_of
 from daskml_dist.training.loops.context import Context
+from daskml_dist.training.ready_blocks import backend_of
 
 __all__ = ["Residence", "moved"]
 

@@ -1,0 +1,112 @@
+"""From a block to what steps read: checked, encoded, and on the device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.devices import stored_dtype
+from daskml_dist.data.blocks import Block, check_finite_rows
+from daskml_dist.errors import DeviceMemoryError, InvalidDataError
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["ReadyBlock", "backend_of", "device_memory", "prepare_block"]
+
+
+@dataclass(frozen=True)
+class ReadyBlock:
+    """A block as the steps want it: on the device, targets encoded, weights scaled."""
+
+    X: Any
+    y: Any
+    weight: Any | None
+
+
+def backend_of(fit: FitSpec) -> Backend:
+    """The backend of a fit in this process.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        Where a GPU was asked for and this process can use none.
+    """
+    # Few parameters of many are touched, at indices that the host draws.
+    on_host = fit.device == "auto" and fit.rule.coordinates
+    return get_backend("cpu" if on_host else fit.device)
+
+
+def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
+    """Check a block for NaN and infinity, encode its targets, make its row weights, and move it.
+
+    Raises
+    ------
+    InvalidDataError
+        For NaN or infinity, naming the block.
+    DeviceMemoryError
+        Where the block does not fit on the device beside the others.
+    """
+    backend = backend_of(fit)
+    X = _features(block, fit, backend)
+    assert block.y is not None
+    y = fit.model.encode(block.y, fit.classes, fit.dtype)
+    weight = None
+    if fit.weight_scale is not None:
+        weight = np.full(len(y), fit.weight_scale)
+        if block.sample_weight is not None:
+            weight *= block.sample_weight
+        if fit.class_weight is not None and fit.classes is not None:
+            weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
+        weight = weight.astype(fit.dtype)
+    with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
+        moved = None if weight is None else backend.to_device(weight)
+        return ReadyBlock(backend.to_device(X), backend.to_device(y), moved)
+
+
+def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:
+    """The checked features of a block: where they are to be, or on the host."""
+    lying = block.on_device if backend.device == "gpu" and not fit.compute_dtype else None
+    if lying is not None and lying.dtype == fit.dtype:
+        check_finite_rows(lying, block.index)
+        return lying
+    # Aligned before anything reads it: NumPy is several times slower over what is not.
+    X = get_backend("cpu").to_device(block.X.astype(fit.dtype, copy=False))
+    check_finite_rows(X, block.index)
+    if fit.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
+        X = _stored(X, fit.compute_dtype, block.index)
+    return X
+
+
+def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
+    """Features in a smaller dtype."""
+    with np.errstate(over="ignore"):
+        smaller = X.astype(stored_dtype(dtype))
+    if not np.isfinite(smaller).all():
+        number = smaller.dtype.type
+        largest = float(np.nextafter(number(np.inf), number(0)))
+        raise InvalidDataError(
+            f"Block {index}: X holds {np.abs(X).max():g}, and compute_dtype={dtype!r} holds "
+            f"{largest:g} at most. Scale the features first (StandardScaler), or use "
+            "compute_dtype=None."
+        )
+    return smaller
+
+
+@contextlib.contextmanager
+def device_memory(backend: Backend, what: str) -> Iterator[None]:
+    """Say what did not fit where a device's memory runs out."""
+    try:
+        yield
+    except MemoryError as error:
+        if backend.device == "cpu":
+            raise
+        raise DeviceMemoryError(
+            f"{what} did not fit in the memory of the GPU ({error}). Let blocks be streamed: "
+            'memory_budget="8GiB", or less than the GPU has; or use smaller chunks, X of float32, '
+            'or device="cpu".'
+        ) from error
