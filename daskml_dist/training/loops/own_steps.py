@@ -6,6 +6,7 @@ from typing import Any
 
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.lane import Lane
+from daskml_dist.training.ready_blocks import device_memory
 
 __all__ = ["OwnSteps"]
 
@@ -45,7 +46,8 @@ class OwnSteps:
             return 0
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
-            self._recorded = chooser.recorder(replica.rule.optimizer, step)
+            with device_memory(self._lane.backend, "What steps need"):
+                self._recorded = chooser.recorder(replica.rule.optimizer, step)
         count = min(count, self._recorded.most)
         self._lane.take_steps(self._recorded, replica, count)
         return count
