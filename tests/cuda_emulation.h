@@ -6,6 +6,7 @@
 #pragma once
 
 #include <math.h>
+#include <setjmp.h>
 #include <string.h>
 #include <ucontext.h>
 
@@ -26,7 +27,7 @@ struct Index {
 static Index threadIdx, blockIdx, blockDim, gridDim;
 
 extern "C" {
-alignas(16) unsigned char shared[1 << 18];
+alignas(16) unsigned char shared[1 << 16];
 }
 
 namespace emulation {
@@ -40,7 +41,9 @@ struct Barrier {
 };
 
 struct Thread {
-    ucontext_t context;
+    ucontext_t start;
+    jmp_buf place;
+    bool started = false;
     Index index;
     const Barrier *waits = nullptr;
     unsigned generation = 0;
@@ -58,8 +61,20 @@ static std::vector<Thread> threads;
 static std::vector<Warp> warps;
 static Barrier block;
 static Thread *current;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int problem;
+
+// Jumps, since to swap contexts is a call of the system; a context is for the first time alone.
+inline void resume(Thread &thread) {
+    if (_setjmp(scheduler)) return;
+    if (thread.started) _longjmp(thread.place, 1);
+    thread.started = true;
+    setcontext(&thread.start);
+}
+
+inline void leave() {
+    if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
 
 inline void arrive(Barrier &barrier, unsigned count) {
     if (++barrier.arrived == count) {
@@ -69,13 +84,13 @@ inline void arrive(Barrier &barrier, unsigned count) {
     }
     current->waits = &barrier;
     current->generation = barrier.generation;
-    swapcontext(&current->context, &scheduler);
+    leave();
 }
 
 inline void enter() {
     body();
     current->done = true;
-    swapcontext(&current->context, &scheduler);
+    leave();
 }
 
 inline void run_block(std::vector<unsigned char> &stacks, size_t shared_bytes) {
@@ -86,10 +101,10 @@ inline void run_block(std::vector<unsigned char> &stacks, size_t shared_bytes) {
     block = Barrier{};
     for (unsigned i = 0; i < count; ++i) {
         threads[i].index = {i % blockDim.x, i / blockDim.x, 0};
-        getcontext(&threads[i].context);
-        threads[i].context.uc_stack.ss_sp = stacks.data() + i * STACK;
-        threads[i].context.uc_stack.ss_size = STACK;
-        makecontext(&threads[i].context, enter, 0);
+        getcontext(&threads[i].start);
+        threads[i].start.uc_stack.ss_sp = stacks.data() + i * STACK;
+        threads[i].start.uc_stack.ss_size = STACK;
+        makecontext(&threads[i].start, enter, 0);
     }
     for (bool moved = true; moved;) {
         moved = false;
@@ -99,7 +114,7 @@ inline void run_block(std::vector<unsigned char> &stacks, size_t shared_bytes) {
             thread.waits = nullptr;
             current = &thread;
             threadIdx = thread.index;
-            swapcontext(&scheduler, &thread.context);
+            resume(thread);
             moved = true;
         }
     }
@@ -122,7 +137,8 @@ int launch(void (*kernel)(P...), unsigned grid, unsigned x, unsigned y, size_t s
     blockDim = {x, y, 1};
     problem = NONE;
     body = [=] { call(kernel, arguments, std::index_sequence_for<P...>{}); };
-    std::vector<unsigned char> stacks(STACK * x * y);
+    static std::vector<unsigned char> stacks;
+    if (stacks.size() < STACK * x * y) stacks.resize(STACK * x * y);
     for (unsigned b = 0; b < grid && problem == NONE; ++b) {
         blockIdx = {b, 0, 0};
         run_block(stacks, shared_bytes);
