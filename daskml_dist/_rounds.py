@@ -58,7 +58,7 @@ class BaseRounds(BaseSupervised):
         check_placement(params)
         budget = check_budget(params["memory_budget"])
         collection = self._collection(X, y, sample_weight, reset=reset)
-        with open_engine(collection, client, budget) as engine:
+        with open_engine(collection, client, budget, params["device"]) as engine:
             survey = self._survey(engine)
             classes = self._labels(survey, classes) if self._classification else None
             rows = Rows.of(survey, classes, class_weight, sample_weight is not None)

@@ -125,7 +125,8 @@ class BaseSGD(BaseLinear):
         """Fit from zero, or go on from the last fit's state."""
         callbacks = self._callbacks(settings.max_iter)
         collection = self._collection(X, y, sample_weight, reset=not go_on)
-        with open_engine(collection, client, settings.memory_budget) as engine:
+        budget, device = settings.memory_budget, settings.device
+        with open_engine(collection, client, budget, device) as engine:
             survey = self._survey(engine)
             classes = self._labels(survey, classes) if self._classification else None
             if not self._classification:

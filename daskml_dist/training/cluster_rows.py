@@ -28,6 +28,8 @@ __all__ = ["ClusterRows"]
 #: Share of a worker's memory that the blocks of a fit may take by default; the rest is for what
 #: reading needs beside them, and for the user.
 _AUTO_BUDGET = 0.4
+#: And of a GPU's, where they are copied to one.
+_GPU_BUDGET = 0.6
 #: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
 _REPEATED_WORK = 1.5
 #: Summaries that one task merges.
@@ -49,13 +51,22 @@ class ClusterRows:
     client : Client
     collection : Collection
     memory_budget : int or None
-        Bytes of blocks on one worker; None: a share of its memory limit.
+        Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
+    device : {"auto", "cpu", "gpu"}, default="cpu"
+        Where the fit is asked to be.
     """
 
-    def __init__(self, client: Client, collection: Collection, memory_budget: int | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        collection: Collection,
+        memory_budget: int | None,
+        device: str = "cpu",
+    ) -> None:
         self._client = client
         self._collection = collection
         self._given_budget = memory_budget
+        self._device = device
         self._futures: dict[int, Any] = {}
         self._recipes: Recipes | None = None
         self._classification = False
@@ -85,8 +96,13 @@ class ClusterRows:
         """Bytes of blocks on one worker; infinite where its memory has no limit."""
         if self._given_budget is not None:
             return self._given_budget
-        limits = [worker["memory_limit"] for worker in self._workers().values()]
-        return _AUTO_BUDGET * min(limit or np.inf for limit in limits)
+        workers = self._workers().values()
+        budget: float = _AUTO_BUDGET * min(worker["memory_limit"] or np.inf for worker in workers)
+        if self._device == "cpu":
+            return budget
+        # Dask tells where it has NVIDIA's nvidia-ml-py, as with dask-cuda.
+        gpus = [(worker.get("gpu") or {}).get("memory-total") for worker in workers]
+        return min([budget, *(_GPU_BUDGET * int(memory) for memory in gpus if memory)])
 
     # -- reading ---------------------------------------------------------------------------------
 

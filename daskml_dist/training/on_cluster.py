@@ -31,26 +31,34 @@ class ClusterEngine(Engine):
     collection : Collection
     client : distributed.Client
     memory_budget : int or None
-        Bytes of blocks on one worker; None: a share of its memory limit.
+        Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
+    device : {"auto", "cpu", "gpu"}, default="cpu"
+        Where the fit is asked to be.
     """
 
     def __init__(
-        self, collection: Collection, client: Client, memory_budget: int | None = None
+        self,
+        collection: Collection,
+        client: Client,
+        memory_budget: int | None = None,
+        device: str = "cpu",
     ) -> None:
         self._client = client
-        self._rows = ClusterRows(client, collection, memory_budget)
+        self._rows = ClusterRows(client, collection, memory_budget, device)
         self._own: list[Any] = []
         self._placement: Placement | None = None
         self._moved: Move | None = None
 
     @classmethod
-    def on_own_cluster(cls, collection: Collection, memory_budget: int | None = None) -> Self:
+    def on_own_cluster(
+        cls, collection: Collection, memory_budget: int | None = None, device: str = "cpu"
+    ) -> Self:
         """Start a cluster inside this process; it is closed with the engine."""
         cluster = LocalCluster(
             n_workers=1, processes=False, dashboard_address=":0", silence_logs=50
         )
         client = Client(cluster, set_as_default=False)
-        engine = cls(collection, client, memory_budget)
+        engine = cls(collection, client, memory_budget, device)
         engine._own = [client, cluster]
         return engine
 

@@ -14,7 +14,10 @@ __all__ = ["open_engine"]
 
 
 def open_engine(
-    collection: Collection, client: Any | None, memory_budget: int | None = None
+    collection: Collection,
+    client: Any | None,
+    memory_budget: int | None = None,
+    device: str = "cpu",
 ) -> Engine:
     """Open the engine for a collection.
 
@@ -25,7 +28,9 @@ def open_engine(
         None: the current client. Without one, rows in memory are trained in this process, and
         a Dask collection on a cluster inside this process that lives as long as the fit.
     memory_budget : int or None
-        Bytes of blocks on one worker; None: a share of its memory limit.
+        Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
+    device : {"auto", "cpu", "gpu"}, default="cpu"
+        Where the fit is asked to be.
     """
     if client is None:
         client = _current_client()
@@ -38,12 +43,12 @@ def open_engine(
     from daskml_dist.training.on_cluster import ClusterEngine
 
     if client is None:
-        return ClusterEngine.on_own_cluster(collection, memory_budget)
+        return ClusterEngine.on_own_cluster(collection, memory_budget, device)
     if getattr(client, "asynchronous", False):
         raise InvalidParameterError(
             "fit needs a synchronous Client. Create one with Client(..., asynchronous=False)."
         )
-    return ClusterEngine(collection, client, memory_budget)
+    return ClusterEngine(collection, client, memory_budget, device)
 
 
 def _current_client() -> Any | None:
