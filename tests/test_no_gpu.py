@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from daskml_dist.backends import cupy_backend
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.errors import DeviceUnavailableError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
@@ -115,3 +118,58 @@ def test_a_gpu_that_is_not_there_is_an_error_on_a_cluster(client: Client, model:
 @pytest.mark.parametrize("model", list(MODELS))
 def test_a_gpu_that_is_not_there_is_an_error_without_a_cluster(model: str) -> None:
     _assert_refused(MODELS[model](), np.eye(40, 4, dtype="float32"), np.arange(40) % 2)
+
+
+class _CudaError(RuntimeError):
+    pass
+
+
+def _cupy(found: Any) -> Any:
+    """A CuPy whose driver counts devices, or cannot."""
+
+    def count() -> int:
+        if isinstance(found, Exception):
+            raise found
+        return int(found)
+
+    runtime = SimpleNamespace(
+        getDeviceCount=count, runtimeGetVersion=lambda: 13000, CUDARuntimeError=_CudaError
+    )
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (1, None),
+        (0, r"no CUDA device here\. Check nvidia-smi"),
+        (
+            _CudaError("cudaErrorInsufficientDriver: x"),
+            r"too old for CUDA 13\. Update.*cupy-cuda12x",
+        ),
+        (_CudaError("cudaErrorNoDevice: x"), r"CUDA_VISIBLE_DEVICES.*CUDA says: cudaErrorNoDevice"),
+    ],
+)
+def test_what_a_driver_says_is_told_with_the_remedy(
+    found: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = cupy_backend._problem.__wrapped__
+    monkeypatch.setitem(sys.modules, "cupy", _cupy(found))
+    monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(cupy_backend.ctypes, "CDLL", lambda name: object())
+    problem = look()
+    assert problem is None if told is None else re.search(told, problem)
+    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    assert "Unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in look()
+
+
+def test_what_is_not_installed_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> Any:
+        raise OSError(name)
+
+    look = cupy_backend._problem.__wrapped__
+    monkeypatch.setattr(cupy_backend.ctypes, "CDLL", no_library)
+    monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
+    assert "no NVIDIA driver" in look()
+    monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: None)
+    assert 'pip install "daskml-dist[gpu]"' in look()
