@@ -14,6 +14,7 @@ from scipy import sparse
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.devices import DEVICES, gpu_problem, stored_dtype
+from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.pinned_copy import PinnedCopy
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Huber, LogLoss
@@ -202,6 +203,17 @@ def test_copies_have_the_dtype_and_shape_of_their_source(stored: str) -> None:
     out = PinnedCopy(_FakeCuda(), lambda size, dtype: np.empty(size, dtype))(source)
     assert out.dtype == source.dtype
     np.testing.assert_array_equal(out, source)
+
+
+def test_what_blocks_share_is_moved_once(backend: Backend) -> None:
+    once, shared = MovedOnce(backend), np.arange(3.0)
+    moved = once.to_device(shared)
+    assert once.to_device(shared) is moved
+    assert once.to_device(moved) is moved
+    for k in range(100):  # whose memory may be that of the one before
+        other = once.to_device(np.full(3, float(k)))
+        np.testing.assert_array_equal(backend.to_numpy(other), [k] * 3)
+    assert once.device == backend.device
 
 
 @pytest.mark.gpu

@@ -474,6 +474,16 @@ def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert moved[1] <= moved[0] + 19
 
 
+def test_parameters_are_moved_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each of ten blocks, whose rows and targets are moved at first."""
+    _plug_in(_Counted, monkeypatch)
+    _Counted.moved = 0
+    rows, y = da.from_array(X, chunks=(24, 5)), da.from_array(TARGETS["two"], chunks=24)
+    model = LogisticRegression(device="gpu", n_lanes=1).fit(rows, y)
+    rounds = len(model.history_.records)
+    assert 20 + rounds < _Counted.moved < 20 + 3 * (rounds + 2)
+
+
 def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are checked there too; only a fit of another dtype has them made anew."""
     _plug_in(FakeCupy, monkeypatch)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.stream import BlockStream
@@ -219,8 +220,9 @@ class Lane:
         """Add a solver's statistic of a batch to `out`; the sum of the losses."""
         model, loss, since = self._fit.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
+        backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         for X, y, weight in batch.pieces:
-            loss = loss + statistic.add(model, X, y, weight, sums, self.backend)
+            loss = loss + statistic.add(model, X, y, weight, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
         self._worked(since)
