@@ -17,7 +17,8 @@ from distributed import Client
 from scipy import sparse
 
 from daskml_dist.backends.cupy_backend import CupyBackend
-from daskml_dist.data.blocks import inspect_block, make_block
+from daskml_dist.data.block_info import inspect_block
+from daskml_dist.data.blocks import make_block
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from tests.fake_cupy import DeviceArray

@@ -28,21 +28,11 @@ from daskml_dist.errors import InvalidDataError
 
 __all__ = [
     "Block",
-    "BlockInfo",
     "check_finite",
     "check_finite_rows",
     "first_not_finite",
-    "inspect_block",
     "make_block",
 ]
-
-
-#: Labels, rows of each, and sums of their weights.
-_Counts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-#: Labels in so small a range are counted one by one rather than sorted.
-_FEW = 16
-#: Labels that every type here holds exactly.
-_LARGEST = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,59 +90,6 @@ class Block:
     def __sizeof__(self) -> int:
         # Dask asks this when it budgets a worker's memory.
         return object.__sizeof__(self) + self.nbytes
-
-
-@dataclass(frozen=True, eq=False)
-class BlockInfo:
-    """What the client must know of a block before the fit.
-
-    Parameters
-    ----------
-    index, n_rows, n_features : int
-    nnz : int or None
-        Stored entries of a sparse block, None for a dense one.
-    dtype : {"float32", "float64"}
-        Of `X`.
-    sparse : bool
-    weight_sum : float
-        Sum of the sample weights; the number of rows where there are none.
-    labels : ndarray or None
-        Sorted unique labels (classification only).
-    label_counts : ndarray of int64, or None
-        Rows of each label.
-    label_weights : ndarray of float64, or None
-        Sum of the sample weights of each label.
-    y_min, y_max, y_sum, y_squares : float or None
-        Of the targets (regression only), the sums weighted; the first two are None in an empty
-        block.
-    target_sums : ndarray of float64 of shape (n_targets,), or None
-        Weighted sum of each column of the targets.
-    n_targets : int or None
-        Columns of the targets; None for targets of one dimension.
-    device : str
-        Where the arrays lie.
-    nbytes : int
-        Bytes of the block's arrays.
-    """
-
-    index: int
-    n_rows: int
-    n_features: int
-    nnz: int | None
-    dtype: str
-    sparse: bool
-    weight_sum: float
-    labels: NDArray[Any] | None = None
-    label_counts: NDArray[np.int64] | None = None
-    label_weights: NDArray[np.float64] | None = None
-    y_min: float | None = None
-    y_max: float | None = None
-    y_sum: float | None = None
-    y_squares: float | None = None
-    target_sums: NDArray[np.float64] | None = None
-    n_targets: int | None = None
-    device: str = "cpu"
-    nbytes: int = 0
 
 
 def make_block(
@@ -218,43 +155,6 @@ def _fits_on_device(X: Any, dtype: str | None) -> bool:
     if device_of(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
         return False
     return X.dtype in ([dtype] if dtype else ["float32", "float64"]) and X.flags.c_contiguous
-
-
-def inspect_block(block: Block, classification: bool) -> BlockInfo:
-    """Collect what the client must know of a block.
-
-    Parameters
-    ----------
-    block : Block
-    classification : bool
-        Whether `block.y` holds labels.
-
-    Returns
-    -------
-    BlockInfo
-
-    Raises
-    ------
-    InvalidDataError
-        The labels cannot be sorted, being of different types.
-    """
-    X, weights = block.rows, block.sample_weight
-    is_sparse = sparse.issparse(X)
-    facts: dict[str, Any] = {}
-    if block.y is not None:
-        facts = _label_facts(block.y, block) if classification else _target_facts(block.y, weights)
-    return BlockInfo(
-        index=block.index,
-        n_rows=block.n_rows,
-        n_features=int(X.shape[1]),
-        nnz=int(X.nnz) if is_sparse else None,
-        dtype=X.dtype.name,
-        sparse=is_sparse,
-        weight_sum=float(block.n_rows if weights is None else weights.sum(dtype=np.float64)),
-        device=block.device,
-        nbytes=block.nbytes,
-        **facts,
-    )
 
 
 def check_finite(block: Block) -> None:
@@ -374,63 +274,3 @@ def _as_weights(weights: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
             f"{weights[row]}). Weights count rows: make them zero or more."
         )
     return weights
-
-
-def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
-    weights = block.sample_weight
-    try:
-        labels, counts, sums = _count_numbers(y, weights) or _count_any(y, weights)
-    except TypeError as error:
-        raise InvalidDataError(
-            f"Block {block.index}: the labels in y are of different types ({error}). Make them "
-            "one type, for example y.astype(str)."
-        ) from error
-    return {
-        "labels": labels,
-        "label_counts": counts.astype(np.int64),
-        "label_weights": sums.astype(np.float64),
-    }
-
-
-def _count_any(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts:
-    """Labels, rows and sums of weights of each, by sorting."""
-    if weights is None:
-        labels, counts = np.unique(y, return_counts=True)
-        return labels, counts, counts
-    labels, inverse, counts = np.unique(y, return_inverse=True, return_counts=True)
-    return labels, counts, np.bincount(inverse, weights, minlength=len(labels))
-
-
-def _count_numbers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts | None:
-    """As `_count_any`, without sorting; None unless labels are few whole numbers in a row."""
-    if y.dtype.kind not in "biuf" or not len(y):
-        return None
-    low, high = y.min().item(), y.max().item()
-    if high - low >= _FEW or low != round(low) or abs(low) > _LARGEST:
-        return None
-    labels = np.arange(int(low), int(high) + 1)
-    masks = (y == label for label in labels)
-    facts = [
-        (np.count_nonzero(at), np.nan if weights is None else weights[at].sum(dtype=np.float64))
-        for at in masks
-    ]
-    counts, sums = np.array([c for c, _ in facts]), np.array([s for _, s in facts])
-    if counts.sum() != len(y):
-        return None
-    there = counts > 0
-    sums = counts if weights is None else sums
-    return labels[there].astype(y.dtype), counts[there], sums[there]
-
-
-def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, Any]:
-    wide = (y if y.ndim == 2 else y[:, None]).astype(np.float64)
-    weighted = wide if weights is None else wide * weights[:, None]
-    sums = weighted.sum(axis=0)
-    return {
-        "y_squares": float(np.vdot(weighted, wide)),
-        "y_min": float(y.min()) if len(y) else None,
-        "y_max": float(y.max()) if len(y) else None,
-        "y_sum": float(sums.sum()),
-        "target_sums": sums,
-        "n_targets": y.shape[1] if y.ndim == 2 else None,
-    }

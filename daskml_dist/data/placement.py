@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskml_dist.data.batches import LaneSpec, Segment
-from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.block_info import BlockInfo
 
 __all__ = ["Move", "Placement", "place", "reassign", "split_rows"]
 

@@ -15,7 +15,8 @@ from dask.delayed import delayed
 from distributed import Client, wait
 from distributed.client import futures_of
 
-from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, make_block
+from daskml_dist.data.block_info import BlockInfo, inspect_block
+from daskml_dist.data.blocks import Block, make_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.recipes import Recipes, make_recipes

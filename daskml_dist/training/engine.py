@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState

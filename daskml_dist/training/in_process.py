@@ -10,7 +10,8 @@ from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, make_block
+from daskml_dist.data.block_info import BlockInfo, inspect_block
+from daskml_dist.data.blocks import Block, make_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.placement import split_rows
 from daskml_dist.data.scales import Scales, block_scales, merge_scales

@@ -7,7 +7,7 @@ from typing import Any, Self
 from distributed import Client, LocalCluster
 
 from daskml_dist.data.batches import GROUP, LaneSpec
-from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.placement import Move, Placement, place
 from daskml_dist.data.scales import Scales

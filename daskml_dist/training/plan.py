@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
-from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.scales import Scales
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
