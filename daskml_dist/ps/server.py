@@ -103,6 +103,11 @@ class ParameterServer:
         return 0 if self.shard is None else self.shard.w.nbytes * self._n_lanes
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several lanes use it."""
+        return self._n_lanes > 1
+
+    @property
     def is_over(self) -> bool:
         """Whether it refuses everything for good."""
         return self._aborted is not None
