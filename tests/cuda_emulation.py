@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import shutil
 import subprocess
 import tempfile
@@ -48,18 +49,25 @@ def _folder():
     return folder
 
 
+_NUMBERS = itertools.count()
+
+
 def library_of(text, options):
-    folder = Path(_folder().name)
-    path = folder / f"{len(list(folder.iterdir()))}.cpp"
+    path = Path(_folder().name) / f"{next(_NUMBERS)}.cpp"
     path.write_text(f'#include "cuda_emulation.h"\n{text}')
     defines = (option for option in options if option.startswith("-D"))
     _compile("-shared", *defines, path, "-o", path.with_suffix(".so"))
     return ctypes.CDLL(str(path.with_suffix(".so")))
 
 
-@functools.cache
 def build(name, options):
-    """The source compiled for the host."""
+    """The source compiled for the host, once, whichever of several threads asks first."""
+    with _BUILDING:
+        return _built(name, options)
+
+
+@functools.cache
+def _built(name, options):
     entries = "".join(
         f'extern "C" int run_{function}(unsigned grid, unsigned x, unsigned y, size_t shared_bytes,'
         " void **arguments) {\n"
@@ -85,6 +93,7 @@ def run(library, function, launch, *arguments):
     assert problem == 0, PROBLEMS[problem]
 
 
+_BUILDING = threading.Lock()
 #: The emulation's blocks and threads are global variables.
 _ONE_AT_A_TIME = threading.Lock()
 

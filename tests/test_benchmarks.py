@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
+#: Those that take longest, most of it to start clusters.
+LONG = {"accuracy", "dense", "recovery", "staleness", "streaming"}
 
 
 class _Runs:
@@ -79,10 +81,12 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
 
 
 def test_there_are_benchmarks() -> None:
-    assert NAMES
+    assert set(NAMES) > LONG
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in NAMES]
+)
 def test_benchmark_prints_a_table(name: str, runs: dict[str, Future[str]]) -> None:
     printed = runs[name].result(timeout=115)
     assert "Traceback" not in printed
