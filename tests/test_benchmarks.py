@@ -15,8 +15,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
-#: Those that take longest, most of it to start clusters.
-LONG = {"accuracy", "dense", "recovery", "staleness", "streaming"}
+#: Those that take longest, most of it to start clusters and to compile.
+LONG = {
+    "accuracy", "dense", "large", "logistic", "recovery", "sparse", "staleness", "step_latency",
+    "streaming",
+}  # fmt: skip
 
 
 class _Runs:
