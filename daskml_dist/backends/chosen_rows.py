@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ __all__ = ["Chooser", "ChosenRows", "CsrChooser"]
 #: Batches that are chosen together at most, and rows of them.
 _BATCHES, _ROWS = 32, 1 << 20
 
-#: Runs of neighbouring rows of blocks: each one's block, first row, and number of rows.
-Runs = Sequence[tuple[int, NDArray[np.integer[Any]], NDArray[np.integer[Any]]]]
+#: A batch's runs of neighbouring rows, by block: its number, their first rows, and their lengths.
+Draw = Sequence[tuple[int, NDArray[np.integer[Any]], NDArray[np.integer[Any]]]]
 
 
 class ChosenRows:
@@ -27,27 +27,16 @@ class ChosenRows:
 
     Parameters
     ----------
-    chooser : Chooser
-    place : int
-        Which of the batches chosen together.
-    n_rows : int
+    rows : Rows or CsrRows
+        As a kernel takes them, with their targets and weights.
     """
 
-    __slots__ = ("_chooser", "_place", "shape")
+    __slots__ = ("dtype", "rows", "shape")
 
-    def __init__(self, chooser: Chooser, place: int, n_rows: int) -> None:
-        self._chooser = chooser
-        self._place = place
-        self.shape = n_rows, chooser.n_features
-
-    @property
-    def dtype(self) -> Any:
-        """Of the features."""
-        return self._chooser.dtype
-
-    def rows(self, y: Any, weight: Any | None) -> Rows | CsrRows:
-        """As a kernel takes them."""
-        return self._chooser.rows(self._place, self.shape[0])
+    def __init__(self, rows: Rows | CsrRows) -> None:
+        self.rows = rows
+        self.shape = rows.n, rows.d
+        self.dtype = rows.dtype
 
 
 class Chooser:
@@ -57,7 +46,6 @@ class Chooser:
 
     Parameters
     ----------
-    cupy : module
     calls : Calls
     loss : tuple of str and float
         Its kernel, and the kernel's parameter.
@@ -65,20 +53,16 @@ class Chooser:
         C-contiguous, on the device; all have weights or none.
     n_rows : int
         Of a batch at most.
-    address : callable
-        Of the first entry of an array.
     """
 
     def __init__(
         self,
-        cupy: Any,
         calls: Calls,
         loss: tuple[str, float],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
-        address: Callable[[Any], int],
     ) -> None:
-        self._cp = cupy
+        self._cp = cupy = calls.cupy
         self.calls = calls
         self.loss = loss
         self._blocks = dict(blocks)  # whose memory must not be given to others
@@ -86,7 +70,7 @@ class Chooser:
         first = next(iter(self._blocks.values()))
         self.n_features, self.dtype = first[0].shape[1], first[0].dtype
         parts = [(*self._arrays(X), *others) for X, *others in self._blocks.values()]
-        where = [[0 if a is None else address(a) for a in arrays] for arrays in parts]
+        where = [[0 if a is None else calls.address(a) for a in arrays] for arrays in parts]
         self._where = cupy.asarray(np.array(where, np.uint64))
         #: Batches that can be chosen together.
         self.most = max(1, min(_BATCHES, _ROWS // max(n_rows, 1)))
@@ -96,8 +80,13 @@ class Chooser:
         self._y = cupy.empty(shape, first[1].dtype)
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
 
-    def __call__(self, batches: Sequence[Runs]) -> list[tuple[ChosenRows, Any, Any | None]]:
+    def __call__(self, batches: Sequence[Draw]) -> list[tuple[ChosenRows, Any, Any | None]]:
         """Choose batches: their features, targets and weights (or None)."""
+        chosen = [self.rows(place, n) for place, n in enumerate(self.choose(batches))]
+        return [(ChosenRows(rows), rows.y, rows.weight) for rows in chosen]
+
+    def choose(self, batches: Sequence[Draw]) -> list[int]:
+        """Choose batches; the rows of each."""
         parts = [(place, *part) for place, batch in enumerate(batches) for part in batch]
         n_rows = np.zeros(len(batches), np.intp)
         if parts:
@@ -112,17 +101,11 @@ class Chooser:
             gaps = np.arange(len(batches)) * self._n_rows - np.cumsum(n_rows) + n_rows
             at = np.cumsum(count) - count + gaps[place]
             table = np.stack([block, np.concatenate(firsts), at, count], axis=1)
-            self._choose(table.astype(np.int32))
-        return [self._batch(place, n) for place, n in enumerate(n_rows.tolist())]
-
-    def _choose(self, table: NDArray[np.int32]) -> None:
-        runs, arrays = self._cp.asarray(table), (self._chosen, self._y, self._weight)
-        self.calls.choose_rows(self._where, runs, self._row_bytes, *arrays)()
-
-    def _batch(self, place: int, n: int) -> tuple[ChosenRows, Any, Any | None]:
-        at = slice(place * self._n_rows, place * self._n_rows + n)
-        weight = None if self._weight is None else self._weight[at]
-        return ChosenRows(self, place, n), self._y[at], weight
+            runs = self._cp.asarray(table.astype(np.int32))
+            arrays = self._chosen, self._y, self._weight
+            self.calls.choose_rows(self._where, runs, self._row_bytes, *arrays)()
+        found: list[int] = n_rows.tolist()
+        return found
 
     def rows(self, place: int, n_rows: int | None = None) -> Rows | CsrRows:
         """A chosen batch as a kernel takes it; of as many rows as a batch has at most."""
@@ -141,7 +124,7 @@ class Chooser:
         step : Step
             One of them, without a gradient.
         """
-        return RecordedSteps(self._cp, self, optimizer, step)
+        return RecordedSteps(self, optimizer, step)
 
     # What depends on how a block's rows lie.
 

@@ -198,18 +198,17 @@ class CupyBackend(Backend):
         if not all(array.flags.c_contiguous for array in (*arrays, out)):
             return None
         loss = self._cp.zeros((), np.float64)
-        parameter = float(parameters[0]) if parameters else 0.0
         rows = self._described(X, y, weight)
         if not self._calls.has_gradient(rows):
             return None
-        for call in self._calls.gradient(kernel, parameter, rows, w, out, loss):
+        for call in self._calls.gradient(kernel, _own(parameters), rows, w, out, loss):
             call()
         return loss
 
     def _described(self, X: Any, y: Any, weight: Any) -> Rows | CsrRows:
         """Rows as kernels take them."""
         if isinstance(X, ChosenRows):
-            return X.rows(y, weight)
+            return X.rows
         if isinstance(X, CupyRows):
             return self._calls.csr_rows(X.X, y, weight)
         return self._calls.rows(X, y, weight)
@@ -259,9 +258,8 @@ class CupyBackend(Backend):
             for array in (block[1:] if is_sparse else block)
         ):
             return None
-        loss = kernel, float(parameters[0]) if parameters else 0.0
         make = CsrChooser if is_sparse else Chooser
-        chooser = make(self._cp, self._calls, loss, blocks, n_rows, self._address)
+        chooser = make(self._calls, (kernel, _own(parameters)), blocks, n_rows)
         return chooser if self._calls.has_gradient(chooser.rows(0)) else None
 
     @functools.cached_property
@@ -303,6 +301,11 @@ class CupyBackend(Backend):
         sums = self._cp.zeros(out.shape[::-1], out.dtype)
         self.add_tdot(X, groups, sums)
         out += sums.T
+
+
+def _own(parameters: tuple[float, ...]) -> float:
+    """What a kernel takes of a loss's own parameters."""
+    return float(parameters[0]) if parameters else 0.0
 
 
 def _matrix(X: Any) -> Any:

@@ -95,20 +95,20 @@ class Calls:
     """
 
     def __init__(self, cupy: Any, address: Callable[[Any], int]) -> None:
-        self._cp = cupy
-        self._address = address
+        self.cupy = cupy
+        self.address = address
 
     @functools.cached_property
     def _device(self) -> int:
-        return int(self._cp.cuda.Device().id)
+        return int(self.cupy.cuda.Device().id)
 
     @functools.cached_property
     def _n_sms(self) -> int:
-        return int(self._cp.cuda.Device().attributes["MultiProcessorCount"])
+        return int(self.cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     def alignment(self, *arrays: Any) -> int:
         """Power of two, at most 16, that divides the addresses of all arrays."""
-        bits = functools.reduce(int.__or__, map(self._address, arrays), 16)
+        bits = functools.reduce(int.__or__, map(self.address, arrays), 16)
         return bits & -bits
 
     def rows(self, X: Any, y: Any, weight: Any | None) -> Rows:
@@ -220,7 +220,7 @@ class Calls:
             return None
         at = self._launch("linear_gradient", rows)
         assert at is not None
-        return self._cp.empty((at.grid, rows.d + 2), np.float64)
+        return self.cupy.empty((at.grid, rows.d + 2), np.float64)
 
     def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> Call:
         """Raw predictions of shape (n, k) become gradients, and each row's loss is set."""
@@ -300,7 +300,7 @@ class Calls:
         options = kernels.options(source, dtype, **chosen)
         # None is a null pointer.
         given = tuple(0 if argument is None else argument for argument in arguments)
-        return Call(_function(self._cp, self._device, source, options, function), at, given)
+        return Call(_function(self.cupy, self._device, source, options, function), at, given)
 
 
 @functools.cache

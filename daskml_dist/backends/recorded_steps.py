@@ -12,7 +12,7 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.cupy_calls import CsrRows
 
 if TYPE_CHECKING:
-    from daskml_dist.backends.chosen_rows import Chooser, Runs
+    from daskml_dist.backends.chosen_rows import Chooser, Draw
     from daskml_dist.backends.cupy_calls import Call
 
 __all__ = ["RecordedSteps"]
@@ -27,15 +27,14 @@ class RecordedSteps:
 
     Parameters
     ----------
-    cupy : module
     chooser : Chooser
     optimizer : daskml_dist.optimizers.Optimizer
     step : Step
         One of the steps, without a gradient.
     """
 
-    def __init__(self, cupy: Any, chooser: Chooser, optimizer: Any, step: Step) -> None:
-        self._cp = cupy
+    def __init__(self, chooser: Chooser, optimizer: Any, step: Step) -> None:
+        self._cp = cupy = chooser.calls.cupy
         self._chooser = chooser
         self._optimizer = optimizer
         self._slots = [step.slots[name] for name in optimizer.slot_names]
@@ -69,7 +68,7 @@ class RecordedSteps:
         pairs = zip([self._w, *self._slots], [step.w, *slots], strict=True)
         return all(one is other for one, other in pairs)
 
-    def __call__(self, batches: list[Runs], steps: list[Step]) -> Any:
+    def __call__(self, batches: list[Draw], steps: list[Step]) -> Any:
         """Make steps, at most as many as can be made together.
 
         Returns
@@ -78,7 +77,7 @@ class RecordedSteps:
             The summed loss of each batch before its step; on the device.
         """
         n = len(steps)
-        self._chooser(batches)
+        self._chooser.choose(batches)
         table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]
         self._numbers[:n] = self._cp.asarray(np.array(table))
         self._losses[:n] = 0
