@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.backends import Backend, devices
 from daskml_dist.backends.cupy_backend import CupyBackend
 
 
@@ -132,3 +134,11 @@ class FakeCupy(CupyBackend):
 def to_device(rows: Any) -> DeviceArray | DeviceCSR:
     """Rows as the stand-ins for CuPy's."""
     return DeviceCSR(rows) if sparse.issparse(rows) else DeviceArray(np.asarray(rows))
+
+
+def plug_in(backend: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a backend be that of the GPU."""
+    found = devices._class
+    monkeypatch.setattr(
+        devices, "_class", lambda *where: backend if where[1] == "CupyBackend" else found(*where)
+    )

@@ -54,7 +54,7 @@ from daskml_dist.training.loops.own_steps import OwnSteps
 from daskml_dist.training.loops.residence import moved
 from daskml_dist.training.ready_blocks import prepare_block
 from tests.cuda_emulation import EmulatedCupy
-from tests.fake_cupy import DeviceArray, FakeCupy
+from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 from tests.strict_backend import StrictBackend
 
 RNG = np.random.default_rng(0)
@@ -100,7 +100,7 @@ class _Missing(StrictBackend):
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU, or what stands for one."""
     if request.param == "strict":
-        _plug_in(_Counted, monkeypatch)
+        plug_in(_Counted, monkeypatch)
 
 
 class _Emulated(EmulatedCupy):
@@ -117,14 +117,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "emulated":
         if shutil.which("g++") is None:
             pytest.skip("no g++ here")
-        _plug_in(_Emulated, monkeypatch)
-
-
-def _plug_in(backend: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = devices._class
-    monkeypatch.setattr(
-        devices, "_class", lambda *where: backend if where[1] == "CupyBackend" else found(*where)
-    )
+        plug_in(_Emulated, monkeypatch)
 
 
 def _parameters(model: Any) -> list[NDArray[Any]]:
@@ -452,17 +445,17 @@ def test_every_round_solver(gpu: None, model: Any, target: str) -> None:
 
 
 def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    _plug_in(_Counted, monkeypatch)
+    plug_in(_Counted, monkeypatch)
     _Counted.moved = 0
     SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
     assert _Counted.moved
-    _plug_in(_Missing, monkeypatch)
+    plug_in(_Missing, monkeypatch)
     assert get_backend("auto").name == "numpy"
     SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
 
 
 def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    _plug_in(_Counted, monkeypatch)
+    plug_in(_Counted, monkeypatch)
     moved = []
     for passes in (1, 20):
         _Counted.moved = 0
@@ -476,7 +469,7 @@ def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parameters_are_moved_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each of ten blocks, whose rows and targets are moved at first."""
-    _plug_in(_Counted, monkeypatch)
+    plug_in(_Counted, monkeypatch)
     _Counted.moved = 0
     rows, y = da.from_array(X, chunks=(24, 5)), da.from_array(TARGETS["two"], chunks=24)
     model = LogisticRegression(device="gpu", n_lanes=1).fit(rows, y)
@@ -486,7 +479,7 @@ def test_parameters_are_moved_once_a_round(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are checked there too; only a fit of another dtype has them made anew."""
-    _plug_in(FakeCupy, monkeypatch)
+    plug_in(FakeCupy, monkeypatch)
     monkeypatch.setattr(DeviceArray, "copied", 0)
     there = DeviceArray(X)
     block = make_block(3, there, TARGETS["numbers"], classification=False)
@@ -513,7 +506,7 @@ def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPat
 
 def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """With "auto"; the fake device has no sparse arrays, and would raise."""
-    _plug_in(_Counted, monkeypatch)
+    plug_in(_Counted, monkeypatch)
     rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
     SGDClassifier(max_iter=1, tol=None).fit(rows, TARGETS["two"])
 
@@ -522,7 +515,7 @@ def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.Mon
 def test_sparse_rows_are_not_summed_in_order_on_a_device(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _plug_in(_Counted, monkeypatch)
+    plug_in(_Counted, monkeypatch)
     _Counted.moved = 0
     rows, ends = sparse.csr_array(X), []
     for device in ("auto", "cpu"):
@@ -535,7 +528,7 @@ def test_sparse_rows_are_not_summed_in_order_on_a_device(
 
 
 def test_no_silent_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    _plug_in(_Missing, monkeypatch)
+    plug_in(_Missing, monkeypatch)
     with pytest.raises(DeviceUnavailableError, match="Plug something in"):
         SGDClassifier(device="gpu").fit(X, TARGETS["two"])
 
@@ -543,6 +536,6 @@ def test_no_silent_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_out_of_device_memory_names_the_block_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _plug_in(_Full, monkeypatch)
+    plug_in(_Full, monkeypatch)
     with pytest.raises(DeviceMemoryError, match=r"Block 0 of .* MiB .*memory_budget"):
         SGDClassifier(device="gpu").fit(X, TARGETS["two"])

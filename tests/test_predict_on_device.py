@@ -18,7 +18,6 @@ from distributed import Client
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
-from daskml_dist.backends import devices
 from daskml_dist.errors import DeviceMemoryError, DeviceUnavailableError, InvalidDataError
 from daskml_dist.inference import on_device
 from daskml_dist.linear_model import (
@@ -31,7 +30,7 @@ from daskml_dist.linear_model import (
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import StandardScaler
 from tests import fake_cupy
-from tests.fake_cupy import DeviceArray, FakeCupy
+from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 
 N, D = 90, 4
 RNG = np.random.default_rng(0)
@@ -71,16 +70,9 @@ def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Makes arrays and CSR matrices of CuPy, or stand-ins, of NumPy's and SciPy's."""
     if request.param == "cupy":
         return _to_cupy
-    _plug_in(FakeCupy, monkeypatch)
+    plug_in(FakeCupy, monkeypatch)
     monkeypatch.setattr(DeviceArray, "copied", 0)
     return fake_cupy.to_device
-
-
-def _plug_in(backend: type[FakeCupy], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = devices._class
-    monkeypatch.setattr(
-        devices, "_class", lambda *where: backend if where[1] == "CupyBackend" else found(*where)
-    )
 
 
 def _to_cupy(rows: Any) -> Any:
@@ -165,7 +157,7 @@ def test_rules_of_dtypes_are_those_of_the_host(to_device: ToDevice, dtype: str, 
 def test_only_raw_predictions_leave_the_device(
     container: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _plug_in(FakeCupy, monkeypatch)
+    plug_in(FakeCupy, monkeypatch)
     monkeypatch.setattr(DeviceArray, "copied", 0)
     model = MODELS["two"].fit(X, Y["two"])
     rows = _lazy(container(X), fake_cupy.to_device)
@@ -277,7 +269,7 @@ def test_a_device_that_cannot_be_used_is_told(
     backend: Any, error: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = MODELS["three"].fit(X, Y["three"])
-    _plug_in(backend, monkeypatch)
+    plug_in(backend, monkeypatch)
     found = model.predict(_lazy(X, fake_cupy.to_device))
     with pytest.raises(error, match=message):
         found.compute()
