@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import get_backend
+from daskml_dist.backends.device_memory import device_memory
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, first_not_finite
 from daskml_dist.data.conversion import float_dtype, to_host, where
-from daskml_dist.errors import DeviceMemoryError
 
 __all__ = ["results_on_device"]
 
@@ -70,13 +70,9 @@ def _pieces(rows: Any) -> Iterator[tuple[slice, Any]]:
         yield at, rows[at]
 
 
-@contextmanager
-def _memory(index: int | None) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise DeviceMemoryError(
-            f"{where(index)}What is made of rows of X did not fit in the memory of the GPU "
-            f"({error}). Keep fewer blocks there, make X of the dtype of the fit, which needs no "
-            "copy, or make it NumPy."
-        ) from error
+def _memory(index: int | None) -> AbstractContextManager[None]:
+    return device_memory(
+        f"{where(index)}What is made of rows of X",
+        "Keep fewer blocks there, make X of the dtype of the fit, which needs no copy, or make it "
+        "NumPy.",
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.device_memory import device_memory as name_memory
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.blocks import Block, check_finite_rows
-from daskml_dist.errors import DeviceMemoryError, InvalidDataError
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["ReadyBlock", "backend_of", "device_memory", "prepare_block"]
@@ -97,16 +97,12 @@ def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
     return smaller
 
 
-@contextlib.contextmanager
-def device_memory(backend: Backend, what: str) -> Iterator[None]:
-    """Say what did not fit where a device's memory runs out."""
-    try:
-        yield
-    except MemoryError as error:
-        if backend.device == "cpu":
-            raise
-        raise DeviceMemoryError(
-            f"{what} did not fit in the memory of the GPU ({error}). Let blocks be streamed: "
-            'memory_budget="8GiB", or less than the GPU has; or use smaller chunks, X of float32, '
-            'or device="cpu".'
-        ) from error
+def device_memory(backend: Backend, what: str) -> AbstractContextManager[None]:
+    """Say what did not fit where a device's memory runs out; the host's own error stays."""
+    if backend.device == "cpu":
+        return nullcontext()
+    return name_memory(
+        what,
+        'Let blocks be streamed: memory_budget="8GiB", or less than the GPU has; or use smaller '
+        'chunks, X of float32, or device="cpu".',
+    )
