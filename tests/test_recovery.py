@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, wait
+from distributed.comm import get_address_host_port
 from sklearn.metrics import log_loss
 
 from daskml_dist.compression import TopK
@@ -45,11 +47,28 @@ def crew() -> Iterator[LocalCluster]:
         yield cluster
 
 
+def _listens(address: str) -> bool:
+    host, port = get_address_host_port(address)
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for_three(client: Client) -> None:
+    """Until three workers are there: for a moment the scheduler lists those killed just now too."""
+    deadline = time.monotonic() + 30
+    while not (len(workers := list_workers(client)) == 3 and all(map(_listens, workers))):
+        assert time.monotonic() < deadline, workers
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
     """A client that finds three workers, and leaves nothing behind."""
     with Client(crew) as client:
-        client.wait_for_workers(3, timeout=30)
+        _wait_for_three(client)
         yield client
         assert_clean(client)
 
@@ -389,7 +408,7 @@ def _scattered(client: Client) -> tuple[Any, Any]:
 @pytest.mark.parametrize("policy", _first_of("allreduce", "sync", "async"))
 def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str) -> None:
     for mode in ("raise", "skip"):
-        crew_client.wait_for_workers(3, timeout=30)
+        _wait_for_three(crew_client)
         X, y = _scattered(crew_client)
         strike = Strike(lambda run: _kill(crew_client, _victims(run, "trainer").pop()))
         clf = _classifier(policy, strike, n_lanes=None, on_lost_data=mode)
