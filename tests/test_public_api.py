@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import pickle
 import pkgutil
 import re
 import subprocess
@@ -15,8 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import sklearn.exceptions
 
 import daskml_dist
+import daskml_dist.errors
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -158,14 +161,30 @@ def _maths_modules() -> list[str]:
     ]
 
 
-def test_maths_runs_without_dask() -> None:
-    code = (
-        f"import sys, {', '.join(_maths_modules())}\n"
-        "print(*sorted({'dask', 'distributed'} & set(sys.modules)))"
-    )
+def _imported_with(modules: list[str], wanted: set[str]) -> list[str]:
+    """Those of the wanted modules that a new process has imported along with others."""
+    code = f"import sys, {', '.join(modules)}\nprint(*sorted({wanted} & set(sys.modules)))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == []
+    return done.stdout.split()
+
+
+def test_maths_runs_without_dask() -> None:
+    assert _imported_with(_maths_modules(), {"dask", "distributed"}) == []
+
+
+def test_workers_train_without_scikit_learn() -> None:
+    """It takes over a second to import, before the first step on a new worker."""
+    rooms = [f"daskml_dist.{room}" for room in ("data", "ps", "comm", "training.trainer")]
+    assert _imported_with(rooms, {"sklearn", "pandas", "dask.dataframe"}) == []
+
+
+def test_an_error_that_scikit_learn_has_too() -> None:
+    error = daskml_dist.errors.NotFittedError("not fitted")
+    assert isinstance(error, sklearn.exceptions.NotFittedError)
+    assert isinstance(pickle.loads(pickle.dumps(error)), daskml_dist.errors.DaskMLDistError)
+    with pytest.raises(AttributeError, match="no attribute 'NoSuchError'"):
+        daskml_dist.errors.NoSuchError  # noqa: B018
 
 
 def test_version_is_the_distribution_s() -> None:

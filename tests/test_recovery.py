@@ -29,7 +29,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.training.dask_internals import list_workers
 from daskml_dist.training.lane import Lane
 
-N_ROWS, N_PASSES = 6_000, 30
+N_ROWS, N_PASSES = 6_000, 20
 EXACT = ["sync", "allreduce", "local", "average"]
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.solvers.base import Array
 from daskml_dist.solvers.least_squares import LeastSquares
@@ -77,7 +76,9 @@ class CoordinateDescent(LeastSquares):
         self, gram: Array, xy: Array, square: float, start: Array
     ) -> tuple[Array, tuple[float, bool], int]:
         """Coefficients, dual gap and whether it is small enough, and cycles, of one target."""
-        from sklearn.linear_model import enet_path  # slow to import, and other solvers do without
+        # Slow to import, and other solvers do without.
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import enet_path
 
         with warnings.catch_warnings():
             # The estimator warns, in the user's process.

@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-import sklearn.exceptions
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CallbackError",
@@ -55,10 +55,6 @@ class InvalidParameterError(DaskMLDistError, ValueError):
 
 class InvalidDataError(DaskMLDistError, ValueError):
     """The rows, labels or weights cannot be trained on as they are."""
-
-
-class NotFittedError(DaskMLDistError, sklearn.exceptions.NotFittedError):
-    """The estimator was asked to predict before it was fitted."""
 
 
 class DeviceUnavailableError(DaskMLDistError, RuntimeError):
@@ -125,3 +121,17 @@ def is_consequence(error: BaseException) -> bool:
     bool
     """
     return isinstance(error, (CommunicationError, RunAbortedError))
+
+
+# Importing scikit-learn takes over a second, and workers train without it: this one error, which
+# is scikit-learn's too, is made where somebody asks for it.
+if TYPE_CHECKING:
+    from daskml_dist.errors.not_fitted import NotFittedError
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "NotFittedError":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from daskml_dist.errors.not_fitted import NotFittedError
+
+        return NotFittedError

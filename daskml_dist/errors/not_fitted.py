@@ -1,0 +1,15 @@
+"""The error that is scikit-learn's too: the one that needs scikit-learn."""
+
+from __future__ import annotations
+
+import sklearn.exceptions
+
+from daskml_dist.errors import DaskMLDistError
+
+__all__ = ["NotFittedError"]
+
+
+class NotFittedError(DaskMLDistError, sklearn.exceptions.NotFittedError):
+    """The estimator was asked to predict before it was fitted."""
+
+    __module__ = "daskml_dist.errors"  # where users know it from
