@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any
 
@@ -9,11 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from dask.sizeof import sizeof
+from distributed.comm.utils import from_frames, to_frames
+from distributed.protocol import to_serialize
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data import BlockInfo, as_rows, check_finite, inspect_block, make_block
+from daskml_dist.data import Block, BlockInfo, as_rows, check_finite, inspect_block, make_block
 from daskml_dist.data.conversion import as_column
 from daskml_dist.errors import InvalidDataError
+from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 
 X = np.arange(12.0).reshape(4, 3)
 DENSE_AND_SPARSE = pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
@@ -426,3 +432,65 @@ def test_labels_are_counted_as_numpy_counts_them(labels: Any) -> None:
         np.testing.assert_array_equal(info.label_counts, counts)
         sums = counts if sample_weight is None else np.bincount(inverse, weights)
         np.testing.assert_allclose(info.label_weights, sums)
+
+
+# --- on a network of devices -----------------------------------------------------------------
+
+#: What Dask's ucx asks for, and its tcp.
+UCX, TCP = ("cuda", "dask", "pickle", "error"), ("dask", "pickle", "error")
+
+
+def _sent(block: Block, serializers: tuple[str, ...]) -> tuple[list[Any], Block]:
+    """The frames of a message with a block, and what is read of them."""
+    frames = asyncio.run(to_frames({"block": to_serialize(block)}, serializers=serializers))
+    again = asyncio.run(from_frames(frames, deserializers=serializers))["block"]
+    return frames, again
+
+
+def _device_block(there: Any) -> Block:
+    return make_block(3, there, np.arange(4), np.ones(4, "float32"), classification=True)
+
+
+def _check_sent(block: Block, again: Block, rows: NDArray[Any]) -> None:
+    np.testing.assert_array_equal(again.X, rows)
+    assert again.X.dtype == rows.dtype
+    np.testing.assert_array_equal(again.y, block.y)
+    np.testing.assert_array_equal(again.sample_weight, block.sample_weight)
+    assert (again.index, again.device) == (block.index, block.device)
+
+
+def test_rows_on_a_device_travel_as_they_are_under_ucx_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plug_in(FakeCupy, monkeypatch)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
+    cuda_serialize.register(DeviceArray, lambda array: ({}, [array]))
+    cuda_deserialize.register(DeviceArray, lambda _, frames: frames[0])
+    block = _device_block(DeviceArray(X.astype("float32")))
+    frames, again = _sent(block, UCX)
+    assert any(frame is block.rows for frame in frames)
+    assert again.rows is block.rows
+    assert DeviceArray.copied == 0
+    _check_sent(block, again, X.astype("float32"))
+    frames, again = _sent(block, TCP)
+    assert not any(isinstance(frame, DeviceArray) for frame in frames)
+    assert isinstance(again.rows, np.ndarray)
+    _check_sent(block, again, X.astype("float32"))
+
+
+@pytest.mark.parametrize("serializers", [UCX, TCP])
+def test_rows_in_host_memory_travel_so_on_any_network(serializers: tuple[str, ...]) -> None:
+    block = make_block(3, X, np.arange(4), np.ones(4), classification=True)
+    _check_sent(block, _sent(block, serializers)[1], X)
+
+
+@pytest.mark.gpu
+def test_cupys_rows_travel_as_they_are() -> None:
+    import cupy
+
+    rows = X.astype("float32")
+    block = _device_block(cupy.asarray(rows))
+    frames, again = _sent(block, UCX)
+    assert any(isinstance(frame, cupy.ndarray) for frame in frames)
+    assert isinstance(again.rows, cupy.ndarray)
+    _check_sent(block, again, rows)

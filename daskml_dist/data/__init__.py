@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import daskml_dist.data.device_wire  # noqa: F401  (Dask asks it how blocks travel)
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block, check_finite, make_block
 from daskml_dist.data.collection import Collection, as_collection
