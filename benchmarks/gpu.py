@@ -52,7 +52,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield "a call of CuPy, host", lambda on: Measured(value=f"{on.call_overhead():.1f} us")
     yield from kernel_cases()
     for batch in (65_536, 8_192):
-        for policy in ("allreduce", "sync"):
+        for policy in ("sync", "async"):  # on the device alone, and by a server
             name = f'a step of SGD, {batch:,} x 512, policy="{policy}"'
             yield name, partial(_sgd_step, batch, policy)
     yield "L-BFGS, 10,000,000 x 100", partial(_lbfgs, "gpu")

@@ -159,7 +159,7 @@ class BaseSGD(BaseLinear):
             extra={
                 "policy": settings.policy.name,
                 "n_lanes": len(lanes),
-                "n_servers": len(fit.layout.slices()) if settings.policy.uses_shards else 0,
+                "n_servers": len(fit.layout.slices()) if fit.policy.uses_shards else 0,
                 "partial_rows": result.partial_rows,
                 "streamed": fit.streaming is not None,
                 "generations": result.events,

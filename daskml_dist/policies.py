@@ -205,6 +205,10 @@ class Policy:
         """Make the state machine of one shard (or of the pass reports)."""
         return ArrivalGate(lanes, clock)
 
+    def of_one_lane(self) -> Policy:
+        """A policy under which a fit of one lane makes the same steps, and waits for nobody."""
+        return self
+
 
 @dataclass(frozen=True)
 class Synchronous(Policy):
@@ -237,6 +241,10 @@ class Synchronous(Policy):
         """Make the state machine of one shard."""
         return RoundGate(lanes, clock, spare=self.backup_workers)
 
+    def of_one_lane(self) -> Policy:
+        """That lane steps on its own parameters: there is nothing to sum on a server."""
+        return _SynchronousAlone()
+
 
 @dataclass(frozen=True)
 class AllReduce(Policy):
@@ -255,6 +263,13 @@ class AllReduce(Policy):
 
     name = "allreduce"
     loop = "replicas"
+
+
+@dataclass(frozen=True)
+class _SynchronousAlone(AllReduce):
+    """``"sync"`` of one lane."""
+
+    name = "sync"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.special import expit, softmax
 
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
@@ -98,6 +99,24 @@ def test_the_number_of_servers_does_not_matter(client: Client, rows: Any) -> Non
     one, *others = (_coefficients(rows, policy="sync", n_servers=n) for n in (1, 3))
     for other in others:
         np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
+@pytest.mark.parametrize("sparse_rows", [False, True], ids=["dense", "sparse"])
+def test_one_lane_needs_no_server(rows: Any, optimizer: str, sparse_rows: bool) -> None:
+    """Unless several are asked for; the coefficients are the same."""
+    X, t = rows
+    if sparse_rows:
+        X = sparse.random(len(X), 4096, density=0.001, format="csr", rng=0)
+    params: dict[str, Any] = {"optimizer": optimizer, "batch_size": 16, "random_state": 3}
+    found = [
+        SGDClassifier(max_iter=4, tol=None, n_servers=n, **params).fit(X, t > 0) for n in (1, 2)
+    ]
+    assert [clf.history_.extra["n_servers"] for clf in found] == [0, 2]
+    assert {clf.history_.extra["policy"] for clf in found} == {"sync"}
+    np.testing.assert_array_equal(found[1].coef_, found[0].coef_)
+    losses = [[record["loss"] for record in clf.history_.records] for clf in found]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
 
 
 @pytest.fixture(scope="module")

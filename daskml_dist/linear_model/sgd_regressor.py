@@ -66,7 +66,8 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     policy : str or Policy, default="sync"
         How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
     n_servers : int, default=1
-        Shards of the parameter server, spread over the workers.
+        Shards of the parameter server, spread over the workers. With 1, a fit of one lane under
+        ``"sync"`` has none.
     n_lanes : int or None, default=None
         Logical workers of the maths. None: one a worker thread, where the rows lie. With a
         number the coefficients do not depend on how many workers there are.

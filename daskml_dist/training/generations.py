@@ -19,7 +19,7 @@ from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement, reassign
 from daskml_dist.errors import DataLostError
-from daskml_dist.policies import LocalSGD, ModelAveraging
+from daskml_dist.policies import AllReduce, LocalSGD, ModelAveraging
 from daskml_dist.ps.image import Holding, shadow_of
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.fleet import Fleet, Gone, Host, Seat, call_workers
@@ -412,7 +412,9 @@ class Generations:
         fit = self._fit
         shape, dtype = fit.model.shape, np.dtype(fit.dtype)
         arrays = shape[0] * shape[1] * (3 + len(fit.rule.optimizer.slot_names))
-        copies = 1 if fit.policy.uses_shards or fit.policy.name == "allreduce" else len(self._lanes)
+        policy = fit.policy
+        one = policy.uses_shards or isinstance(policy, AllReduce)
+        copies = 1 if one else len(self._lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
 
     def close(self) -> None:

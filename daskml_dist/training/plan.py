@@ -249,7 +249,7 @@ def make_fit(
     batch_size = _rows_at_a_time(lanes) if single_rows else _batch_size(settings.batch_size, lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     class_weight = make_class_weight(settings.class_weight, survey, classes)
-    policy = settings.policy
+    policy = _policy(settings, len(lanes))
     dtype = "float32" if settings.compute_dtype else survey.dtype
     return FitSpec(
         model=model,
@@ -291,6 +291,12 @@ def make_fit(
         single_rows=single_rows,
         compression=settings.compression,
     )
+
+
+def _policy(settings: Settings, n_lanes: int) -> Policy:
+    """The user's policy, or its equal for a lane that asks for nothing of a server."""
+    asks = settings.n_servers > 1 or settings.compression is not None
+    return settings.policy if n_lanes > 1 or asks else settings.policy.of_one_lane()
 
 
 def _schedule(settings: Settings, survey: Survey) -> Schedule:
