@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.base import Backend, SparseRows
+from daskml_dist.backends.base import Backend, SparseRows, Step
 from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["CSRRows", "NumpyBackend"]
@@ -20,6 +21,8 @@ _BLOCK = 1 << 20
 FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
 _FUSED_FROM = 1 << 13
+#: Rows of a batch whose gradients are added up in the dtype of X.
+_AT_ONCE = 1 << 13
 
 
 class CSRRows(SparseRows):
@@ -72,6 +75,8 @@ class NumpyBackend(Backend):
     name = "numpy"
     device = "cpu"
     entries_at_once = 0
+    #: They take as long as to load numba, nearly.
+    steps_one_by_one = 1024
 
     @classmethod
     def problem(cls) -> str | None:
@@ -194,6 +199,21 @@ class NumpyBackend(Backend):
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
 
+    def recorder(
+        self,
+        loss: Any,
+        optimizer: Any,
+        shape: tuple[int, int],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+    ) -> Callable[[Step], Any] | None:
+        """A compiled loop, for dense rows and what numba compiles of losses and optimizers."""
+        if shape[1] > 1 or loss.at_row is None or optimizer.at_entry is None or n_rows > _AT_ONCE:
+            return None
+        if any(sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values()):
+            return None
+        return partial(_batch_steps, loss, optimizer, blocks)
+
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""
         n = X.shape[0]
@@ -228,3 +248,9 @@ class NumpyBackend(Backend):
             csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
+
+
+def _batch_steps(loss: Any, optimizer: Any, blocks: Any, step: Step) -> Any:
+    from daskml_dist.backends.batch_steps import BatchSteps
+
+    return BatchSteps(loss, optimizer, blocks, step)

@@ -12,8 +12,9 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.cupy_calls import CsrRows
 
 if TYPE_CHECKING:
-    from daskml_dist.backends.chosen_rows import Chooser, Draw
+    from daskml_dist.backends.chosen_rows import Chooser
     from daskml_dist.backends.cupy_calls import Call
+    from daskml_dist.backends.draws import Draw
 
 __all__ = ["RecordedSteps"]
 

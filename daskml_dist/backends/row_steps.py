@@ -12,54 +12,19 @@ Importing this module loads numba (about half a second), so it is imported at fi
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
-from functools import cache
-from types import FunctionType
 from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["RowSteps"]
 
 #: Rows ahead whose entries, and whose cells, are fetched.
 _ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
-
-
-@intrinsic
-def _to_pointer(context: Any, address: Any) -> Any:
-    """An address as a pointer, for `numba.carray`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def _fetch(context: Any, address: Any) -> Any:
-    """Fetch the cache line of an address, which need not be valid."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = ir.IntType(32)
-        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        fetch = cgutils.get_or_insert_function(builder.module, of, "llvm.prefetch.p0")
-        builder.call(fetch, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-_array: Any = numba.carray  # type: ignore[attr-defined]
-_pointer: Any = _to_pointer
-_prefetch: Any = _fetch
 
 
 # `_loss` and `_move` stand for the functions of a loss and an optimizer.
@@ -115,27 +80,27 @@ def _steps(
     for i in range(n_rows):
         if i + _ENTRIES_AHEAD < n_rows:
             ahead = blocks[block[i + _ENTRIES_AHEAD]]
-            ends = _array(_pointer(ahead[0] + row[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype)
+            ends = array_at(pointer(ahead[0] + row[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype)
             for at in range(ahead[1] + ends[0] * index_item, ahead[1] + ends[1] * index_item, 64):
-                _prefetch(at)
+                prefetch(at)
             for at in range(ahead[2] + ends[0] * item, ahead[2] + ends[1] * item, 64):
-                _prefetch(at)
+                prefetch(at)
         if i + 3 * _ENTRIES_AHEAD < n_rows:
             far = i + 3 * _ENTRIES_AHEAD
-            _prefetch(blocks[block[far], 0] + row[far] * index_item)
+            prefetch(blocks[block[far], 0] + row[far] * index_item)
         if i + _CELLS_AHEAD < n_rows:
             ahead = blocks[block[i + _CELLS_AHEAD]]
-            ends = _array(_pointer(ahead[0] + row[i + _CELLS_AHEAD] * index_item), 2, like.dtype)
+            ends = array_at(pointer(ahead[0] + row[i + _CELLS_AHEAD] * index_item), 2, like.dtype)
             n_ahead = ends[1] - ends[0]
-            soon = _array(_pointer(ahead[1] + ends[0] * index_item), n_ahead, like.dtype)
+            soon = array_at(pointer(ahead[1] + ends[0] * index_item), n_ahead, like.dtype)
             for k in range(n_ahead):
-                _prefetch(base + np.int64(soon[k]) * stride)
+                prefetch(base + np.int64(soon[k]) * stride)
 
         here = blocks[block[i]]
-        ends = _array(_pointer(here[0] + row[i] * index_item), 2, like.dtype)
+        ends = array_at(pointer(here[0] + row[i] * index_item), 2, like.dtype)
         n = ends[1] - ends[0]
-        column = _array(_pointer(here[1] + ends[0] * index_item), n, like.dtype)
-        x = _array(_pointer(here[2] + ends[0] * item), n, cells.dtype)
+        column = array_at(pointer(here[1] + ends[0] * index_item), n, like.dtype)
+        x = array_at(pointer(here[2] + ends[0] * item), n, cells.dtype)
 
         for k in range(n):
             j: Any = np.uint64(column[k])
@@ -204,23 +169,6 @@ def _steps(
     return loss
 
 
-@cache
-def _compiled(loss: Any, optimizer: Any) -> Any:
-    """`_steps` with the functions of a loss and an optimizer.
-
-    numba keeps what it compiled on disk, by the name of the function and the date of this file;
-    so the name tells of the code of the two functions too.
-    """
-    parts = loss.at_row, optimizer.at_entry
-    code = b"".join(p.__code__.co_code + repr(p.__code__.co_consts).encode() for p in parts)
-    name = f"steps_{loss.__name__}_{optimizer.__name__}_{zlib.crc32(code):08x}"
-    inner = numba.njit(inline="never", error_model="numpy")
-    scope = {**globals(), "_loss": inner(parts[0]), "_move": inner(parts[1])}
-    function = FunctionType(_steps.__code__, scope, name)
-    function.__qualname__ = name
-    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-
-
 @dataclass(frozen=True, slots=True)
 class _Known:
     """Where a block lies; `arrays` keeps it there."""
@@ -247,7 +195,7 @@ class RowSteps:
     def __init__(
         self, loss: Any, optimizer: Any, l1: float, l2: float, fit_intercept: bool
     ) -> None:
-        self._kernel: Any = _compiled(type(loss), type(optimizer))  # type: ignore[arg-type]
+        self._kernel = compiled_with(_steps, loss.__class__, optimizer.__class__)
         self._n_slots = len(optimizer.slot_names)
         self._penalty = float(l1), float(l2)
         self._loss_parameters = tuple(map(float, loss.parameters))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Step
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Runs
@@ -138,34 +139,59 @@ class Lane:
     @functools.cached_property
     def chooser(self) -> Any | None:
         """What chooses the rows of batches on a device without a copy of them, or None."""
-        if self._on_host or isinstance(self._blocks, BlockStream) or not self.n_rows:
-            return None
         # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
         rule = self._fit.rule
-        if self._fit.n_steps == 1 or (rule.coordinates and not rule.steps_alone):
+        if self._on_host or (rule.coordinates and not rule.steps_alone) or not self._has_batches:
             return None
-        numbers = itertools.chain.from_iterable(self._rows.blocks(1))
-        ready = {n: self._blocks[n] for n in sorted(set(numbers))}
-        blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
-        model, most = self._fit.step_model, -(-self.n_rows // self._fit.n_steps)
+        model, most = self._fit.step_model, self._most_rows
         loss = model.loss.kernel, model.loss.parameters
         with device_memory(self.backend, f"What chooses batches of {most:,} rows"):
-            return self.backend.chooser(*loss, model.shape, blocks, most)
+            return self.backend.chooser(*loss, model.shape, self._arrays(), most)
+
+    @functools.cached_property
+    def recorder(self) -> Callable[[Step], Any] | None:
+        """What makes several steps at once along the lane's batches, or None."""
+        model, rule = self._fit.step_model, self._fit.rule
+        if not self._on_host:
+            chooser = self.chooser
+            return None if chooser is None else functools.partial(chooser.recorder, rule.optimizer)
+        if rule.coordinates or not self._has_batches:
+            return None
+        of = model.loss, rule.optimizer, model.shape
+        return self.backend.recorder(*of, self._arrays(), self._most_rows)
+
+    @property
+    def _has_batches(self) -> bool:
+        """Whether there are some, of rows that stay in memory."""
+        kept = not isinstance(self._blocks, BlockStream)
+        return kept and self.n_rows > 0 and self._fit.n_steps > 1
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows of a batch at most."""
+        return -(-self.n_rows // self._fit.n_steps)
+
+    def _arrays(self) -> dict[int, tuple[Any, Any, Any | None]]:
+        """Features, targets and weights of each block."""
+        assert not isinstance(self._blocks, BlockStream)
+        numbers = itertools.chain.from_iterable(self._rows.blocks(1))
+        ready = {n: self._blocks[n] for n in sorted(set(numbers))}
+        return {n: (block.X, block.y, block.weight) for n, block in ready.items()}
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
-        """Take steps of a replica that a device makes by itself, and count their rows and losses.
+        """Take steps of a replica that are made at once, and count their rows and losses.
 
         Parameters
         ----------
-        recorded : RecordedSteps
-            Of the lane's chooser and the replica.
+        recorded : RecordedSteps or BatchSteps
+            Of the lane's recorder and the replica.
         replica : Shard
         count : int
         """
         draws, since = [next(self._draws) for _ in range(count)], time.perf_counter()
         rows = [_count(draw) for draw in draws]
         losses = recorded([_runs(draw) for draw in draws], replica.next_steps(rows))
-        self._worked(since, waited=False)
+        self._worked(since, waited=self._on_host)
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
         self._report.steps += count

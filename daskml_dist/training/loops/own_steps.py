@@ -12,7 +12,7 @@ __all__ = ["OwnSteps"]
 
 
 class OwnSteps:
-    """Takes them one by one, or several at once where a device makes them by itself.
+    """Takes them one by one, or several at once where a device or a compiled loop makes them.
 
     Parameters
     ----------
@@ -40,14 +40,16 @@ class OwnSteps:
         return 1
 
     def _take_together(self, count: int) -> int:
-        """Steps taken; none where a device needs the host for each."""
-        replica, chooser = self._replica, self._lane.chooser
-        if chooser is None or not replica.steps_alone:
+        """Steps taken; none where each is made by itself."""
+        lane, replica = self._lane, self._replica
+        if lane.reached < lane.backend.steps_one_by_one or not replica.steps_alone:
+            return 0
+        if lane.recorder is None:
             return 0
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
-            with device_memory(self._lane.backend, "What steps need"):
-                self._recorded = chooser.recorder(replica.rule.optimizer, step)
+            with device_memory(lane.backend, "What steps need"):
+                self._recorded = lane.recorder(step)
         count = min(count, self._recorded.most)
-        self._lane.take_steps(self._recorded, replica, count)
+        lane.take_steps(self._recorded, replica, count)
         return count
