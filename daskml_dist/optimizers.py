@@ -54,9 +54,11 @@ class Optimizer(ABC):
         Whether its steps have the size of the learning rate, whatever the gradient's scale.
     at_entry : function or None
         Static: `update` without l1 for entry k of 1-d arrays, in place; `state` is `w` and then
-        the slots in the order of `slot_names`. Returns the step size. Arithmetic and `math` only,
-        so that numba compiles it. None: the optimizer has only its array form, and no steps of
-        single rows.
+        the slots in the order of `slot_names`, `numbers` what :meth:`numbers` returns. Returns the
+        step size. Arithmetic and `math` only, so that numba compiles it. None: the optimizer has
+        only its array form.
+    single_rows : bool
+        Whether rows may be steps of their own: a parameter that a row does not touch stays.
     """
 
     name: ClassVar[str]
@@ -65,15 +67,15 @@ class Optimizer(ABC):
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     at_entry: ClassVar[Any] = None
+    single_rows: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         # Whoever writes the array form anew must do so with both.
         if {"update", "_descend"} & cls.__dict__.keys() and "at_entry" not in cls.__dict__:
             cls.at_entry = None
 
-    @property
-    def parameters(self) -> tuple[float, ...]:
-        """Numbers that `at_entry` needs; they are given to it in the dtype of `w`."""
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Numbers that a step (from 1) needs for each entry; given to it in the dtype of `w`."""
         return ()
 
     def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
@@ -140,6 +142,7 @@ class SGD(Optimizer):
 
     name = "sgd"
     default_learning_rate = 0.01
+    single_rows = True
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
         grad *= lr
@@ -147,7 +150,7 @@ class SGD(Optimizer):
         return lr
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, parameters: Any) -> Any:
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         state[0][k] -= lr * grad
         return lr
@@ -178,6 +181,18 @@ class Momentum(Optimizer):
         w -= velocity * lr
         return lr / (1 - self.momentum)
 
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """`momentum`, and how far a step leads in the long run, in learning rates."""
+        return self.momentum, 1 / (1 - self.momentum)
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        velocity = numbers[0] * state[1][k] + grad
+        state[1][k] = velocity
+        state[0][k] -= lr * velocity
+        return lr * numbers[1]
+
 
 @dataclass(frozen=True)
 class Nesterov(Momentum):
@@ -202,6 +217,14 @@ class Nesterov(Momentum):
         w -= grad
         return lr / (1 - self.momentum)
 
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        velocity = numbers[0] * state[1][k] + grad
+        state[1][k] = velocity
+        state[0][k] -= lr * (grad + numbers[0] * velocity)
+        return lr * numbers[1]
+
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
@@ -219,6 +242,7 @@ class Adagrad(Optimizer):
     adaptive = True
     default_learning_rate = 0.05
     slot_names = ("accumulator",)
+    single_rows = True
     epsilon: float = 1e-10
     initial_accumulator: float = 0.0
 
@@ -233,16 +257,15 @@ class Adagrad(Optimizer):
         """State before the first step."""
         return {"accumulator": namespace(w).full_like(w, float(self.initial_accumulator))}
 
-    @property
-    def parameters(self) -> tuple[float, ...]:
+    def numbers(self, step: int) -> tuple[float, ...]:
         """`epsilon`."""
         return (float(self.epsilon),)
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, parameters: Any) -> Any:
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         accumulator = state[1][k] + grad * grad
-        rate = lr / (math.sqrt(accumulator) + parameters[0])
+        rate = lr / (math.sqrt(accumulator) + numbers[0])
         state[1][k] = accumulator
         state[0][k] -= rate * grad
         return rate
@@ -280,6 +303,7 @@ class NAG(Optimizer):
     default_learning_rate = 0.5
     slot_names = ("accumulator", "scale")
     uses_scales = True
+    single_rows = True
 
     def init(self, w: Array) -> Slots:
         """State before the first step."""
@@ -311,18 +335,17 @@ class NAG(Optimizer):
         slots["scale"] = scale
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, parameters: Any) -> Any:
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         scale = state[2][k]
         grad = grad / scale
         accumulator = state[1][k] + grad * grad
-        rate = lr / (math.sqrt(accumulator) + parameters[0])
+        rate = lr / (math.sqrt(accumulator) + numbers[0])
         state[1][k] = accumulator
         state[0][k] -= rate * grad / scale
         return rate / scale / scale
 
-    @property
-    def parameters(self) -> tuple[float, ...]:
+    def numbers(self, step: int) -> tuple[float, ...]:
         """What is added to the root, against division by zero."""
         return (1e-10,)
 
@@ -391,6 +414,22 @@ class Adam(Optimizer):
         w -= move
         return rate
 
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Decays and what they leave, the corrections of m and of the root of v, `epsilon`."""
+        p, q = self.beta1, self.beta2
+        return p, 1 - p, q, 1 - q, 1 - p**step, (1 - q**step) ** 0.5, self.epsilon
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        m = numbers[0] * state[1][k] + numbers[1] * grad
+        v = numbers[2] * state[2][k] + numbers[3] * grad * grad
+        rate = lr / (math.sqrt(v) / numbers[5] + numbers[6])
+        state[1][k] = m
+        state[2][k] = v
+        state[0][k] -= rate * m / numbers[4]
+        return rate
+
 
 @dataclass(frozen=True)
 class AdamW(Adam):
@@ -421,6 +460,21 @@ class AdamW(Adam):
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
         w *= 1 - lr * self.weight_decay
         return super()._descend(w, grad, slots, lr, step)
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Those of Adam, and `weight_decay`."""
+        return *super().numbers(step), self.weight_decay
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        m = numbers[0] * state[1][k] + numbers[1] * grad
+        v = numbers[2] * state[2][k] + numbers[3] * grad * grad
+        rate = lr / (math.sqrt(v) / numbers[5] + numbers[6])
+        state[1][k] = m
+        state[2][k] = v
+        state[0][k] -= lr * numbers[7] * state[0][k] + rate * m / numbers[4]
+        return rate
 
 
 @dataclass(frozen=True)
@@ -476,6 +530,10 @@ class FTRL(Optimizer):
         grad *= rate
         w -= grad
         return rate
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """`beta`."""
+        return (self.beta,)
 
     def _rate(self, grad: Array, slots: Slots, lr: float) -> Array:
         n = slots["n"]

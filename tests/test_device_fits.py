@@ -402,7 +402,8 @@ def test_lanes_without_rows_step_on_a_device() -> None:
     rule = UpdateRule(*parts, 3, 10.0, coordinates=True)
     replica = Shard(rule, ShardState(backend.to_device(np.ones((4, 1))), {}), backend=backend)
     lane: Any = SimpleNamespace(
-        chooser=None,
+        backend=backend,
+        recorder=None,
         next_batch=lambda: Batch([], 0, np.array([3])),
         new_gradient=lambda w, batch: w * 0,
     )

@@ -85,6 +85,18 @@ def _chooser(backend: Backend, loss: Loss, blocks: Any, most: int, container: An
     return backend.chooser(loss.kernel, loss.parameters, (D + 1, 1), moved, most)
 
 
+def _recorded(
+    backend: Backend, loss: Loss, blocks: Any, most: int, container: Any, shard: Shard
+) -> Any:
+    """What makes several steps of a shard at once, if something does."""
+    step, optimizer = shard.empty_step(), shard.rule.optimizer
+    if chooser := _chooser(backend, loss, blocks, most, container):
+        return chooser.recorder(optimizer, step)
+    given = {number: (container(X), *rest) for number, (X, *rest) in blocks.items()}
+    recorder = backend.recorder(loss, optimizer, shard.w.shape, given, most)
+    return None if recorder is None else recorder(step)
+
+
 def _gradient(loss: Loss, w: Any, X: Any, y: Any, weight: Any | None) -> tuple[float, Any]:
     losses, g = loss.value_and_gradient(y, X @ w[:D, 0] + w[D, 0])
     if weight is not None:
@@ -155,12 +167,12 @@ def _shard(rule: UpdateRule, backend: Backend) -> Shard:
 def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, container: Any) -> None:
     """The same number of steps four times: launched, recorded, and launched again; then fewer."""
     blocks, loss, rule = _blocks(weighted=True), LogLoss(), _rule(optimizer)
-    chooser = _chooser(backend, loss, blocks, 30, container)
-    if chooser is None:
-        assert backend.name == "numpy"
-        return
     ours, by_hand = _shard(rule, backend), _shard(rule, get_backend("cpu"))
-    recorded = chooser.recorder(rule.optimizer, ours.empty_step())
+    recorded = _recorded(backend, loss, blocks, 30, container, ours)
+    if recorded is None:
+        assert backend.name == "numpy"
+        assert container is not np.asarray or rule.optimizer.at_entry is None
+        return
     for seed, count in enumerate((5, 5, 5, 5, 3, 1)):
         draws = _draws(count, 30, seed)
         gathered = [_rows(blocks, draw) for draw in draws]
@@ -177,7 +189,8 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
         np.testing.assert_allclose(backend.to_numpy(ours.slots[name]), slot, rtol=1e-9, atol=1e-12)
     assert (ours.step, ours.rows, ours.charged) == (by_hand.step, by_hand.rows, by_hand.charged)
     # Five steps were recorded, once; others were launched one by one, as at first.
-    assert [n for n, graph in recorded._graphs.items() if graph is not None] == [5]
+    if backend.device == "gpu":
+        assert [n for n, graph in recorded._graphs.items() if graph is not None] == [5]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -194,7 +207,6 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
     ours = Shard(rule, ShardState(backend.to_device(w), {}), backend=backend)
     by_hand = Shard(rule, ShardState(w.copy(), {}))
     assert ours.steps_alone
-    assert not by_hand.steps_alone
     recorded = chooser.recorder(rule.optimizer, ours.empty_step())
     for seed in range(3):
         draws = _draws(4, 3, seed)
@@ -215,13 +227,9 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
 
 
 def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None:
-    chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
-    if chooser is None:
-        assert backend.name == "numpy"
-        return
     shard = _shard(_rule("adam"), backend)
     assert shard.steps_alone
-    recorded = chooser.recorder(shard.rule.optimizer, shard.empty_step())
+    recorded = _recorded(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray, shard)
     assert recorded.serves(shard.empty_step())
     shard.restore(shard.image())
     assert not recorded.serves(shard.empty_step())

@@ -22,7 +22,8 @@ from daskml_dist.schedules import Constant
 from daskml_dist.training.loops.shared import _damping
 
 RATE = 0.1
-WITH_ROWS = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.at_entry)
+WITH_ROWS = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.single_rows)
+WITH_ENTRIES = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.at_entry)
 
 
 def _rows(n_rows: int = 60, n_features: int = 40) -> tuple[Any, NDArray[np.float64]]:
@@ -57,7 +58,7 @@ def test_one_row_equals_the_array_form(name: str) -> None:
         np.testing.assert_allclose(np.transpose(rows), [values, slopes], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", WITH_ROWS)
+@pytest.mark.parametrize("name", WITH_ENTRIES)
 def test_one_entry_equals_the_array_form(name: str) -> None:
     optimizer, rng = OPTIMIZERS[name](), np.random.default_rng(0)
     w = rng.normal(size=9)
@@ -66,7 +67,7 @@ def test_one_entry_equals_the_array_form(name: str) -> None:
     for step in range(1, 6):
         grad = rng.normal(size=len(w))
         for k in range(len(w)):
-            optimizer.at_entry(state, k, grad[k], RATE, optimizer.parameters)
+            optimizer.at_entry(state, k, grad[k], RATE, optimizer.numbers(step))
         optimizer.update(w, grad, slots, RATE, step)
     for mine, theirs in zip(state, (w, *slots.values()), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)

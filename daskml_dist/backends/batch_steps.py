@@ -37,14 +37,14 @@ def _steps(
     runs: Any,
     rows: Any,
     rates: Any,
+    numbers: Any,
     state: Any,
     grad: Any,
     losses: Any,
     n_penalised: Any,
     l1: Any,
     l2: Any,
-    loss_parameters: Any,
-    move_parameters: Any,
+    parameters: Any,
     n_features: Any,
 ) -> None:
     """Step along each batch.
@@ -57,6 +57,8 @@ def _steps(
         Batch, block, first row and number of rows, in the order of the batches.
     rows, rates : float64 (n_batches,)
         Number of rows, and learning rate.
+    numbers : (n_batches, n) floats
+        Of the optimizer.
     state : tuple of (n_parameters,) floats
         w, in which the intercept comes last, and the slots.
     grad : (n_parameters,) floats
@@ -86,7 +88,7 @@ def _steps(
                 if has_intercept:
                     raw += w[n_features]
                 y = array_at(pointer(block[1] + i * item), 1, w.dtype)[0]
-                value, slope = _loss(y, raw, loss_parameters)
+                value, slope = _loss(y, raw, parameters)
                 g: Any = number(slope)
                 if block[2] != 0:
                     weight = array_at(pointer(block[2] + i * item), 1, w.dtype)[0]
@@ -100,14 +102,14 @@ def _steps(
             continue
         if has_intercept:
             grad[n_features] = slopes
-        step, mean = number(rates[b]), number(1 / rows[b])
+        step, mean, at_step = number(rates[b]), number(1 / rows[b]), numbers[b]
         for j in range(n_penalised):
-            moved = _move(state, j, grad[j] * mean + l2 * w[j], step, move_parameters)
+            moved = _move(state, j, grad[j] * mean + l2 * w[j], step, at_step)
             if l1 > 0:
                 most = moved * l1
                 w[j] -= min(max(w[j], -most), most)
         for j in range(n_penalised, len(w)):
-            _move(state, j, grad[j] * mean, step, move_parameters)
+            _move(state, j, grad[j] * mean, step, at_step)
 
 
 class BatchSteps:
@@ -141,7 +143,7 @@ class BatchSteps:
         self._scratch = np.empty(len(step.w), step.w.dtype)
         self._rest = (
             step.n_penalised, number(step.l1), number(step.l2), tuple(map(float, loss.parameters)),
-            tuple(map(number, optimizer.parameters)), n_features,
+            n_features,
         )  # fmt: skip
         self._loop = compiled_with(_steps, loss.__class__, optimizer.__class__, vectors=True)
 
@@ -158,12 +160,14 @@ class BatchSteps:
         ndarray of float64 of shape (len(steps),)
             The summed loss of each batch before its step.
         """
-        runs = flat_runs(batches, self._place)
+        runs, dtype = flat_runs(batches, self._place), self._scratch.dtype
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
+        numbers = np.array([self._optimizer.numbers(step.number) for step in steps], dtype)
         state = tuple(array.reshape(-1) for array in self._arrays)
         losses = np.empty(len(steps))
-        self._loop(self._where, runs, rows, rates, state, self._scratch, losses, *self._rest)
+        given = self._where, runs, rows, rates, numbers
+        self._loop(*given, state, self._scratch, losses, *self._rest)
         return losses
 
 

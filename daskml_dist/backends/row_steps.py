@@ -47,7 +47,7 @@ def _steps(
     l1: Any,
     l2: Any,
     loss_parameters: Any,
-    move_parameters: Any,
+    numbers: Any,
     intercept: Any,
 ) -> Any:
     """Step along each row; return the sum of their losses before the steps.
@@ -135,7 +135,7 @@ def _steps(
                     elapsed = max((now - cells[j, n_state]) * per_step, number(0))
                     cells[j, n_state] = now
                 pull = number(l2) * min(elapsed, longest) * state[0][k]
-                size = _move(state, k, x[k] * g + pull, step, move_parameters)
+                size = _move(state, k, x[k] * g + pull, step, numbers)
                 most = size * number(l1) * elapsed
                 state[0][k] -= min(max(state[0][k], -most), most)
                 for s in range(n_state):
@@ -145,17 +145,17 @@ def _steps(
                 for k in range(n):
                     elapsed = max((now - paid[k]) * per_step, number(0))
                     pull = number(l2) * min(elapsed, longest) * state[0][k]
-                    size = _move(state, k, x[k] * g + pull, step, move_parameters)
+                    size = _move(state, k, x[k] * g + pull, step, numbers)
                     most = size * number(l1) * elapsed
                     state[0][k] -= min(max(state[0][k], -most), most)
             elif l2 > 0:
                 for k in range(n):
                     elapsed = min(max((now - paid[k]) * per_step, number(0)), longest)
                     pull = number(l2) * elapsed * state[0][k]
-                    _move(state, k, x[k] * g + pull, step, move_parameters)
+                    _move(state, k, x[k] * g + pull, step, numbers)
             else:
                 for k in range(n):
-                    _move(state, k, x[k] * g, step, move_parameters)
+                    _move(state, k, x[k] * g, step, numbers)
             for k in range(n):
                 j = np.uint64(column[k])
                 for s in range(n_state):
@@ -163,7 +163,7 @@ def _steps(
                 if penalised:
                     cells[j, n_state] = now
         if intercept:
-            _move(state, n, g, step, move_parameters)
+            _move(state, n, g, step, numbers)
             for s in range(n_state):
                 cells[bias, s] = state[s][n]
     return loss
@@ -186,7 +186,7 @@ class RowSteps:
     loss : Loss
         With an `at_row`.
     optimizer : Optimizer
-        With an `at_entry`.
+        With an `at_entry`, and `single_rows`.
     l1, l2 : float
         Strengths of the penalty on all parameters but the intercept.
     fit_intercept : bool
@@ -199,7 +199,7 @@ class RowSteps:
         self._n_slots = len(optimizer.slot_names)
         self._penalty = float(l1), float(l2)
         self._loss_parameters = tuple(map(float, loss.parameters))
-        self._optimizer_parameters = optimizer.parameters
+        self._optimizer_numbers = optimizer.numbers(1)
         self._intercept = bool(fit_intercept)
         self._known: dict[tuple[int, np.dtype[Any]], _Known] = {}
         self._scratch: list[NDArray[Any]] = []
@@ -242,7 +242,7 @@ class RowSteps:
                 np.concatenate([y for _, y, _ in pieces])[order], weight, cells,
                 tuple(scratch[1:]), scratch[0], float(rate), float(charged),
                 l1, l2, self._loss_parameters,
-                tuple(map(number, self._optimizer_parameters)), self._intercept,
+                tuple(map(number, self._optimizer_numbers)), self._intercept,
             )
         )  # fmt: skip
 

@@ -59,8 +59,8 @@ class UpdateRule:
 
     @property
     def steps_alone(self) -> bool:
-        """Whether a device may make several steps by itself."""
-        # It has a kernel for steps at coordinates, of one optimizer.
+        """Whether several steps may be made at once."""
+        # A device has a kernel for steps at coordinates, of one optimizer.
         at_all = not self.coordinates or (type(self.optimizer) is Adagrad and not self.owes)
         return at_all and self.average_after is None
 
@@ -223,16 +223,21 @@ class Shard:
         return rate
 
     @property
+    def on_device(self) -> bool:
+        """Whether the state lies on a device."""
+        return self._backend is not None
+
+    @property
     def steps_alone(self) -> bool:
-        """Whether a device may make several steps by itself."""
-        return self._fuses and self.rule.steps_alone
+        """Whether several steps may be made at once, where the state lies."""
+        return self._knows_optimizer and self.rule.steps_alone
 
     def empty_step(self) -> Step:
         """A step of no rows, which changes nothing."""
         return self._described(None, 0.0, 0.0)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
-        """Count steps that a device makes by itself, of so many rows each; what they are."""
+        """Count steps that are made at once, of so many rows each; what they are."""
         return [self._described(None, n, self._count(n)) for n in rows]
 
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
@@ -241,10 +246,10 @@ class Shard:
         return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k, few)
 
     @property
-    def _fuses(self) -> bool:
+    def _knows_optimizer(self) -> bool:
         # A subclass may compute something else.
         optimizer = self.rule.optimizer
-        return self._backend is not None and type(optimizer) is OPTIMIZERS.get(optimizer.name)
+        return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.
@@ -280,8 +285,7 @@ class Shard:
         self._snapshot = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
-        if self._fuses:
-            assert self._backend is not None
+        if self._backend is not None and self._knows_optimizer:
             if self._backend.update(self.rule.optimizer, self._described(grad, rows, rate)):
                 return
         grad /= rows

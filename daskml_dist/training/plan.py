@@ -357,6 +357,7 @@ def _steps_row_by_row(settings: Settings, survey: Survey, model: LinearModel) ->
         and model.width == 1
         and settings.loss.at_row is not None
         and settings.optimizer.at_entry is not None
+        and settings.optimizer.single_rows
         and all(info.device == "cpu" for info in survey.infos)
         and _touches_few(survey, 1)
     )

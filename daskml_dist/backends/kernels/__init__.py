@@ -258,19 +258,11 @@ def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tupl
         Number of the step, from 1.
     """
     rate = lr
-    numbers: tuple[float, ...] = ()
     if optimizer.name in ("momentum", "nesterov"):
-        rate, numbers = lr / (1 - optimizer.momentum), (optimizer.momentum,)
-    elif optimizer.name in ("adagrad", "nag"):
-        numbers = optimizer.parameters
-    elif optimizer.name in ("adam", "adamw"):
-        p, r = optimizer.beta1, optimizer.beta2
-        root = (1 - r**step) ** 0.5
-        numbers = (p, 1 - p, r, 1 - r, 1 - p**step, root, optimizer.epsilon)
-        if optimizer.name == "adamw":
-            rate = 1 - lr * optimizer.weight_decay
-    elif optimizer.name == "ftrl":
-        numbers = (optimizer.beta,)
+        rate = lr / (1 - optimizer.momentum)
+    elif optimizer.name == "adamw":
+        rate = 1 - lr * optimizer.weight_decay
+    numbers = optimizer.numbers(step)[: NUMBERS - 3]
     padded = (rows, lr, rate, *numbers, *(0.0,) * (NUMBERS - 3 - len(numbers)))
     return tuple(float(number) for number in padded)
 

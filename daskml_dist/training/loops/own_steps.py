@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+from daskml_dist.backends.base import Step
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.lane import Lane
 from daskml_dist.training.ready_blocks import device_memory
@@ -42,14 +45,19 @@ class OwnSteps:
     def _take_together(self, count: int) -> int:
         """Steps taken; none where each is made by itself."""
         lane, replica = self._lane, self._replica
-        if lane.reached < lane.backend.steps_one_by_one or not replica.steps_alone:
-            return 0
-        if lane.recorder is None:
+        if self._recorder is None or lane.reached < lane.backend.steps_one_by_one:
             return 0
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
             with device_memory(lane.backend, "What steps need"):
-                self._recorded = lane.recorder(step)
+                self._recorded = self._recorder(step)
         count = min(count, self._recorded.most)
         lane.take_steps(self._recorded, replica, count)
         return count
+
+    @functools.cached_property
+    def _recorder(self) -> Callable[[Step], Any] | None:
+        """The lane's, if the replica lies where the lane computes."""
+        lane, replica = self._lane, self._replica
+        here = lane.backend.device == "cpu" or replica.on_device
+        return lane.recorder if here and replica.steps_alone else None

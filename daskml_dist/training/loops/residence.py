@@ -42,8 +42,7 @@ class Residence:
 
     def shard(self, state: ShardState) -> Shard:
         """A replica in a state, which may still be the host's."""
-        lies_apart = self._is_host and self._backend.device == "gpu"
-        backend = None if lies_apart else self._backend
+        backend = None if self._is_host else self._backend
         return Shard(self._rule, self.enter(state), backend=backend)
 
     def enter(self, record: R) -> R:

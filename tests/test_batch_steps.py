@@ -1,0 +1,186 @@
+"""Steps along batches that one compiled loop makes on the CPU, against the same one by one."""
+
+from __future__ import annotations
+
+import ctypes
+from types import FunctionType
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends import batch_steps
+from daskml_dist.backends.numpy_backend import NumpyBackend
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.losses import LOSSES, LogLoss
+from daskml_dist.optimizers import OPTIMIZERS
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import POLICIES
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import InverseScaling
+
+D = 5
+WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.at_row)
+WITH_ENTRIES = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.at_entry)
+
+
+def _interpreted(loop: Any, loss: Any, optimizer: Any, *, vectors: bool) -> Any:
+    """As `compiled_with`, without compiling."""
+
+    def array_at(address: int, shape: int, dtype: Any) -> NDArray[Any]:
+        memory = (ctypes.c_byte * (shape * dtype.itemsize)).from_address(int(address))
+        return np.frombuffer(memory, dtype, shape)
+
+    assert vectors
+    scope = {
+        **loop.__globals__,
+        "_loss": loss.at_row,
+        "_move": optimizer.at_entry,
+        "array_at": array_at,
+        "pointer": int,
+        "prefetch": lambda address: None,
+    }
+    return FunctionType(loop.__code__, scope)
+
+
+def _block(loss: Any, n: int, weighted: bool, dtype: Any, seed: int) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    y = rng.choice([-1, 1], size=n) if loss.kind == "classification" else rng.random(n)
+    weight = rng.random(n).astype(dtype) if weighted else None
+    return rng.normal(size=(n, D)).astype(dtype), y.astype(dtype), weight
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("penalty", [Penalty(0, 0), Penalty(0, 0.1), Penalty(0.05, 0.02)])
+@pytest.mark.parametrize("optimizer", WITH_ENTRIES)
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_every_loss_and_optimizer(
+    name: str, optimizer: str, penalty: Penalty, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_steps, "compiled_with", _interpreted)
+    loss, weighted, intercept = LOSSES[name](), penalty.l1 == 0, penalty.l2 != 0
+    blocks = {n: _block(loss, rows, weighted, dtype, n) for n, rows in ((4, 11), (1, 6))}
+    rule = UpdateRule(OPTIMIZERS[optimizer](), InverseScaling(0.1), penalty, D, 2.0)
+    w = np.linspace(-0.3, 0.3, D + intercept)[:, None].astype(dtype)
+    ours, other = (Shard(rule, ShardState(w.copy(), {})) for _ in range(2))
+    recorder = NumpyBackend().recorder(loss, rule.optimizer, w.shape, blocks, 9)
+    assert recorder is not None
+    steps = recorder(ours.empty_step())
+    draws = [
+        [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
+        [],
+        [(4, np.array([0, 3]), np.array([1, 1]))],
+    ]
+    losses = steps(draws, ours.next_steps([7, 0, 2]))
+    for draw, found in zip(draws, losses, strict=True):
+        picked = [(block, np.concatenate([np.arange(s, s + c) for s, c in zip(*runs, strict=True)]))
+                  for block, *runs in draw]  # fmt: skip
+        value, grad, n = 0.0, np.zeros_like(other.w), 0
+        for block, rows in picked:
+            X, y, weight = blocks[block]
+            X, n = X[rows], n + len(rows)
+            raw = X @ other.w[:D, 0] + (other.w[D, 0] if intercept else 0)
+            values, g = loss.value_and_gradient(y[rows], raw.astype(dtype))
+            if weight is not None:
+                values, g = values * weight[rows], g * weight[rows]
+            value += values.sum()
+            grad[:D, 0] += X.T @ g
+            grad[D:, 0] += g.sum()
+        other.apply(grad, n)
+        rtol = 1e-5 if dtype is np.float32 else 1e-10
+        assert found == pytest.approx(value, rel=rtol)
+    assert (ours.step, ours.rows) == (other.step, other.rows) == (3, 9)
+    for mine, theirs in zip(
+        (ours.w, *ours.slots.values()), (other.w, *other.slots.values()), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=10 * rtol, atol=rtol)
+
+
+def test_what_has_no_loop() -> None:
+    backend, loss, adagrad = NumpyBackend(), LogLoss(), OPTIMIZERS["adagrad"]()
+    X, y, _ = _block(loss, 8, False, np.float64, 0)
+    blocks = {0: (X, y, None)}
+    assert backend.recorder(loss, adagrad, (D, 1), blocks, 4)
+    assert backend.recorder(loss, adagrad, (D, 3), blocks, 4) is None
+    assert backend.recorder(LOSSES["tweedie"](), adagrad, (D, 1), blocks, 4) is None
+    assert backend.recorder(loss, OPTIMIZERS["ftrl"](), (D, 1), blocks, 4) is None
+    assert backend.recorder(loss, adagrad, (D, 1), {0: (sparse.csr_array(X), y, None)}, 4) is None
+    # A sum of so many rows has too few digits in float32.
+    assert backend.recorder(loss, adagrad, (D, 1), blocks, 100_000) is None
+
+
+X = np.random.default_rng(0).normal(size=(300, D))
+Y = X[:, 0] + np.random.default_rng(1).normal(size=300) > 0
+ALONE = ["sync", "allreduce", "local", "average"]
+
+
+def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: Any) -> list[Any]:
+    """Fits with steps one by one, from some step on together, and all together."""
+    fits = []
+    for one_by_one in (10**9, 37, 0):
+        monkeypatch.setattr(NumpyBackend, "steps_one_by_one", one_by_one)
+        given = {"policy": policy, "batch_size": 16, "random_state": 0, "tol": None, **params}
+        fits.append(SGDClassifier(max_iter=5, **given).fit(*data))
+    return fits
+
+
+@pytest.mark.parametrize("policy", ALONE)
+@pytest.mark.parametrize("held_out", [False, True])
+def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    call = batch_steps.BatchSteps.__call__
+    monkeypatch.setattr(
+        batch_steps.BatchSteps, "__call__",
+        lambda self, draws, steps: made.append(len(steps)) or call(self, draws, steps),
+    )  # fmt: skip
+    n_lanes = 1 if policy in ("sync", "allreduce") else 2
+    weight = np.random.default_rng(2).random(len(Y))
+    fits = _fits(
+        policy, monkeypatch, X, Y, weight, n_lanes=n_lanes, early_stopping=held_out,
+        n_iter_no_change=9,
+    )  # fmt: skip
+    steps = sum(record["steps"] for record in fits[0].history_.records)
+    assert sum(made) == n_lanes * (2 * steps - 37)
+    for fit in fits[1:]:
+        np.testing.assert_allclose(fit.coef_, fits[0].coef_, rtol=1e-9)
+        np.testing.assert_allclose(fit.intercept_, fits[0].intercept_, rtol=1e-9)
+        for ours, theirs in zip(fit.history_.records, fits[0].history_.records, strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
+            assert (ours["rows"], ours["steps"]) == (theirs["rows"], theirs["steps"])
+
+
+def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_steps, "BatchSteps", None)
+    monkeypatch.setattr(NumpyBackend, "steps_one_by_one", 0)
+    few = {"max_iter": 2, "tol": None, "batch_size": 16, "n_lanes": 2}
+    for policy in set(POLICIES) - {"local", "average"}:
+        SGDClassifier(policy=policy, **few).fit(X, Y)
+    few["n_lanes"] = 1
+    SGDClassifier(average=True, **few).fit(X, Y)
+    SGDClassifier(**few).fit(X, np.digitize(X[:, 0], [-0.5, 0.5]))
+    SGDClassifier(**few).fit(sparse.csr_array(X), Y)
+    SGDRegressor(**few | {"batch_size": None}).fit(X, X[:, 1])
+
+
+def _set_one_by_one(steps: int) -> None:
+    NumpyBackend.steps_one_by_one = steps
+
+
+@pytest.mark.parametrize("policy", ["local", "sync"])
+def test_on_a_cluster(client: Client, policy: str) -> None:
+    X_parts, y_parts = da.from_array(X, chunks=(60, -1)), da.from_array(Y, chunks=60)
+    params: dict[str, Any] = {"batch_size": 4, "random_state": 0, "tol": None, "max_iter": 5}
+    n_lanes, found = 2 if policy == "local" else 1, []
+    usual = NumpyBackend.steps_one_by_one
+    try:
+        for one_by_one in (10**9, 50):
+            client.run(_set_one_by_one, one_by_one)
+            clf = SGDClassifier(policy=policy, n_lanes=n_lanes, **params)
+            found.append(clf.fit(X_parts, y_parts).coef_)
+    finally:
+        client.run(_set_one_by_one, usual)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
