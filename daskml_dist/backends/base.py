@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -101,8 +101,8 @@ class Backend(ABC):
     #: Entries of dense rows that are worked on together: a device wants many rows at once, and
     #: memory for what is made of them. 0: what a processor's cache holds, as each caller knows.
     entries_at_once: ClassVar[int] = 1 << 25
-    #: Steps of a fit that are made one by one, before it is worth preparing to make several.
-    steps_one_by_one: ClassVar[int] = 0
+    #: Steps of a fit whose rows are gathered, before it is worth asking for a chooser.
+    steps_gathered: ClassVar[int] = 0
 
     @classmethod
     @abstractmethod
@@ -183,8 +183,7 @@ class Backend(ABC):
 
     def chooser(
         self,
-        kernel: str | None,
-        parameters: tuple[float, ...],
+        loss: Any,
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
@@ -193,10 +192,7 @@ class Backend(ABC):
 
         Parameters
         ----------
-        kernel : str or None
-            What a loss calls its kernel.
-        parameters : tuple of float
-            The loss's own.
+        loss : Loss
         shape : tuple of two int
             Of the parameters.
         blocks : mapping of int to (X, y, weight)
@@ -206,32 +202,8 @@ class Backend(ABC):
 
         Returns
         -------
-        Chooser or None
+        Chooser, HostChooser or None
             None where rows are gathered by :meth:`rows`.
-        """
-        return None
-
-    def recorder(
-        self,
-        loss: Any,
-        optimizer: Any,
-        shape: tuple[int, int],
-        blocks: Mapping[int, tuple[Any, Any, Any | None]],
-        n_rows: int,
-    ) -> Callable[[Step], Any] | None:
-        """Something that makes many steps of a linear model at once, along batches of the host.
-
-        Parameters
-        ----------
-        loss : Loss
-        optimizer : Optimizer
-        shape, blocks, n_rows
-            As of :meth:`chooser`.
-
-        Returns
-        -------
-        callable or None
-            Takes one of the steps, without a gradient. None where each is made by itself.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Step loops that numba compiles for one loss and one optimizer."""
+"""Loops over rows that numba compiles with the functions of a loss and an optimizer."""
 
 from __future__ import annotations
 
@@ -15,32 +15,38 @@ __all__ = ["compiled_with"]
 
 @cache
 def compiled_with(
-    loop: Callable[..., Any], loss: Any, optimizer: Any, *, vectors: bool = False
+    loop: Callable[..., Any], *, vectors: bool = False, **parts: Callable[..., Any]
 ) -> Any:
-    """A loop that calls `_loss` and `_move`, with those of a loss and an optimizer.
+    """A loop with other functions in the places of some that it calls.
 
     Parameters
     ----------
     loop : function
-        Of a module with functions of these two names, for which `at_row` and `at_entry` stand in.
-    loss, optimizer : type
-        With an `at_row`; with an `at_entry`.
     vectors : bool, default=False
         Whether sums may be taken in any order, so that vector instructions take them.
+    **parts : function
+        By the name by which the loop calls it; what this has returned already, or compiled here.
 
     Returns
     -------
     function
         Compiled at its first call, without Python's lock. numba keeps what it compiled on disk, by
-        the name of the function and the date of its file; so the name tells of the code of the two
-        functions too.
+        the name of the function and the date of its file; so the name tells of the code of the
+        parts too.
     """
-    parts = loss.at_row, optimizer.at_entry
-    code = b"".join(p.__code__.co_code + repr(p.__code__.co_consts).encode() for p in parts)
-    name = f"steps_{loss.__name__}_{optimizer.__name__}_{zlib.crc32(code):08x}"
+    code = zlib.crc32(b"".join(map(_code, parts.values())))
+    name = f"{loop.__name__.strip('_')}_{code:08x}"
     inner = numba.njit(inline="never", error_model="numpy")
-    scope = {**loop.__globals__, "_loss": inner(parts[0]), "_move": inner(parts[1])}
-    function = FunctionType(loop.__code__, scope, name)
+    own = {key: part if hasattr(part, "py_func") else inner(part) for key, part in parts.items()}
+    function = FunctionType(loop.__code__, {**loop.__globals__, **own}, name)
     function.__qualname__ = name
     fastmath: Any = {"reassoc", "contract", "nsz"} if vectors else False
     return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)(function)
+
+
+def _code(part: Any) -> bytes:
+    """What tells a part from others."""
+    if hasattr(part, "py_func"):
+        return str(part.py_func.__qualname__).encode()
+    constants: bytes = repr(part.__code__.co_consts).encode()
+    return bytes(part.__code__.co_code) + constants

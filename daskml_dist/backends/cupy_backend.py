@@ -239,8 +239,7 @@ class CupyBackend(Backend):
 
     def chooser(
         self,
-        kernel: str | None,
-        parameters: tuple[float, ...],
+        loss: Any,
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
@@ -248,7 +247,7 @@ class CupyBackend(Backend):
         """Where a kernel reads rows of that width by their addresses."""
         (X, y, _), *_ = blocks.values()
         is_sparse = self._sparse.issparse(X)
-        if kernel not in kernels.LOSSES or shape[1] > 1 or y.dtype != arithmetic_dtype(X):
+        if loss.kernel not in kernels.LOSSES or shape[1] > 1 or y.dtype != arithmetic_dtype(X):
             return None
         if any(self._sparse.issparse(block[0]) != is_sparse for block in blocks.values()):
             return None
@@ -259,7 +258,7 @@ class CupyBackend(Backend):
         ):
             return None
         make = CsrChooser if is_sparse else Chooser
-        chooser = make(self._calls, (kernel, _own(parameters)), blocks, n_rows)
+        chooser = make(self._calls, (loss.kernel, _own(loss.parameters)), blocks, n_rows)
         return chooser if self._calls.has_gradient(chooser.rows(0)) else None
 
     @functools.cached_property

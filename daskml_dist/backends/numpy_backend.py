@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.base import Backend, SparseRows
+from daskml_dist.backends.host_rows import HostRows
 from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["CSRRows", "NumpyBackend"]
@@ -75,8 +75,8 @@ class NumpyBackend(Backend):
     name = "numpy"
     device = "cpu"
     entries_at_once = 0
-    #: They take as long as to load numba, nearly.
-    steps_one_by_one = 1024
+    #: They take as long as it takes to load numba, nearly.
+    steps_gathered = 1024
 
     @classmethod
     def problem(cls) -> str | None:
@@ -185,6 +185,8 @@ class NumpyBackend(Backend):
         parameters: tuple[float, ...] = (),
     ) -> float | None:
         """One reading of dense rows, for losses with a kernel and weights of one column."""
+        if isinstance(X, HostRows):
+            return X.add_gradient(w, out)
         if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
             return None
         if sparse.issparse(X) or not (X.flags.c_contiguous and X.flags.aligned):
@@ -199,20 +201,21 @@ class NumpyBackend(Backend):
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
 
-    def recorder(
+    def chooser(
         self,
         loss: Any,
-        optimizer: Any,
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
-    ) -> Callable[[Step], Any] | None:
-        """A compiled loop, for dense rows and what numba compiles of losses and optimizers."""
-        if shape[1] > 1 or loss.at_row is None or optimizer.at_entry is None or n_rows > _AT_ONCE:
+    ) -> Any | None:
+        """A compiled loop reads dense rows, for losses that numba compiles and one output."""
+        if shape[1] > 1 or loss.at_row is None or n_rows > _AT_ONCE:
             return None
         if any(sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values()):
             return None
-        return partial(_batch_steps, loss, optimizer, blocks)
+        from daskml_dist.backends.host_chooser import HostChooser
+
+        return HostChooser(loss, blocks)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""
@@ -248,9 +251,3 @@ class NumpyBackend(Backend):
             csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
-
-
-def _batch_steps(loss: Any, optimizer: Any, blocks: Any, step: Step) -> Any:
-    from daskml_dist.backends.batch_steps import BatchSteps
-
-    return BatchSteps(loss, optimizer, blocks, step)

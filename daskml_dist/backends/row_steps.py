@@ -195,7 +195,9 @@ class RowSteps:
     def __init__(
         self, loss: Any, optimizer: Any, l1: float, l2: float, fit_intercept: bool
     ) -> None:
-        self._kernel = compiled_with(_steps, loss.__class__, optimizer.__class__)
+        self._kernel = compiled_with(
+            _steps, _loss=type(loss).at_row, _move=type(optimizer).at_entry
+        )
         self._n_slots = len(optimizer.slot_names)
         self._penalty = float(l1), float(l2)
         self._loss_parameters = tuple(map(float, loss.parameters))

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Runs
@@ -115,8 +114,9 @@ class Lane:
 
         Its arrays are good until the next batch is asked for.
         """
-        if not self._in_arrays or self.chooser is None:
+        if self._gathers:
             return self._batch(next(self._draws))
+        assert self.chooser is not None
         if not self._chosen:
             draws = [next(self._draws) for _ in range(self.chooser.most)]
             pieces = self.chooser([_runs(draw) for draw in draws])
@@ -138,45 +138,26 @@ class Lane:
 
     @functools.cached_property
     def chooser(self) -> Any | None:
-        """What chooses the rows of batches on a device without a copy of them, or None."""
+        """What chooses the rows of batches without a copy of them, or None."""
+        if isinstance(self._blocks, BlockStream) or not self.n_rows or self._fit.n_steps == 1:
+            return None
         # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
         rule = self._fit.rule
-        if self._on_host or (rule.coordinates and not rule.steps_alone) or not self._has_batches:
+        if rule.coordinates and (self._on_host or not rule.steps_alone):
             return None
-        model, most = self._fit.step_model, self._most_rows
-        loss = model.loss.kernel, model.loss.parameters
-        with device_memory(self.backend, f"What chooses batches of {most:,} rows"):
-            return self.backend.chooser(*loss, model.shape, self._arrays(), most)
-
-    @functools.cached_property
-    def recorder(self) -> Callable[[Step], Any] | None:
-        """What makes several steps at once along the lane's batches, or None."""
-        model, rule = self._fit.step_model, self._fit.rule
-        if not self._on_host:
-            chooser = self.chooser
-            return None if chooser is None else functools.partial(chooser.recorder, rule.optimizer)
-        if rule.coordinates or not self._has_batches:
-            return None
-        of = model.loss, rule.optimizer, model.shape
-        return self.backend.recorder(*of, self._arrays(), self._most_rows)
-
-    @property
-    def _has_batches(self) -> bool:
-        """Whether there are some, of rows that stay in memory."""
-        kept = not isinstance(self._blocks, BlockStream)
-        return kept and self.n_rows > 0 and self._fit.n_steps > 1
-
-    @property
-    def _most_rows(self) -> int:
-        """Rows of a batch at most."""
-        return -(-self.n_rows // self._fit.n_steps)
-
-    def _arrays(self) -> dict[int, tuple[Any, Any, Any | None]]:
-        """Features, targets and weights of each block."""
-        assert not isinstance(self._blocks, BlockStream)
         numbers = itertools.chain.from_iterable(self._rows.blocks(1))
         ready = {n: self._blocks[n] for n in sorted(set(numbers))}
-        return {n: (block.X, block.y, block.weight) for n, block in ready.items()}
+        blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
+        model, most = self._fit.step_model, -(-self.n_rows // self._fit.n_steps)
+        with device_memory(self.backend, f"What chooses batches of {most:,} rows"):
+            return self.backend.chooser(model.loss, model.shape, blocks, most)
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the rows of the next batch are gathered."""
+        if not self._in_arrays or self.reached < self.backend.steps_gathered:
+            return True
+        return self.chooser is None
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
         """Take steps of a replica that are made at once, and count their rows and losses.
@@ -184,7 +165,7 @@ class Lane:
         Parameters
         ----------
         recorded : RecordedSteps or BatchSteps
-            Of the lane's recorder and the replica.
+            Of the lane's chooser and the replica.
         replica : Shard
         count : int
         """
@@ -308,8 +289,10 @@ def _count(rows: list[tuple[int, Any]]) -> int:
 def _runs(rows: list[tuple[int, Any]]) -> list[tuple[int, Any, Any]]:
     """Rows of a batch, as runs of neighbours: the block, starts and counts."""
     return [
-        (block, at.starts, at.counts) if isinstance(at, Runs) else (block, at, np.ones_like(at))
-        for block, at in rows
+        (number, at.starts, at.counts)
+        if isinstance(at, Runs)
+        else (number, at, np.ones(len(at), np.intp))
+        for number, at in rows
     ]
 
 

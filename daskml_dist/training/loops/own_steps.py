@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-from daskml_dist.backends.base import Step
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.lane import Lane
 from daskml_dist.training.ready_blocks import device_memory
@@ -28,6 +25,9 @@ class OwnSteps:
         self._lane = lane
         self._replica = replica
         self._recorded: Any | None = None
+        # A replica on the host has nothing to do with what a device records.
+        here = lane.backend.device == "cpu" or replica.on_device
+        self._may = here and replica.steps_alone
 
     def take(self, count: int) -> None:
         """Take the next steps of the lane."""
@@ -45,19 +45,15 @@ class OwnSteps:
     def _take_together(self, count: int) -> int:
         """Steps taken; none where each is made by itself."""
         lane, replica = self._lane, self._replica
-        if self._recorder is None or lane.reached < lane.backend.steps_one_by_one:
+        if not self._may or lane.reached < lane.backend.steps_gathered or lane.chooser is None:
             return 0
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
             with device_memory(lane.backend, "What steps need"):
-                self._recorded = self._recorder(step)
+                self._recorded = lane.chooser.recorder(replica.rule.optimizer, step)
+        if self._recorded is None:
+            self._may = False
+            return 0
         count = min(count, self._recorded.most)
         lane.take_steps(self._recorded, replica, count)
         return count
-
-    @functools.cached_property
-    def _recorder(self) -> Callable[[Step], Any] | None:
-        """The lane's, if the replica lies where the lane computes."""
-        lane, replica = self._lane, self._replica
-        here = lane.backend.device == "cpu" or replica.on_device
-        return lane.recorder if here and replica.steps_alone else None

@@ -13,7 +13,7 @@ from distributed import Client
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import batch_steps
+from daskml_dist.backends import host_chooser
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
@@ -28,7 +28,7 @@ WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.at_row)
 WITH_ENTRIES = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.at_entry)
 
 
-def _interpreted(loop: Any, loss: Any, optimizer: Any, *, vectors: bool) -> Any:
+def _interpreted(loop: Any, *, vectors: bool, **parts: Any) -> Any:
     """As `compiled_with`, without compiling."""
 
     def array_at(address: int, shape: int, dtype: Any) -> NDArray[Any]:
@@ -36,15 +36,8 @@ def _interpreted(loop: Any, loss: Any, optimizer: Any, *, vectors: bool) -> Any:
         return np.frombuffer(memory, dtype, shape)
 
     assert vectors
-    scope = {
-        **loop.__globals__,
-        "_loss": loss.at_row,
-        "_move": optimizer.at_entry,
-        "array_at": array_at,
-        "pointer": int,
-        "prefetch": lambda address: None,
-    }
-    return FunctionType(loop.__code__, scope)
+    memory = {"array_at": array_at, "pointer": int, "prefetch": lambda address: None}
+    return FunctionType(loop.__code__, {**loop.__globals__, **memory, **parts})
 
 
 def _block(loss: Any, n: int, weighted: bool, dtype: Any, seed: int) -> tuple[Any, Any, Any]:
@@ -61,15 +54,16 @@ def _block(loss: Any, n: int, weighted: bool, dtype: Any, seed: int) -> tuple[An
 def test_every_loss_and_optimizer(
     name: str, optimizer: str, penalty: Penalty, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_steps, "compiled_with", _interpreted)
+    monkeypatch.setattr(host_chooser, "compiled_with", _interpreted)
     loss, weighted, intercept = LOSSES[name](), penalty.l1 == 0, penalty.l2 != 0
     blocks = {n: _block(loss, rows, weighted, dtype, n) for n, rows in ((4, 11), (1, 6))}
     rule = UpdateRule(OPTIMIZERS[optimizer](), InverseScaling(0.1), penalty, D, 2.0)
     w = np.linspace(-0.3, 0.3, D + intercept)[:, None].astype(dtype)
     ours, other = (Shard(rule, ShardState(w.copy(), {})) for _ in range(2))
-    recorder = NumpyBackend().recorder(loss, rule.optimizer, w.shape, blocks, 9)
-    assert recorder is not None
-    steps = recorder(ours.empty_step())
+    backend = NumpyBackend()
+    chooser = backend.chooser(loss, w.shape, blocks, 9)
+    assert chooser is not None
+    steps = chooser.recorder(rule.optimizer, ours.empty_step())
     draws = [
         [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
         [],
@@ -101,16 +95,19 @@ def test_every_loss_and_optimizer(
 
 
 def test_what_has_no_loop() -> None:
-    backend, loss, adagrad = NumpyBackend(), LogLoss(), OPTIMIZERS["adagrad"]()
+    backend, loss = NumpyBackend(), LogLoss()
     X, y, _ = _block(loss, 8, False, np.float64, 0)
     blocks = {0: (X, y, None)}
-    assert backend.recorder(loss, adagrad, (D, 1), blocks, 4)
-    assert backend.recorder(loss, adagrad, (D, 3), blocks, 4) is None
-    assert backend.recorder(LOSSES["tweedie"](), adagrad, (D, 1), blocks, 4) is None
-    assert backend.recorder(loss, OPTIMIZERS["ftrl"](), (D, 1), blocks, 4) is None
-    assert backend.recorder(loss, adagrad, (D, 1), {0: (sparse.csr_array(X), y, None)}, 4) is None
+    chooser = backend.chooser(loss, (D, 1), blocks, 4)
+    assert chooser is not None
+    assert backend.chooser(loss, (D, 3), blocks, 4) is None
+    assert backend.chooser(LOSSES["tweedie"](), (D, 1), blocks, 4) is None
+    assert backend.chooser(loss, (D, 1), {0: (sparse.csr_array(X), y, None)}, 4) is None
     # A sum of so many rows has too few digits in float32.
-    assert backend.recorder(loss, adagrad, (D, 1), blocks, 100_000) is None
+    assert backend.chooser(loss, (D, 1), blocks, 100_000) is None
+    rule = UpdateRule(OPTIMIZERS["ftrl"](), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
+    shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
+    assert chooser.recorder(rule.optimizer, shard.empty_step()) is None
 
 
 X = np.random.default_rng(0).normal(size=(300, D))
@@ -121,8 +118,8 @@ ALONE = ["sync", "allreduce", "local", "average"]
 def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: Any) -> list[Any]:
     """Fits with steps one by one, from some step on together, and all together."""
     fits = []
-    for one_by_one in (10**9, 37, 0):
-        monkeypatch.setattr(NumpyBackend, "steps_one_by_one", one_by_one)
+    for gathered in (10**9, 37, 0):
+        monkeypatch.setattr(NumpyBackend, "steps_gathered", gathered)
         given = {"policy": policy, "batch_size": 16, "random_state": 0, "tol": None, **params}
         fits.append(SGDClassifier(max_iter=5, **given).fit(*data))
     return fits
@@ -132,9 +129,9 @@ def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: An
 @pytest.mark.parametrize("held_out", [False, True])
 def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    call = batch_steps.BatchSteps.__call__
+    call = host_chooser.BatchSteps.__call__
     monkeypatch.setattr(
-        batch_steps.BatchSteps, "__call__",
+        host_chooser.BatchSteps, "__call__",
         lambda self, draws, steps: made.append(len(steps)) or call(self, draws, steps),
     )  # fmt: skip
     n_lanes = 1 if policy in ("sync", "allreduce") else 2
@@ -153,21 +150,35 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
             assert (ours["rows"], ours["steps"]) == (theirs["rows"], theirs["steps"])
 
 
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(ALONE)))
+def test_gradients_for_servers_are_the_same(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, *others = _fits(policy, monkeypatch, X, Y, n_lanes=1)
+    for other in others:
+        np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+def test_gradients_of_several_lanes_are_the_same(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit, *others = _fits(policy, monkeypatch, X, Y, n_lanes=3)
+    for other in others:
+        np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
+
+
 def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_steps, "BatchSteps", None)
-    monkeypatch.setattr(NumpyBackend, "steps_one_by_one", 0)
-    few = {"max_iter": 2, "tol": None, "batch_size": 16, "n_lanes": 2}
-    for policy in set(POLICIES) - {"local", "average"}:
-        SGDClassifier(policy=policy, **few).fit(X, Y)
-    few["n_lanes"] = 1
+    monkeypatch.setattr(host_chooser, "BatchSteps", None)
+    monkeypatch.setattr(NumpyBackend, "steps_gathered", 0)
+    few = {"max_iter": 2, "tol": None, "batch_size": 16, "n_lanes": 1}
     SGDClassifier(average=True, **few).fit(X, Y)
+    SGDClassifier(optimizer="ftrl", policy="async", **few).fit(X, Y)
     SGDClassifier(**few).fit(X, np.digitize(X[:, 0], [-0.5, 0.5]))
     SGDClassifier(**few).fit(sparse.csr_array(X), Y)
     SGDRegressor(**few | {"batch_size": None}).fit(X, X[:, 1])
 
 
-def _set_one_by_one(steps: int) -> None:
-    NumpyBackend.steps_one_by_one = steps
+def _set_gathered(steps: int) -> None:
+    NumpyBackend.steps_gathered = steps
 
 
 @pytest.mark.parametrize("policy", ["local", "sync"])
@@ -175,12 +186,12 @@ def test_on_a_cluster(client: Client, policy: str) -> None:
     X_parts, y_parts = da.from_array(X, chunks=(60, -1)), da.from_array(Y, chunks=60)
     params: dict[str, Any] = {"batch_size": 4, "random_state": 0, "tol": None, "max_iter": 5}
     n_lanes, found = 2 if policy == "local" else 1, []
-    usual = NumpyBackend.steps_one_by_one
+    usual = NumpyBackend.steps_gathered
     try:
-        for one_by_one in (10**9, 50):
-            client.run(_set_one_by_one, one_by_one)
+        for gathered in (10**9, 50):
+            client.run(_set_gathered, gathered)
             clf = SGDClassifier(policy=policy, n_lanes=n_lanes, **params)
             found.append(clf.fit(X_parts, y_parts).coef_)
     finally:
-        client.run(_set_one_by_one, usual)
+        client.run(_set_gathered, usual)
     np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
