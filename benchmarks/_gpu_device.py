@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,8 @@ from daskml_dist.backends import get_backend, kernels
 
 #: Seconds that one timing lasts at least, so that short kernels are called many times.
 _LASTS = 5e-3
+#: Seconds of work after which the clocks of an idle GPU have risen.
+_WAKES = 0.5
 
 
 class Device:
@@ -50,6 +56,10 @@ class Device:
         if self._copy is None:
             source = self.xp.ones((1 << 20) if self.tiny else (1 << 29), dtype="float32")
             target = self.xp.empty_like(source)
+            until = time.perf_counter() + (0 if self.tiny else _WAKES)
+            while time.perf_counter() < until:
+                self.xp.copyto(target, source)
+                self.synchronize()
             taken = self.milliseconds(lambda: self.xp.copyto(target, source))
             self._copy = 2 * source.nbytes / taken * 1e3
         return self._copy
@@ -57,6 +67,8 @@ class Device:
     def call_overhead(self) -> float:
         """Microseconds of the host for one call of CuPy on a few numbers."""
         a = self.xp.ones(4, dtype="float32")
+        self.xp.add(a, a, out=a)  # compiles
+        self.synchronize()
         start = time.perf_counter()
         for _ in range(1000):
             self.xp.add(a, a, out=a)
@@ -68,7 +80,8 @@ class Device:
         self.xp.cuda.Device().synchronize()
 
     def free(self) -> None:
-        """Give back what arrays of earlier cases took."""
+        """Give back what arrays of earlier cases took, to worker processes too."""
+        gc.collect()
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def rows(self, n: int, d: int, dtype: str = "float32") -> tuple[Any, Any]:
@@ -94,30 +107,53 @@ class Device:
         assert at is not None
         self._functions[function, d]((at.grid,), at.block, arguments, shared_mem=at.shared)
 
-    def facts(self) -> dict[str, str]:
-        """Name of the GPU, and versions of what drives it."""
-        runtime = self.xp.cuda.runtime
-        name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
-        return {
-            "GPU": name,
-            "driver, newest CUDA that it runs": _version(runtime.driverGetVersion()),
-            "CUDA runtime": _version(runtime.runtimeGetVersion()),
-            "CuPy": self.xp.__version__,
-        }
+
+def _name(cupy: Any) -> str:
+    runtime = cupy.cuda.runtime
+    name: str = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+    return name
+
+
+def _driver(cupy: Any) -> str:
+    """Its version, which Linux knows, and that of CUDA."""
+    file = Path("/sys/module/nvidia/version")
+    own = f"{file.read_text().strip()}, " if file.exists() else ""
+    return own + _version(cupy.cuda.runtime.driverGetVersion())
 
 
 def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
+def _commit(cupy: Any) -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    )
+    return done.stdout.strip()
+
+
+#: What was measured, and on what; each asks CuPy.
+FACTS: dict[str, Callable[[Any], str]] = {
+    "GPU": _name,
+    "driver, newest CUDA that it runs": _driver,
+    "CUDA runtime": lambda cupy: _version(cupy.cuda.runtime.runtimeGetVersion()),
+    "CuPy": lambda cupy: str(cupy.__version__),
+    "PyTorch": lambda cupy: version("torch"),
+    "commit": _commit,
+}
+
+
 @dataclass
 class Measured:
-    """One row of the table; `read` are the bytes that the work cannot but read.
+    """One row of the table.
 
     Parameters
     ----------
     milliseconds : float or None
     read : int
+        Bytes that the work cannot but move: of rows those read, in a step of an optimizer those
+        read and written.
     difference : str
         From float64, or from the same fit on the CPU.
     value : str

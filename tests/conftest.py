@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -25,9 +26,18 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 DATA_VARIABLE = "DASKML_DIST_DATA"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all but ``pytest -m gpu``, so that ``device="auto"`` is the CPU elsewhere.
+
+    Before anything asks CUDA; processes that tests start inherit it.
+    """
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (problem := gpu_problem()):
-        pytest.skip(problem)
+        pytest.skip(f"{problem} Tests of a GPU run under `pytest -m gpu` alone.")
 
 
 @pytest.fixture(

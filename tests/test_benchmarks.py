@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.subprocesses import ROOT, environment
+
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
@@ -34,7 +34,7 @@ class _Runs:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks", *names, "--tiny"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

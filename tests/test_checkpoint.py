@@ -29,6 +29,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training import checkpoint as module
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.subprocesses import ROOT, environment
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(400, 5))
@@ -507,14 +508,13 @@ for keep in (1, 2):
 
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[1]
     killed = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path / "c")],
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"},
+        cwd=ROOT,
+        env=environment(OPENBLAS_NUM_THREADS="1"),
     )
     assert killed.returncode == 0, killed.stderr
     assert killed.stdout.count("whole") == 20

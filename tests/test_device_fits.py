@@ -182,10 +182,11 @@ def test_every_loss(gpu: None, loss: str) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_full_batches_of_either_dtype(gpu: None, dtype: Any) -> None:
-    model = LogisticRegression(tol=1e-6 if dtype == np.float64 else 1e-3)
-    there = LogisticRegression(**{**model.get_params(), "device": "gpu"})
-    there.fit(X.astype(dtype), TARGETS["two"])
-    here = model.fit(X.astype(dtype), TARGETS["two"])
+    tol = 1e-6 if dtype == np.float64 else 1e-3
+    there, here = (
+        LogisticRegression(tol=tol, device=device).fit(X.astype(dtype), TARGETS["two"])
+        for device in ("gpu", "cpu")
+    )
     assert there.coef_.dtype == here.coef_.dtype == dtype
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-4 if dtype == np.float32 else 1e-6)
 
