@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends import Backend, cupy_backend, get_backend
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.devices import DEVICES, gpu_problem, stored_dtype
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.pinned_copy import PinnedCopy
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
+from tests.cuda_emulation import EmulatedCupy
+from tests.fake_cupy import plug_in
 
 N, P = 30, 12
 ROWS = {
@@ -229,6 +233,28 @@ def test_large_arrays_there_and_back(dtype: str) -> None:
         moved = backend.to_device(scale * rows)
         np.testing.assert_array_equal(backend.to_numpy(moved), scale * rows)
         del work, moved
+
+
+def test_only_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes through pinned memory is there on return; numbers of rows are sent in each step."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here")
+    waited = []
+
+    def copy(array: NDArray[Any]) -> NDArray[Any]:
+        waited.append(array.shape)
+        return array.copy()
+
+    monkeypatch.setattr(cupy_backend, "_PINNED_FROM", 400)
+    monkeypatch.setattr(cupy_backend, "pinned_copy", lambda cupy: copy)
+    monkeypatch.setattr(EmulatedCupy, "problem", lambda: None)
+    plug_in(EmulatedCupy, monkeypatch)
+    dense = np.random.default_rng(0).normal(size=(240, 2))
+    X, y = sparse.csr_array(dense), np.digitize(dense[:, 0], [-1, 1])
+    options = {"loss": "hinge", "batch_size": 80, "max_iter": 2, "tol": None, "random_state": 0}
+    clf = SGDClassifier(device="gpu", **options).fit(X, y)
+    assert waited == [a.shape for a in (X.data, X.indices, X.indptr, y)]
+    np.testing.assert_allclose(clf.coef_, SGDClassifier(device="cpu", **options).fit(X, y).coef_)
 
 
 class _FakeCuda:

@@ -136,11 +136,15 @@ class CupyBackend(Backend):
 
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
         """Gather rows; a view of dense ones for a slice."""
-        if not isinstance(rows, slice):
-            rows = self._cp.asarray(rows)
+        rows = self.row_numbers(rows)
         if self._sparse.issparse(X):
             return CupyRows(X)[rows] if isinstance(rows, slice) else CupyRows(X[rows])
         return X[rows] if isinstance(rows, slice) else self._cp.take(X, rows, axis=0)
+
+    def row_numbers(self, rows: Any) -> Any:
+        """The numbers on the device, behind what is queued there."""
+        # `to_device` would wait for it in every step.
+        return rows if isinstance(rows, slice) else self._cp.asarray(rows)
 
     def columns(self, pieces: list[CupyRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
