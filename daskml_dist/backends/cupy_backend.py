@@ -331,10 +331,32 @@ def _problem() -> str | None:
     import cupy
 
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        if not cupy.cuda.runtime.getDeviceCount():
+            return "there is no CUDA device here. Check nvidia-smi."
+        _try(cupy)
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
         return f"{_remedy(cupy, error)} (CUDA says: {error})"
-    return None if count else "there is no CUDA device here. Check nvidia-smi."
+    except (ImportError, RuntimeError) as error:
+        version = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        return (
+            "CuPy finds no libraries or headers of CUDA here. Install them: pip install "
+            f'"cupy-cuda{version}x[ctk]". (CuPy says: {str(error).partition(chr(10))[0]})'
+        )
+    return None
+
+
+def _try(cupy: Any) -> None:
+    """Use what CuPy's own wheel lacks, and looks for when it is first used; a fit needs it all.
+
+    Raises
+    ------
+    ImportError, RuntimeError
+    """
+    for library in ("cublas", "cusparse"):
+        # Asking loads it. A later CuPy may have no such name.
+        hasattr(cupy.cuda, library)
+    # With the headers, by NVRTC; and the device has to take it.
+    cupy.RawModule(code='extern "C" __global__ void nothing() {}').compile()
 
 
 def _remedy(cupy: Any, error: Exception) -> str:
