@@ -17,7 +17,7 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.devices import DEVICES, gpu_problem, stored_dtype
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.pinned_copy import PinnedCopy
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
@@ -387,6 +387,14 @@ def test_indices_of_both_widths(backend: Backend, index_dtype: Any) -> None:
     batch = backend.rows(backend.to_device(X), np.array([1, 9]))
     raw = backend.to_numpy(backend.dot(batch, backend.to_device(_draw(P, 1))))
     np.testing.assert_allclose(raw, (_X()[[1, 9]] @ _draw(P, 1))[:, 0], rtol=1e-12, atol=1e-15)
+
+
+def test_columns_beyond_32_bits_are_refused() -> None:
+    X = sparse.csr_array(([1.0], ([0], [2**31])), shape=(1, 2**31 + 1))
+    with pytest.raises(InvalidDataError, match=r"2,147,483,649 columns.*hash.*device=\"cpu\""):
+        EmulatedCupy().to_device(X)
+    X = sparse.csr_array(([1.0], ([0], [2**31 - 2])), shape=(1, 2**31 - 1))
+    assert EmulatedCupy().to_device(X).indices.tolist() == [2**31 - 2]
 
 
 def _unaligned(array: NDArray[Any]) -> NDArray[Any]:

@@ -35,8 +35,8 @@ _PINNED_FROM = 1 << 20
 _ADDED_ROWS = 1 << 16
 #: Where it is set, work of several threads is in no order.
 _STREAMS = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
-#: Entries of a sparse block at most; cuSPARSE counts them with 32 bits.
-_MOST_ENTRIES = 2**31 - 1
+#: Rows, columns and entries of a sparse block at most; here they are counted with 32 bits.
+_MOST = 2**31 - 1
 
 
 class CupyRows(SparseRows):
@@ -108,7 +108,7 @@ class CupyBackend(Backend):
         Raises
         ------
         InvalidDataError
-            For a sparse block of 2**31 entries or more.
+            For a sparse block of 2**31 rows, columns or entries or more.
         """
         if host_sparse.issparse(array):
             return self._csr_to_device(array)
@@ -117,10 +117,12 @@ class CupyBackend(Backend):
         return self._cp.asarray(array, order="C")
 
     def _csr_to_device(self, X: Any) -> Any:
-        if X.nnz > _MOST_ENTRIES:
+        if max(X.nnz, *X.shape) > _MOST:
+            n_rows, n_columns = X.shape
             raise InvalidDataError(
-                f"A sparse block has {X.nnz:,} entries; a GPU takes {_MOST_ENTRIES:,} at most. Use "
-                "smaller chunks of rows."
+                f"A sparse block has {n_rows:,} rows, {n_columns:,} columns and {X.nnz:,} entries; "
+                f"a GPU takes {_MOST:,} of each at most. Use smaller chunks of rows; of columns, "
+                'hash them into fewer, or use device="cpu".'
             )
         indices, indptr = (a.astype(np.int32, copy=False) for a in (X.indices, X.indptr))
         parts = tuple(map(self.to_device, (X.data, indices, indptr)))
