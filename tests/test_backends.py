@@ -14,6 +14,7 @@ from scipy import sparse
 
 from daskml_dist.backends import Backend, cupy_backend, get_backend
 from daskml_dist.backends.base import Step
+from daskml_dist.backends.cupy_backend import CupyRows
 from daskml_dist.backends.devices import DEVICES, gpu_problem, stored_dtype
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.pinned_copy import PinnedCopy
@@ -395,6 +396,24 @@ def test_columns_beyond_32_bits_are_refused() -> None:
         EmulatedCupy().to_device(X)
     X = sparse.csr_array(([1.0], ([0], [2**31 - 2])), shape=(1, 2**31 - 1))
     assert EmulatedCupy().to_device(X).indices.tolist() == [2**31 - 2]
+
+
+def test_new_entries_in_the_same_places_are_not_checked_anew() -> None:
+    """To find out whether rows are canonical a device is waited for; that is known."""
+    backend = EmulatedCupy()
+    for known in (True, False):
+        X = sparse.csr_matrix(_X())
+        X.has_canonical_format = known  # a check would find True
+        rows = CupyRows(X)
+        doubled = rows.with_values(2 * rows.values)
+        np.testing.assert_array_equal(doubled.toarray(), 2 * _X())
+        weighted = backend._weighted(X, np.arange(N))
+        np.testing.assert_array_equal(weighted.toarray(), np.arange(N)[:, None] * _X())
+        columns = backend.columns([rows])
+        np.testing.assert_array_equal(rows.toarray(), _X()[:, columns])
+        found = [each.has_canonical_format for each in (doubled.X, weighted, rows.X)]
+        assert found == [known] * 3
+        np.testing.assert_array_equal(X.toarray(), _X())
 
 
 def _unaligned(array: NDArray[Any]) -> NDArray[Any]:

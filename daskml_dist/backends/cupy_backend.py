@@ -5,6 +5,7 @@ CuPy is imported where it is used, so that this module loads where there is none
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import importlib.util
@@ -66,7 +67,7 @@ class CupyRows(SparseRows):
 
     def with_values(self, values: Any) -> CupyRows:
         """The same rows with other entries in the same places."""
-        return CupyRows(type(self.X)((values, self.X.indices, self.X.indptr), shape=self.X.shape))
+        return CupyRows(_with_data(self.X, values))
 
     def toarray(self) -> Any:
         """The rows as a dense array."""
@@ -157,6 +158,7 @@ class CupyBackend(Backend):
             at = cp.searchsorted(columns, X.indices).astype(np.int32)
             shape = X.shape[0], columns.shape[0]
             piece.X = self._sparse.csr_matrix((X.data, at, X.indptr), shape=shape)
+            piece.X.has_canonical_format = X.has_canonical_format  # their order is the same
         return self.to_numpy(columns).astype(np.int64)
 
     def dot(self, X: Any, w: Any) -> Any:
@@ -292,8 +294,7 @@ class CupyBackend(Backend):
         """CSR rows times their weights."""
         # The row of each entry: how many rows begin at or before it.
         row = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
-        data = X.data * cast(weight[row], X.dtype)
-        return self._sparse.csr_matrix((data, X.indices, X.indptr), shape=X.shape)
+        return _with_data(X, X.data * cast(weight[row], X.dtype))
 
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
@@ -317,6 +318,14 @@ def _own(parameters: tuple[float, ...]) -> float:
 def _matrix(X: Any) -> Any:
     """What has the products of rows."""
     return X.X if isinstance(X, CupyRows) else X
+
+
+def _with_data(X: Any, data: Any) -> Any:
+    """A CSR matrix with other entries in the same places."""
+    # A new one would wait for the device, which checks it, and not know that it is canonical.
+    changed = copy.copy(X)
+    changed.data = data
+    return changed
 
 
 @functools.cache
