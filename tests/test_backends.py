@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,18 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends import Backend, cupy_backend, get_backend
 from daskml_dist.backends.base import Step
+from daskml_dist.backends.cupy_backend import CupyRows
 from daskml_dist.backends.devices import DEVICES, gpu_problem, stored_dtype
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.pinned_copy import PinnedCopy
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
+from tests.cuda_emulation import EmulatedCupy
+from tests.fake_cupy import plug_in
 
 N, P = 30, 12
 ROWS = {
@@ -231,6 +236,28 @@ def test_large_arrays_there_and_back(dtype: str) -> None:
         del work, moved
 
 
+def test_only_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes through pinned memory is there on return; numbers of rows are sent in each step."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here")
+    waited = []
+
+    def copy(array: NDArray[Any]) -> NDArray[Any]:
+        waited.append(array.shape)
+        return array.copy()
+
+    monkeypatch.setattr(cupy_backend, "_PINNED_FROM", 400)
+    monkeypatch.setattr(cupy_backend, "pinned_copy", lambda cupy: copy)
+    monkeypatch.setattr(EmulatedCupy, "problem", lambda: None)
+    plug_in(EmulatedCupy, monkeypatch)
+    dense = np.random.default_rng(0).normal(size=(240, 2))
+    X, y = sparse.csr_array(dense), np.digitize(dense[:, 0], [-1, 1])
+    options = {"loss": "hinge", "batch_size": 80, "max_iter": 2, "tol": None, "random_state": 0}
+    clf = SGDClassifier(device="gpu", **options).fit(X, y)
+    assert waited == [a.shape for a in (X.data, X.indices, X.indptr, y)]
+    np.testing.assert_allclose(clf.coef_, SGDClassifier(device="cpu", **options).fit(X, y).coef_)
+
+
 class _FakeCuda:
     """What a copy asks of CuPy: arrays, a stream and events."""
 
@@ -361,6 +388,32 @@ def test_indices_of_both_widths(backend: Backend, index_dtype: Any) -> None:
     batch = backend.rows(backend.to_device(X), np.array([1, 9]))
     raw = backend.to_numpy(backend.dot(batch, backend.to_device(_draw(P, 1))))
     np.testing.assert_allclose(raw, (_X()[[1, 9]] @ _draw(P, 1))[:, 0], rtol=1e-12, atol=1e-15)
+
+
+def test_columns_beyond_32_bits_are_refused() -> None:
+    X = sparse.csr_array(([1.0], ([0], [2**31])), shape=(1, 2**31 + 1))
+    with pytest.raises(InvalidDataError, match=r"2,147,483,649 columns.*hash.*device=\"cpu\""):
+        EmulatedCupy().to_device(X)
+    X = sparse.csr_array(([1.0], ([0], [2**31 - 2])), shape=(1, 2**31 - 1))
+    assert EmulatedCupy().to_device(X).indices.tolist() == [2**31 - 2]
+
+
+def test_new_entries_in_the_same_places_are_not_checked_anew() -> None:
+    """To find out whether rows are canonical a device is waited for; that is known."""
+    backend = EmulatedCupy()
+    for known in (True, False):
+        X = sparse.csr_matrix(_X())
+        X.has_canonical_format = known  # a check would find True
+        rows = CupyRows(X)
+        doubled = rows.with_values(2 * rows.values)
+        np.testing.assert_array_equal(doubled.toarray(), 2 * _X())
+        weighted = backend._weighted(X, np.arange(N))
+        np.testing.assert_array_equal(weighted.toarray(), np.arange(N)[:, None] * _X())
+        columns = backend.columns([rows])
+        np.testing.assert_array_equal(rows.toarray(), _X()[:, columns])
+        found = [each.has_canonical_format for each in (doubled.X, weighted, rows.X)]
+        assert found == [known] * 3
+        np.testing.assert_array_equal(X.toarray(), _X())
 
 
 def _unaligned(array: NDArray[Any]) -> NDArray[Any]:

@@ -484,6 +484,15 @@ def test_rows_in_host_memory_travel_so_on_any_network(serializers: tuple[str, ..
     _check_sent(block, _sent(block, serializers)[1], X)
 
 
+def test_rows_on_a_device_travel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody has read them in host memory too."""
+    plug_in(FakeCupy, monkeypatch)
+    block = _device_block(DeviceArray(np.zeros((4, 1000), "float32")))
+    before = len(pickle.dumps(block))
+    np.testing.assert_array_equal(block.X, 0)
+    assert len(pickle.dumps(block)) == before
+
+
 @pytest.mark.gpu
 def test_cupys_rows_travel_as_they_are() -> None:
     import cupy

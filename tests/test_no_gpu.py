@@ -122,18 +122,38 @@ class _CudaError(RuntimeError):
     pass
 
 
-def _cupy(found: Any) -> Any:
-    """A CuPy whose driver counts devices, or cannot."""
+class _DriverError(RuntimeError):
+    pass
 
-    def count() -> int:
-        if isinstance(found, Exception):
-            raise found
-        return int(found)
 
-    runtime = SimpleNamespace(
-        getDeviceCount=count, runtimeGetVersion=lambda: 13000, CUDARuntimeError=_CudaError
-    )
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+class _Cuda:
+    """A CUDA whose driver counts devices, or cannot; CuPy loads libraries when they are named."""
+
+    driver = SimpleNamespace(CUDADriverError=_DriverError)
+
+    def __init__(self, found: Any, libraries: Any) -> None:
+        self.runtime = SimpleNamespace(
+            getDeviceCount=lambda: _found(found),
+            runtimeGetVersion=lambda: 13000,
+            CUDARuntimeError=_CudaError,
+        )
+        self._libraries = libraries
+
+    def __getattr__(self, name: str) -> Any:
+        return _found(self._libraries)
+
+
+def _found(found: Any) -> Any:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _cupy(found: Any, libraries: Any = None, module: Any = None) -> Any:
+    def RawModule(code: str) -> Any:
+        return SimpleNamespace(compile=lambda: _found(module))
+
+    return SimpleNamespace(cuda=_Cuda(found, libraries), RawModule=RawModule)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +179,30 @@ def test_what_a_driver_says_is_told_with_the_remedy(
     assert problem is None if told is None else re.search(told, problem)
     monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
     assert "Unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in look()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "told"),
+    [
+        (
+            {"libraries": ImportError('no "libcublas.so"\n  listdir')},
+            r'CuPy says: no "libcublas.so"\)',
+        ),
+        ({"module": RuntimeError("Failed to find CUDA headers.")}, r"CuPy says: Failed to find"),
+        ({"libraries": AttributeError("cublas")}, None),  # of another CuPy
+        ({"module": _CudaError("cudaErrorDevicesUnavailable: x")}, "nvidia-smi.*CUDA says"),
+        ({"module": _DriverError("CUDA_ERROR_OUT_OF_MEMORY: x")}, "nvidia-smi.*CUDA says"),
+    ],
+)
+def test_a_cupy_without_libraries_is_told_with_the_remedy(
+    lacks: dict[str, Exception], told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", _cupy(1, **lacks))
+    monkeypatch.setattr(cupy_backend.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(cupy_backend.ctypes, "CDLL", lambda name: object())
+    problem = cupy_backend._problem.__wrapped__()
+    assert problem is None if told is None else re.search(told, problem)
+    assert "CuPy says" not in str(problem) or 'pip install "cupy-cuda13x[ctk]"' in problem
 
 
 def test_what_is_not_installed_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,10 @@ class Backend(ABC):
         rows : slice, ndarray of int or array of int on the device
         """
 
+    def row_numbers(self, rows: Any) -> Any:
+        """What :meth:`rows` takes, once for several arrays; waits for no device."""
+        return rows
+
     @abstractmethod
     def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
         """Sorted unique columns that sparse pieces touch; renumbers the pieces to them."""

@@ -5,6 +5,7 @@ CuPy is imported where it is used, so that this module loads where there is none
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import importlib.util
@@ -35,8 +36,8 @@ _PINNED_FROM = 1 << 20
 _ADDED_ROWS = 1 << 16
 #: Where it is set, work of several threads is in no order.
 _STREAMS = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
-#: Entries of a sparse block at most; cuSPARSE counts them with 32 bits.
-_MOST_ENTRIES = 2**31 - 1
+#: Rows, columns and entries of a sparse block at most; here they are counted with 32 bits.
+_MOST = 2**31 - 1
 
 
 class CupyRows(SparseRows):
@@ -66,7 +67,7 @@ class CupyRows(SparseRows):
 
     def with_values(self, values: Any) -> CupyRows:
         """The same rows with other entries in the same places."""
-        return CupyRows(type(self.X)((values, self.X.indices, self.X.indptr), shape=self.X.shape))
+        return CupyRows(_with_data(self.X, values))
 
     def toarray(self) -> Any:
         """The rows as a dense array."""
@@ -108,7 +109,7 @@ class CupyBackend(Backend):
         Raises
         ------
         InvalidDataError
-            For a sparse block of 2**31 entries or more.
+            For a sparse block of 2**31 rows, columns or entries or more.
         """
         if host_sparse.issparse(array):
             return self._csr_to_device(array)
@@ -117,10 +118,12 @@ class CupyBackend(Backend):
         return self._cp.asarray(array, order="C")
 
     def _csr_to_device(self, X: Any) -> Any:
-        if X.nnz > _MOST_ENTRIES:
+        if max(X.nnz, *X.shape) > _MOST:
+            n_rows, n_columns = X.shape
             raise InvalidDataError(
-                f"A sparse block has {X.nnz:,} entries; a GPU takes {_MOST_ENTRIES:,} at most. Use "
-                "smaller chunks of rows."
+                f"A sparse block has {n_rows:,} rows, {n_columns:,} columns and {X.nnz:,} entries; "
+                f"a GPU takes {_MOST:,} of each at most. Use smaller chunks of rows; of columns, "
+                'hash them into fewer, or use device="cpu".'
             )
         indices, indptr = (a.astype(np.int32, copy=False) for a in (X.indices, X.indptr))
         parts = tuple(map(self.to_device, (X.data, indices, indptr)))
@@ -136,11 +139,15 @@ class CupyBackend(Backend):
 
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
         """Gather rows; a view of dense ones for a slice."""
-        if not isinstance(rows, slice):
-            rows = self._cp.asarray(rows)
+        rows = self.row_numbers(rows)
         if self._sparse.issparse(X):
             return CupyRows(X)[rows] if isinstance(rows, slice) else CupyRows(X[rows])
         return X[rows] if isinstance(rows, slice) else self._cp.take(X, rows, axis=0)
+
+    def row_numbers(self, rows: Any) -> Any:
+        """The numbers on the device, behind what is queued there."""
+        # `to_device` would wait for it in every step.
+        return rows if isinstance(rows, slice) else self._cp.asarray(rows)
 
     def columns(self, pieces: list[CupyRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
@@ -151,6 +158,7 @@ class CupyBackend(Backend):
             at = cp.searchsorted(columns, X.indices).astype(np.int32)
             shape = X.shape[0], columns.shape[0]
             piece.X = self._sparse.csr_matrix((X.data, at, X.indptr), shape=shape)
+            piece.X.has_canonical_format = X.has_canonical_format  # their order is the same
         return self.to_numpy(columns).astype(np.int64)
 
     def dot(self, X: Any, w: Any) -> Any:
@@ -285,8 +293,7 @@ class CupyBackend(Backend):
         """CSR rows times their weights."""
         # The row of each entry: how many rows begin at or before it.
         row = self._cp.searchsorted(X.indptr, self._cp.arange(X.nnz), side="right") - 1
-        data = X.data * cast(weight[row], X.dtype)
-        return self._sparse.csr_matrix((data, X.indices, X.indptr), shape=X.shape)
+        return _with_data(X, X.data * cast(weight[row], X.dtype))
 
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
@@ -312,6 +319,14 @@ def _matrix(X: Any) -> Any:
     return X.X if isinstance(X, CupyRows) else X
 
 
+def _with_data(X: Any, data: Any) -> Any:
+    """A CSR matrix with other entries in the same places."""
+    # A new one would wait for the device, which checks it, and not know that it is canonical.
+    changed = copy.copy(X)
+    changed.data = data
+    return changed
+
+
 @functools.cache
 def _problem() -> str | None:
     if importlib.util.find_spec("cupy") is None:
@@ -326,10 +341,32 @@ def _problem() -> str | None:
     import cupy
 
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        if not cupy.cuda.runtime.getDeviceCount():
+            return "there is no CUDA device here. Check nvidia-smi."
+        _try(cupy)
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
         return f"{_remedy(cupy, error)} (CUDA says: {error})"
-    return None if count else "there is no CUDA device here. Check nvidia-smi."
+    except (ImportError, RuntimeError) as error:
+        version = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        return (
+            "CuPy finds no libraries or headers of CUDA here. Install them: pip install "
+            f'"cupy-cuda{version}x[ctk]". (CuPy says: {str(error).partition(chr(10))[0]})'
+        )
+    return None
+
+
+def _try(cupy: Any) -> None:
+    """Use what CuPy's own wheel lacks, and looks for when it is first used; a fit needs it all.
+
+    Raises
+    ------
+    ImportError, RuntimeError
+    """
+    for library in ("cublas", "cusparse"):
+        # Asking loads it. A later CuPy may have no such name.
+        hasattr(cupy.cuda, library)
+    # With the headers, by NVRTC; and the device has to take it.
+    cupy.RawModule(code='extern "C" __global__ void nothing() {}').compile()
 
 
 def _remedy(cupy: Any, error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
 
@@ -61,8 +61,9 @@ class Block:
     device: str = "cpu"
 
     def __getstate__(self) -> dict[str, Any]:
-        # What travels is the host's.
-        return {**self.__dict__, "rows": to_host(self.rows)}
+        # What travels is the host's, once: `X` may have been kept beside the rows.
+        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**state, "rows": to_host(self.rows)}
 
     @functools.cached_property
     def X(self) -> Rows:

@@ -179,9 +179,7 @@ class Lane:
         self.reached += count
 
     def _piece(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
-        rows = self.backend.rows
-        if not isinstance(at, slice) and not self._on_host:
-            at = self.backend.to_device(at)
+        rows, at = self.backend.rows, self.backend.row_numbers(at)
         weight = None if block.weight is None else rows(block.weight, at)
         return rows(block.X, at), rows(block.y, at), weight
 
