@@ -13,7 +13,7 @@ from distributed import Client
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import host_chooser
+from daskml_dist.backends import host_chooser, numpy_backend
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
@@ -28,16 +28,44 @@ WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.at_row)
 WITH_ENTRIES = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.at_entry)
 
 
-def _interpreted(loop: Any, *, vectors: bool, **parts: Any) -> Any:
+def _interpreted(loop: Any, *, reassociates: bool = False, **parts: Any) -> Any:
     """As `compiled_with`, without compiling."""
 
     def array_at(address: int, shape: int, dtype: Any) -> NDArray[Any]:
-        memory = (ctypes.c_byte * (shape * dtype.itemsize)).from_address(int(address))
+        if address == 0:
+            return np.empty(0, dtype)
+        memory = (ctypes.c_byte * (shape * np.dtype(dtype).itemsize)).from_address(int(address))
         return np.frombuffer(memory, dtype, shape)
 
-    assert vectors
     memory = {"array_at": array_at, "pointer": int, "prefetch": lambda address: None}
     return FunctionType(loop.__code__, {**loop.__globals__, **memory, **parts})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [3, 64, 130])
+def test_gradients_of_the_compiled_loop(n: int, dtype: Any) -> None:
+    """Against float64: its exponentials do not bear that sums are taken in another order."""
+    loss, rng = LogLoss(), np.random.default_rng(n)
+    blocks = {0: _block(loss, 500, True, dtype, 0)}
+    chooser = NumpyBackend().chooser(loss, (D + 1, 1), blocks, n)
+    assert chooser is not None
+    w, at = rng.normal(size=(D + 1, 1)).astype(dtype), rng.integers(0, 500, n)
+    ((rows, _, _),), out = chooser([[(0, at, None)]]), np.ones_like(w)
+    X, y, weight = (array[at].astype(float) for array in blocks[0])
+    values, g = loss.value_and_gradient(y, X @ w[:D, 0] + w[D, 0])
+    rtol = 1e-5 if dtype is np.float32 else 1e-13
+    assert rows.add_gradient(w, out) == pytest.approx(values @ weight, rel=rtol)
+    g *= weight
+    expected = np.append(X.T @ g, g.sum())
+    np.testing.assert_allclose(out[:, 0] - 1, expected, rtol=rtol, atol=rtol * n)
+
+
+def _numbers(starts: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[Any]:
+    """The number of each row of some runs."""
+    if counts is None:
+        return starts
+    runs = zip(starts, counts, strict=True)
+    return np.concatenate([np.arange(first, first + count) for first, count in runs])
 
 
 def _block(loss: Any, n: int, weighted: bool, dtype: Any, seed: int) -> tuple[Any, Any, Any]:
@@ -67,12 +95,11 @@ def test_every_loss_and_optimizer(
     draws = [
         [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
         [],
-        [(4, np.array([0, 3]), np.array([1, 1]))],
+        [(4, np.array([0, 3]), None)],
     ]
     losses = steps(draws, ours.next_steps([7, 0, 2]))
     for draw, found in zip(draws, losses, strict=True):
-        picked = [(block, np.concatenate([np.arange(s, s + c) for s, c in zip(*runs, strict=True)]))
-                  for block, *runs in draw]  # fmt: skip
+        picked = [(block, _numbers(starts, counts)) for block, starts, counts in draw]
         value, grad, n = 0.0, np.zeros_like(other.w), 0
         for block, rows in picked:
             X, y, weight = blocks[block]
@@ -115,11 +142,16 @@ Y = X[:, 0] + np.random.default_rng(1).normal(size=300) > 0
 ALONE = ["sync", "allreduce", "local", "average"]
 
 
+def _set_gathered(steps: int, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """How many steps gather their rows."""
+    (monkeypatch or pytest.MonkeyPatch()).setattr(numpy_backend, "_GATHERED_STEPS", steps)
+
+
 def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: Any) -> list[Any]:
     """Fits with steps one by one, from some step on together, and all together."""
     fits = []
     for gathered in (10**9, 37, 0):
-        monkeypatch.setattr(NumpyBackend, "steps_gathered", gathered)
+        _set_gathered(gathered, monkeypatch)
         given = {"policy": policy, "batch_size": 16, "random_state": 0, "tol": None, **params}
         fits.append(SGDClassifier(max_iter=5, **given).fit(*data))
     return fits
@@ -168,7 +200,7 @@ def test_gradients_of_several_lanes_are_the_same(
 
 def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_chooser, "BatchSteps", None)
-    monkeypatch.setattr(NumpyBackend, "steps_gathered", 0)
+    _set_gathered(0, monkeypatch)
     few = {"max_iter": 2, "tol": None, "batch_size": 16, "n_lanes": 1}
     SGDClassifier(average=True, **few).fit(X, Y)
     SGDClassifier(optimizer="ftrl", policy="async", **few).fit(X, Y)
@@ -177,16 +209,12 @@ def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     SGDRegressor(**few | {"batch_size": None}).fit(X, X[:, 1])
 
 
-def _set_gathered(steps: int) -> None:
-    NumpyBackend.steps_gathered = steps
-
-
 @pytest.mark.parametrize("policy", ["local", "sync"])
 def test_on_a_cluster(client: Client, policy: str) -> None:
     X_parts, y_parts = da.from_array(X, chunks=(60, -1)), da.from_array(Y, chunks=60)
     params: dict[str, Any] = {"batch_size": 4, "random_state": 0, "tol": None, "max_iter": 5}
     n_lanes, found = 2 if policy == "local" else 1, []
-    usual = NumpyBackend.steps_gathered
+    usual = numpy_backend._GATHERED_STEPS
     try:
         for gathered in (10**9, 50):
             client.run(_set_gathered, gathered)

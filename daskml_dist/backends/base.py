@@ -101,8 +101,6 @@ class Backend(ABC):
     #: Entries of dense rows that are worked on together: a device wants many rows at once, and
     #: memory for what is made of them. 0: what a processor's cache holds, as each caller knows.
     entries_at_once: ClassVar[int] = 1 << 25
-    #: Steps of a fit whose rows are gathered, before it is worth asking for a chooser.
-    steps_gathered: ClassVar[int] = 0
 
     @classmethod
     @abstractmethod
@@ -184,6 +182,10 @@ class Backend(ABC):
             False where no kernel fits, and nothing was done.
         """
         return False
+
+    def steps_gathered(self, n_entries: int) -> int:
+        """Steps of a fit whose rows, of so many entries, are gathered before there is a chooser."""
+        return 0
 
     def chooser(
         self,

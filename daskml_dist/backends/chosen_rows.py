@@ -10,7 +10,7 @@ import numpy as np
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
-from daskml_dist.backends.draws import Draw, flat_runs
+from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.recorded_steps import RecordedSteps
 
 __all__ = ["Chooser", "ChosenRows", "CsrChooser"]
@@ -84,14 +84,25 @@ class Chooser:
 
     def choose(self, batches: Sequence[Draw]) -> list[int]:
         """Choose batches; the rows of each."""
-        table = flat_runs(batches, self._place)
-        batch, count = table[:, 0], table[:, 3]
-        n_rows = np.bincount(batch, count, len(batches)).astype(np.intp)
-        if len(table):
+        parts = [(place, *part) for place, batch in enumerate(batches) for part in batch]
+        n_rows = np.zeros(len(batches), np.intp)
+        if parts:
+            places, blocks, firsts, counts = zip(*parts, strict=True)
+            place, block = (
+                np.repeat(each, [len(part) for part in firsts])
+                for each in (places, [self._place[number] for number in blocks])
+            )
+            count = np.concatenate(
+                [
+                    np.ones(len(first), np.intp) if part is None else part
+                    for first, part in zip(firsts, counts, strict=True)
+                ]
+            )
+            n_rows = np.bincount(place, count, len(batches)).astype(np.intp)
             # Each batch begins at a place of its own.
             gaps = np.arange(len(batches)) * self._n_rows - np.cumsum(n_rows) + n_rows
-            at = np.cumsum(count) - count + gaps[batch]
-            table = np.stack([table[:, 1], table[:, 2], at, count], axis=1)
+            at = np.cumsum(count) - count + gaps[place]
+            table = np.stack([block, np.concatenate(firsts), at, count], axis=1)
             runs = self._cp.asarray(table.astype(np.int32))
             arrays = self._chosen, self._y, self._weight
             self.calls.choose_rows(self._where, runs, self._row_bytes, *arrays)()

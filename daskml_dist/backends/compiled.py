@@ -15,15 +15,16 @@ __all__ = ["compiled_with"]
 
 @cache
 def compiled_with(
-    loop: Callable[..., Any], *, vectors: bool = False, **parts: Callable[..., Any]
+    loop: Callable[..., Any], *, reassociates: bool = False, **parts: Callable[..., Any]
 ) -> Any:
     """A loop with other functions in the places of some that it calls.
 
     Parameters
     ----------
     loop : function
-    vectors : bool, default=False
-        Whether sums may be taken in any order, so that vector instructions take them.
+    reassociates : bool, default=False
+        Whether sums may be taken in any order, so that vector instructions take them. Not where
+        digits are won from the order of operations.
     **parts : function
         By the name by which the loop calls it; what this has returned already, or compiled here.
 
@@ -40,13 +41,13 @@ def compiled_with(
     own = {key: part if hasattr(part, "py_func") else inner(part) for key, part in parts.items()}
     function = FunctionType(loop.__code__, {**loop.__globals__, **own}, name)
     function.__qualname__ = name
-    fastmath: Any = {"reassoc", "contract", "nsz"} if vectors else False
+    fastmath = {"contract", "reassoc", "nsz"} if reassociates else {"contract"}
     return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)(function)
 
 
 def _code(part: Any) -> bytes:
     """What tells a part from others."""
-    if hasattr(part, "py_func"):
-        return str(part.py_func.__qualname__).encode()
-    constants: bytes = repr(part.__code__.co_consts).encode()
-    return bytes(part.__code__.co_code) + constants
+    function = getattr(part, "py_func", part)
+    name = function.__qualname__ if function is not part else ""
+    constants: bytes = (name + repr(function.__code__.co_consts)).encode()
+    return bytes(function.__code__.co_code) + constants

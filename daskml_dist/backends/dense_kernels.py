@@ -18,7 +18,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-__all__ = ["KERNELS", "kernel"]
+__all__ = ["AT_ROW", "KERNELS", "kernel"]
 
 #: Bytes of X in a block: half of a usual second-level cache.
 _BLOCK = 1 << 18
@@ -147,6 +147,12 @@ def _log_loss_of(margin: Any) -> Any:
     return _log_loss_f4 if margin == types.float32 else _log_loss_f8
 
 
+@_inlined
+def _log_loss_at_row(y: Any, raw: Any, parameters: Any) -> Any:
+    value, slope = _log_loss(y * raw)
+    return value, y * slope
+
+
 @_rows
 def _log_loss_rows(y: Any, raw: Any, values: Any) -> None:
     """Loss of each row into `values`, its derivative into `raw`."""
@@ -210,6 +216,10 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
 
 #: By the name of the loss.
 KERNELS = {"log_loss": _add_log_loss}
+
+
+#: Of losses whose `at_row` calls functions that have no vector form: what takes their place.
+AT_ROW: dict[str | None, Any] = {"log_loss": _log_loss_at_row}
 
 
 @cache

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.draws import Draw, flat_runs
+from daskml_dist.backends.dense_kernels import AT_ROW
+from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.host_rows import HostRows
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
@@ -25,8 +26,10 @@ __all__ = ["BatchSteps", "HostChooser"]
 
 #: Steps that are made together at most.
 _STEPS = 256
-#: Runs ahead whose first rows are fetched.
-_AHEAD = 4
+#: Rows whose products, losses and shares of the gradient follow each other, in a cache.
+_TILE = 64
+#: Bytes of a row that are fetched when it is drawn; what follows, the processor fetches itself.
+_FETCHED = 256
 
 
 # `_loss` and `_move` stand for the functions of a loss and an optimizer.
@@ -34,8 +37,73 @@ def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
 
 
+def _losses(y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
+    """Loss of each row into `values`, its derivative into `raw`, both times the weight."""
+    for t in range(len(raw)):
+        values[t], slope = _loss(y[t], raw[t], parameters)
+        values[t] *= weight[t]
+        raw[t] = slope * weight[t]
+
+
+def _tile(
+    where: Any, n: Any, y: Any, weight: Any, g: Any, w: Any, grad: Any, parameters: Any, d: Any
+) -> Any:
+    """Add the gradient of the summed loss of some rows to `grad`; return the loss.
+
+    Parameters
+    ----------
+    where : int64 (_TILE,)
+        Addresses of `n` rows of `d` features.
+    y, weight, g : (_TILE,) floats
+        `g` is scratch.
+    w, grad : (n_parameters,) floats
+        The intercept comes last, where there is one.
+    parameters : tuple
+        Of the loss.
+    """
+    dtype, number = w.dtype, w.dtype.type
+    for t in range(0, n - 3, 4):
+        a, b = array_at(pointer(where[t]), d, dtype), array_at(pointer(where[t + 1]), d, dtype)
+        c, e = array_at(pointer(where[t + 2]), d, dtype), array_at(pointer(where[t + 3]), d, dtype)
+        raw_a, raw_b, raw_c, raw_e = number(0), number(0), number(0), number(0)
+        for j in range(d):
+            raw_a += a[j] * w[j]
+            raw_b += b[j] * w[j]
+            raw_c += c[j] * w[j]
+            raw_e += e[j] * w[j]
+        g[t], g[t + 1], g[t + 2], g[t + 3] = raw_a, raw_b, raw_c, raw_e
+    for t in range(n - n % 4, n):
+        x = array_at(pointer(where[t]), d, dtype)
+        raw = number(0)
+        for j in range(d):
+            raw += x[j] * w[j]
+        g[t] = raw
+    if len(w) > d:
+        for t in range(n):
+            g[t] += w[d]
+    values = np.empty(n, dtype)
+    _losses(y[:n], weight[:n], g[:n], values, parameters)
+    loss, slopes = 0.0, number(0)
+    for t in range(n):
+        loss += values[t]
+        slopes += g[t]
+    if len(w) > d:
+        grad[d] += slopes
+    for t in range(0, n - 3, 4):
+        a, b = array_at(pointer(where[t]), d, dtype), array_at(pointer(where[t + 1]), d, dtype)
+        c, e = array_at(pointer(where[t + 2]), d, dtype), array_at(pointer(where[t + 3]), d, dtype)
+        g_a, g_b, g_c, g_e = g[t], g[t + 1], g[t + 2], g[t + 3]
+        for j in range(d):
+            grad[j] += g_a * a[j] + g_b * b[j] + g_c * c[j] + g_e * e[j]
+    for t in range(n - n % 4, n):
+        x = array_at(pointer(where[t]), d, dtype)
+        for j in range(d):
+            grad[j] += g[t] * x[j]
+    return loss
+
+
 def _gradient(
-    blocks: Any, runs: Any, r: Any, w: Any, grad: Any, parameters: Any, n_features: Any
+    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
     """Set the gradient of the summed loss of a batch; return that, and where the next begins.
 
@@ -43,51 +111,46 @@ def _gradient(
     ----------
     blocks : int64 (n_blocks, 3)
         Addresses of X, y and weights; of no weights 0.
-    runs : int64 (n_runs, 4)
-        Batch, block, first row and number of rows, in the order of the batches.
-    r : int
-        Where in `runs` the batch begins.
-    w, grad : (n_parameters,) floats
-        The intercept comes last, where there is one.
-    parameters : tuple
-        Of the loss.
+    parts : int64 (n_parts, 5)
+        Runs of rows of a batch and a block, in the order of the batches: batch, block, address of
+        their first rows and of their numbers of rows (0: of one row each), and how many.
+    p : int
+        Where in `parts` the batch begins.
+    w, grad, parameters
+        As above.
     """
-    number, item = w.dtype.type, w.itemsize
-    size, has_intercept = n_features * item, len(w) > n_features
+    dtype, item = w.dtype, w.itemsize
+    size = n_features * item
+    fetched = min(size, _FETCHED)
+    where = np.empty(_TILE, np.int64)
+    y, weight, g = np.empty(_TILE, dtype), np.ones(_TILE, dtype), np.empty(_TILE, dtype)
     grad[:] = 0
-    loss, slopes, batch = 0.0, number(0), runs[r, 0]
-    while r < len(runs) and runs[r, 0] == batch:
-        block, start, stop = blocks[runs[r, 1]], runs[r, 2], runs[r, 2] + runs[r, 3]
-        if r + _AHEAD < len(runs):
-            ahead = blocks[runs[r + _AHEAD, 1], 0] + runs[r + _AHEAD, 2] * size
-            for at in range(ahead, ahead + size, 64):
-                prefetch(at)
-        r += 1
-        for i in range(start, stop):
-            x = array_at(pointer(block[0] + i * size), n_features, w.dtype)
-            raw = number(0)
-            for j in range(n_features):
-                raw += x[j] * w[j]
-            if has_intercept:
-                raw += w[n_features]
-            y = array_at(pointer(block[1] + i * item), 1, w.dtype)[0]
-            value, slope = _loss(y, raw, parameters)
-            g: Any = number(slope)
-            if block[2] != 0:
-                weight = array_at(pointer(block[2] + i * item), 1, w.dtype)[0]
-                value, g = value * weight, g * weight
-            loss += value
-            slopes += g
-            for j in range(n_features):
-                grad[j] += g * x[j]
-    if has_intercept:
-        grad[n_features] = slopes
-    return loss, r
+    loss, n, batch = 0.0, 0, parts[p, 0]
+    while p < len(parts) and parts[p, 0] == batch:
+        X_at, y_at, weight_at = blocks[parts[p, 1]]
+        n_runs, counted = parts[p, 4], parts[p, 3] != 0
+        starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
+        counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
+        for r in range(n_runs):
+            for i in range(starts[r], starts[r] + (counts[r] if counted else 1)):
+                where[n] = X_at + i * size
+                for at in range(where[n], where[n] + fetched, 64):
+                    prefetch(at)
+                y[n] = array_at(pointer(y_at + i * item), 1, dtype)[0]
+                if weight_at != 0:
+                    weight[n] = array_at(pointer(weight_at + i * item), 1, dtype)[0]
+                n += 1
+                if n == _TILE:
+                    loss += _tile(where, n, y, weight, g, w, grad, parameters, n_features)
+                    n = 0
+        p += 1
+    loss += _tile(where, n, y, weight, g, w, grad, parameters, n_features)
+    return loss, p
 
 
 def _steps(
     blocks: Any,
-    runs: Any,
+    parts: Any,
     rows: Any,
     rates: Any,
     numbers: Any,
@@ -104,10 +167,10 @@ def _steps(
 
     Parameters
     ----------
-    blocks, runs, parameters
+    blocks, parts, parameters
         As above.
     rows, rates : float64 (n_batches,)
-        Number of rows, and learning rate; what has no rows has no run either.
+        Number of rows, and learning rate; a batch without rows has no parts.
     numbers : (n_batches, n) floats
         Of the optimizer.
     state : tuple of (n_parameters,) floats
@@ -117,13 +180,13 @@ def _steps(
     losses : float64 (n_batches,)
         Of each batch before its step, summed.
     """
-    w, r = state[0], 0
+    w, p = state[0], 0
     number = w.dtype.type
     for b in range(len(rows)):
         losses[b] = 0.0
         if rows[b] == 0:
             continue
-        losses[b], r = _gradient(blocks, runs, r, w, grad, parameters, n_features)
+        losses[b], p = _gradient(blocks, parts, p, w, grad, parameters, n_features)
         step, mean, at_step = number(rates[b]), number(1 / rows[b]), numbers[b]
         for j in range(n_penalised):
             moved = _move(state, j, grad[j] * mean + l2 * w[j], step, at_step)
@@ -156,26 +219,35 @@ class HostChooser:
         first = next(iter(parts))[0]
         self.n_features, self.dtype = first.shape[1], first.dtype
         self.parameters = tuple(map(float, loss.parameters))
-        self.gradient = compiled_with(_gradient, vectors=True, _loss=type(loss).at_row)
+        at_row = AT_ROW.get(loss.kernel, type(loss).at_row)
+        losses = compiled_with(_losses, _loss=at_row)
+        tile = compiled_with(_tile, reassociates=True, _losses=losses)
+        self.gradient = compiled_with(_gradient, _tile=tile)
 
     def __call__(self, batches: Sequence[Draw]) -> list[tuple[HostRows, None, None]]:
         """Choose batches: their features, which know their targets and weights."""
-        found = []
-        for batch in batches:
-            runs = self.runs([batch])
-            shape = int(runs[:, 3].sum()), self.n_features
-            found.append((HostRows(shape, self.dtype, partial(self._add, runs)), None, None))
-        return found
+        d = self.n_features
+        return [
+            (HostRows((_count(batch), d), self.dtype, partial(self._add, batch)), None, None)
+            for batch in batches
+        ]
 
-    def runs(self, batches: Sequence[Draw]) -> NDArray[np.intp]:
-        """All runs of rows of batches."""
-        return flat_runs(batches, self._place)
+    def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
+        """Where the runs of rows of batches lie; good as long as the batches are there."""
+        return np.array(
+            [
+                (number, self._place[block], _address(starts), _address(counts), len(starts))
+                for number, batch in enumerate(batches)
+                for block, starts, counts in batch
+            ],
+            np.int64,
+        ).reshape(-1, 5)
 
-    def _add(self, runs: NDArray[np.intp], w: NDArray[Any], out: NDArray[Any]) -> float:
-        grad = np.empty(len(w), self.dtype)
+    def _add(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
+        grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
         # One version of the loop is enough: for what may be written to.
         w = w.reshape(-1) if w.flags.writeable else w.flatten()
-        loss, _ = self.gradient(self.where, runs, 0, w, grad, self.parameters, self.n_features)
+        loss, _ = self.gradient(self.where, parts, 0, w, grad, self.parameters, self.n_features)
         out[:, 0] += grad
         return float(loss)
 
@@ -215,7 +287,9 @@ class BatchSteps:
         penalty = step.n_penalised, number(step.l1), number(step.l2)
         self._rest = *penalty, chooser.parameters, chooser.n_features
         move = type(optimizer).at_entry
-        self._loop = compiled_with(_steps, vectors=True, _gradient=chooser.gradient, _move=move)
+        self._loop = compiled_with(
+            _steps, reassociates=True, _gradient=chooser.gradient, _move=move
+        )
 
     def serves(self, step: Step) -> bool:
         """Whether a step is of the same arrays: those of a replica change when it is restored."""
@@ -235,10 +309,15 @@ class BatchSteps:
         numbers = [self._optimizer.numbers(step.number) for step in steps]
         given = rows, rates, np.array(numbers, self._scratch.dtype)
         state = tuple(array.reshape(-1) for array in self._arrays)
-        losses, runs = np.empty(len(steps)), self._chooser.runs(batches)
-        self._loop(self._chooser.where, runs, *given, state, self._scratch, losses, *self._rest)
+        losses, parts = np.empty(len(steps)), self._chooser.parts(batches)
+        self._loop(self._chooser.where, parts, *given, state, self._scratch, losses, *self._rest)
         return losses
 
 
 def _address(array: Any) -> int:
     return 0 if array is None else int(array.__array_interface__["data"][0])
+
+
+def _count(batch: Draw) -> int:
+    """Rows of a batch."""
+    return sum(len(at) if counts is None else int(counts.sum()) for _, at, counts in batch)

@@ -21,6 +21,8 @@ _BLOCK = 1 << 20
 FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
 _FUSED_FROM = 1 << 13
+#: Steps of a fit that gather their rows at most, and entries of these.
+_GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
 #: Rows of a batch whose gradients are added up in the dtype of X.
 _AT_ONCE = 1 << 13
 
@@ -75,8 +77,6 @@ class NumpyBackend(Backend):
     name = "numpy"
     device = "cpu"
     entries_at_once = 0
-    #: They take as long as it takes to load numba, nearly.
-    steps_gathered = 1024
 
     @classmethod
     def problem(cls) -> str | None:
@@ -200,6 +200,10 @@ class NumpyBackend(Backend):
         run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
+
+    def steps_gathered(self, n_entries: int) -> int:
+        """As many as take about a third of the time in which numba is loaded."""
+        return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
     def chooser(
         self,

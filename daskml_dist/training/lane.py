@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Runs
@@ -114,12 +115,12 @@ class Lane:
 
         Its arrays are good until the next batch is asked for.
         """
-        if self._gathers:
+        chooser = self.ready_chooser if self._in_arrays else None
+        if chooser is None:
             return self._batch(next(self._draws))
-        assert self.chooser is not None
         if not self._chosen:
-            draws = [next(self._draws) for _ in range(self.chooser.most)]
-            pieces = self.chooser([_runs(draw) for draw in draws])
+            draws = [next(self._draws) for _ in range(chooser.most)]
+            pieces = chooser([_runs(draw) for draw in draws])
             for draw, piece in zip(draws, pieces, strict=True):
                 n_rows = _count(draw)
                 self._chosen.append(Batch([piece] if n_rows else [], n_rows, None))
@@ -148,16 +149,23 @@ class Lane:
         numbers = itertools.chain.from_iterable(self._rows.blocks(1))
         ready = {n: self._blocks[n] for n in sorted(set(numbers))}
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
-        model, most = self._fit.step_model, -(-self.n_rows // self._fit.n_steps)
+        model, most = self._fit.step_model, self._most_rows
         with device_memory(self.backend, f"What chooses batches of {most:,} rows"):
             return self.backend.chooser(model.loss, model.shape, blocks, most)
 
     @property
-    def _gathers(self) -> bool:
-        """Whether the rows of the next batch are gathered."""
-        if not self._in_arrays or self.reached < self.backend.steps_gathered:
-            return True
-        return self.chooser is None
+    def ready_chooser(self) -> Any | None:
+        """The chooser, once it is worth having: the host gathers the rows of first steps."""
+        return None if self.reached < self._steps_gathered else self.chooser
+
+    @functools.cached_property
+    def _steps_gathered(self) -> int:
+        return self.backend.steps_gathered(self._most_rows * self._fit.step_model.n_features)
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows of a batch at most."""
+        return -(-self.n_rows // self._fit.n_steps)
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
         """Take steps of a replica that are made at once, and count their rows and losses.
@@ -284,12 +292,10 @@ def _count(rows: list[tuple[int, Any]]) -> int:
     return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in rows)
 
 
-def _runs(rows: list[tuple[int, Any]]) -> list[tuple[int, Any, Any]]:
-    """Rows of a batch, as runs of neighbours: the block, starts and counts."""
+def _runs(rows: list[tuple[int, Any]]) -> Draw:
+    """Rows of a batch, as runs of neighbours."""
     return [
-        (number, at.starts, at.counts)
-        if isinstance(at, Runs)
-        else (number, at, np.ones(len(at), np.intp))
+        (number, at.starts, at.counts) if isinstance(at, Runs) else (number, at, None)
         for number, at in rows
     ]
 

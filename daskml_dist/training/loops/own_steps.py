@@ -44,13 +44,13 @@ class OwnSteps:
 
     def _take_together(self, count: int) -> int:
         """Steps taken; none where each is made by itself."""
-        lane, replica = self._lane, self._replica
-        if not self._may or lane.reached < lane.backend.steps_gathered or lane.chooser is None:
+        lane, replica, chooser = self._lane, self._replica, self._lane.ready_chooser
+        if chooser is None or not self._may:
             return 0
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
             with device_memory(lane.backend, "What steps need"):
-                self._recorded = lane.chooser.recorder(replica.rule.optimizer, step)
+                self._recorded = chooser.recorder(replica.rule.optimizer, step)
         if self._recorded is None:
             self._may = False
             return 0
