@@ -37,25 +37,28 @@ def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
 
 
-def _losses(y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
-    """Loss of each row into `values`, its derivative into `raw`, both times the weight."""
-    for t in range(len(raw)):
+def _losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
+    """Loss of each of n rows into `values`, its derivative into `raw`, both times the weight."""
+    for t in range(n):
         values[t], slope = _loss(y[t], raw[t], parameters)
         values[t] *= weight[t]
         raw[t] = slope * weight[t]
 
 
 def _tile(
-    where: Any, n: Any, y: Any, weight: Any, g: Any, w: Any, grad: Any, parameters: Any, d: Any
-) -> Any:
+    n: Any, where: Any, y: Any, weight: Any, g: Any, values: Any, w: Any, grad: Any,
+    parameters: Any, d: Any,
+) -> Any:  # fmt: skip
     """Add the gradient of the summed loss of some rows to `grad`; return the loss.
 
     Parameters
     ----------
+    n, d : int
+        Rows and features.
     where : int64 (_TILE,)
-        Addresses of `n` rows of `d` features.
-    y, weight, g : (_TILE,) floats
-        `g` is scratch.
+        Addresses of the rows.
+    y, weight, g, values : (_TILE,) floats
+        The last two are scratch.
     w, grad : (n_parameters,) floats
         The intercept comes last, where there is one.
     parameters : tuple
@@ -81,8 +84,7 @@ def _tile(
     if len(w) > d:
         for t in range(n):
             g[t] += w[d]
-    values = np.empty(n, dtype)
-    _losses(y[:n], weight[:n], g[:n], values, parameters)
+    _losses(n, y, weight, g, values, parameters)
     loss, slopes = 0.0, number(0)
     for t in range(n):
         loss += values[t]
@@ -122,10 +124,12 @@ def _gradient(
     dtype, item = w.dtype, w.itemsize
     size = n_features * item
     fetched = min(size, _FETCHED)
-    where = np.empty(_TILE, np.int64)
-    y, weight, g = np.empty(_TILE, dtype), np.ones(_TILE, dtype), np.empty(_TILE, dtype)
+    where, weight = np.empty(_TILE, np.int64), np.ones(_TILE, dtype)
+    y, g, values = np.empty(_TILE, dtype), np.empty(_TILE, dtype), np.empty(_TILE, dtype)
     grad[:] = 0
-    loss, n, batch = 0.0, 0, parts[p, 0]
+    # A literal would have numba compile what it is given to once more.
+    none = np.int64(0)
+    loss, n, batch = 0.0, none, parts[p, 0]
     while p < len(parts) and parts[p, 0] == batch:
         X_at, y_at, weight_at = blocks[parts[p, 1]]
         n_runs, counted = parts[p, 4], parts[p, 3] != 0
@@ -141,10 +145,10 @@ def _gradient(
                     weight[n] = array_at(pointer(weight_at + i * item), 1, dtype)[0]
                 n += 1
                 if n == _TILE:
-                    loss += _tile(where, n, y, weight, g, w, grad, parameters, n_features)
-                    n = 0
+                    loss += _tile(n, where, y, weight, g, values, w, grad, parameters, n_features)
+                    n = none
         p += 1
-    loss += _tile(where, n, y, weight, g, w, grad, parameters, n_features)
+    loss += _tile(n, where, y, weight, g, values, w, grad, parameters, n_features)
     return loss, p
 
 
@@ -180,7 +184,7 @@ def _steps(
     losses : float64 (n_batches,)
         Of each batch before its step, summed.
     """
-    w, p = state[0], 0
+    w, p = state[0], np.int64(0)
     number = w.dtype.type
     for b in range(len(rows)):
         losses[b] = 0.0
