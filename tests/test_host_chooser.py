@@ -132,6 +132,10 @@ def test_what_has_no_loop() -> None:
     assert backend.chooser(loss, (D, 1), {0: (sparse.csr_array(X), y, None)}, 4) is None
     # A sum of so many rows has too few digits in float32.
     assert backend.chooser(loss, (D, 1), blocks, 100_000) is None
+    wide = {0: (np.zeros((9, 2**15)), np.zeros(9), None)}
+    slow = backend.chooser(loss, (2**15, 1), wide, 1024)
+    assert slow is not None
+    assert (chooser.most_steps, slow.most_steps) == (256, 2)
     rule = UpdateRule(OPTIMIZERS["ftrl"](), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
     shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
     assert chooser.recorder(rule.optimizer, shard.empty_step()) is None
@@ -196,6 +200,20 @@ def test_gradients_of_several_lanes_are_the_same(
     fit, *others = _fits(policy, monkeypatch, X, Y, n_lanes=3)
     for other in others:
         np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
+
+
+def test_a_fit_that_goes_on_with_rows_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters keep the dtype that they have, and the loop must not read rows by it."""
+    found = []
+    for gathered in (10**9, 0):
+        _set_gathered(gathered, monkeypatch)
+        for policy in ("sync", "async"):
+            clf = SGDClassifier(policy=policy, batch_size=16, random_state=0)
+            for dtype in (np.float64, np.float32, np.float64):
+                clf.partial_fit(X.astype(dtype), Y, classes=[False, True])
+            found.append(clf.coef_)
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-4)
 
 
 def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,9 @@ from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["BatchSteps", "HostChooser"]
 
-#: Steps that are made together at most.
-_STEPS = 256
+#: Steps that are made together at most, and entries of their rows: some 50 ms, in which a trainer
+#: hears of nothing.
+_STEPS, _ENTRIES = 256, 1 << 26
 #: Rows whose products, losses and shares of the gradient follow each other, in a cache.
 _TILE = 64
 #: Bytes of a row that are fetched when it is drawn; what follows, the processor fetches itself.
@@ -210,18 +211,24 @@ class HostChooser:
         With an `at_row`.
     blocks : mapping of int to (X, y, weight)
         C-contiguous and of one dtype; all have weights or none.
+    n_rows : int
+        Of a batch at most.
     """
 
     #: Batches that are chosen together.
     most = 1
 
-    def __init__(self, loss: Any, blocks: Mapping[int, tuple[Any, Any, Any | None]]) -> None:
+    def __init__(
+        self, loss: Any, blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int
+    ) -> None:
         self._blocks = dict(blocks)  # whose memory must not be given to others
         self._place = {number: place for place, number in enumerate(blocks)}
         parts = self._blocks.values()
         self.where = np.array([[_address(a) for a in arrays] for arrays in parts], np.int64)
         first = next(iter(parts))[0]
         self.n_features, self.dtype = first.shape[1], first.dtype
+        #: Steps that can be made together.
+        self.most_steps = min(_STEPS, max(1, _ENTRIES // max(n_rows * self.n_features, 1)))
         self.parameters = tuple(map(float, loss.parameters))
         at_row = AT_ROW.get(loss.kernel, type(loss).at_row)
         losses = compiled_with(_losses, _loss=at_row)
@@ -240,7 +247,7 @@ class HostChooser:
         """Where the runs of rows of batches lie; good as long as the batches are there."""
         return np.array(
             [
-                (number, self._place[block], _address(starts), _address(counts), len(starts))
+                (number, self._place[block], _integers(starts), _integers(counts), len(starts))
                 for number, batch in enumerate(batches)
                 for block, starts, counts in batch
             ],
@@ -249,14 +256,15 @@ class HostChooser:
 
     def _add(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
-        # One version of the loop is enough: for what may be written to.
-        w = w.reshape(-1) if w.flags.writeable else w.flatten()
+        # The loop reads rows in the dtype of w; one version is enough, for what may be written to.
+        fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
+        w = w.reshape(-1) if fits else w.astype(self.dtype).reshape(-1)
         loss, _ = self.gradient(self.where, parts, 0, w, grad, self.parameters, self.n_features)
         out[:, 0] += grad
         return float(loss)
 
     def recorder(self, optimizer: Any, step: Step) -> BatchSteps | None:
-        """Steps of an optimizer along batches, made by one loop; None where it has no such form.
+        """Steps of an optimizer along batches, made by one loop; None where there is none.
 
         Parameters
         ----------
@@ -264,7 +272,9 @@ class HostChooser:
         step : Step
             One of them, without a gradient.
         """
-        return None if optimizer.at_entry is None else BatchSteps(self, optimizer, step)
+        arrays = [step.w, *(step.slots[name] for name in optimizer.slot_names)]
+        fit = all(array.dtype == self.dtype and array.flags.c_contiguous for array in arrays)
+        return BatchSteps(self, optimizer, step) if fit and optimizer.at_entry else None
 
 
 class BatchSteps:
@@ -279,11 +289,10 @@ class BatchSteps:
         One of the steps, without a gradient.
     """
 
-    #: Steps that can be made together.
-    most = _STEPS
-
     def __init__(self, chooser: HostChooser, optimizer: Any, step: Step) -> None:
         self._chooser = chooser
+        #: Steps that can be made together.
+        self.most = chooser.most_steps
         self._optimizer = optimizer
         self._arrays = [step.w, *(step.slots[name] for name in optimizer.slot_names)]
         self._scratch = np.empty(len(step.w), step.w.dtype)
@@ -291,9 +300,7 @@ class BatchSteps:
         penalty = step.n_penalised, number(step.l1), number(step.l2)
         self._rest = *penalty, chooser.parameters, chooser.n_features
         move = type(optimizer).at_entry
-        self._loop = compiled_with(
-            _steps, reassociates=True, _gradient=chooser.gradient, _move=move
-        )
+        self._loop = compiled_with(_steps, _gradient=chooser.gradient, _move=move)
 
     def serves(self, step: Step) -> bool:
         """Whether a step is of the same arrays: those of a replica change when it is restored."""
@@ -316,6 +323,12 @@ class BatchSteps:
         losses, parts = np.empty(len(steps)), self._chooser.parts(batches)
         self._loop(self._chooser.where, parts, *given, state, self._scratch, losses, *self._rest)
         return losses
+
+
+def _integers(array: Any) -> int:
+    """Address of numbers of rows (or 0), of which the loop believes all."""
+    assert array is None or (array.dtype == np.int64 and array.flags.c_contiguous)
+    return _address(array)
 
 
 def _address(array: Any) -> int:

@@ -219,7 +219,7 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends.host_chooser import HostChooser
 
-        return HostChooser(loss, blocks)
+        return HostChooser(loss, blocks, n_rows)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""
