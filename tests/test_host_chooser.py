@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends import host_chooser, numpy_backend
+from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
@@ -58,6 +60,21 @@ def test_gradients_of_the_compiled_loop(n: int, dtype: Any) -> None:
     g *= weight
     expected = np.append(X.T @ g, g.sum())
     np.testing.assert_allclose(out[:, 0] - 1, expected, rtol=rtol, atol=rtol * n)
+
+
+def test_loops_of_other_parts_have_other_names() -> None:
+    """By which numba keeps them on disk; these two have the same bytes and constants."""
+
+    def rising(y: float, raw: float, parameters: Any) -> Any:
+        return math.exp(raw), math.exp(raw)
+
+    def falling(y: float, raw: float, parameters: Any) -> Any:
+        return math.log(raw), math.log(raw)
+
+    assert rising.__code__.co_code == falling.__code__.co_code
+    falling.__qualname__ = rising.__qualname__
+    loops = [compiled_with(host_chooser._losses, _loss=part) for part in (rising, falling)]
+    assert loops[0].py_func.__qualname__ != loops[1].py_func.__qualname__
 
 
 def _numbers(starts: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[Any]:

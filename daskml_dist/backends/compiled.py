@@ -48,6 +48,6 @@ def compiled_with(
 def _code(part: Any) -> bytes:
     """What tells a part from others."""
     function = getattr(part, "py_func", part)
-    name = function.__qualname__ if function is not part else ""
-    constants: bytes = (name + repr(function.__code__.co_consts)).encode()
-    return bytes(function.__code__.co_code) + constants
+    code = function.__code__
+    names = function.__module__, function.__qualname__, code.co_names, code.co_consts
+    return bytes(code.co_code) + repr(names).encode()
