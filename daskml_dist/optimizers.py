@@ -415,9 +415,9 @@ class Adam(Optimizer):
         return rate
 
     def numbers(self, step: int) -> tuple[float, ...]:
-        """Decays and what they leave, the corrections of m and of the root of v, `epsilon`."""
+        """Decays and what they leave, corrections of m and of v's root, `epsilon`, decay of w."""
         p, q = self.beta1, self.beta2
-        return p, 1 - p, q, 1 - q, 1 - p**step, (1 - q**step) ** 0.5, self.epsilon
+        return p, 1 - p, q, 1 - q, 1 - p**step, (1 - q**step) ** 0.5, self.epsilon, 0.0
 
     @staticmethod
     def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
@@ -427,7 +427,7 @@ class Adam(Optimizer):
         rate = lr / (math.sqrt(v) / numbers[5] + numbers[6])
         state[1][k] = m
         state[2][k] = v
-        state[0][k] -= rate * m / numbers[4]
+        state[0][k] -= lr * numbers[7] * state[0][k] + rate * m / numbers[4]
         return rate
 
 
@@ -461,20 +461,11 @@ class AdamW(Adam):
         w *= 1 - lr * self.weight_decay
         return super()._descend(w, grad, slots, lr, step)
 
-    def numbers(self, step: int) -> tuple[float, ...]:
-        """Those of Adam, and `weight_decay`."""
-        return *super().numbers(step), self.weight_decay
+    at_entry = staticmethod(Adam.at_entry)
 
-    @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
-        """Take one step in entry k."""
-        m = numbers[0] * state[1][k] + numbers[1] * grad
-        v = numbers[2] * state[2][k] + numbers[3] * grad * grad
-        rate = lr / (math.sqrt(v) / numbers[5] + numbers[6])
-        state[1][k] = m
-        state[2][k] = v
-        state[0][k] -= lr * numbers[7] * state[0][k] + rate * m / numbers[4]
-        return rate
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Those of Adam, with `weight_decay`."""
+        return *super().numbers(step)[:-1], self.weight_decay
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,10 @@ class Step:
     n_penalised: int
     coordinates: bool = False
 
+    def state(self, optimizer: Any) -> list[Any]:
+        """The parameters, and the slots in the order of the optimizer's."""
+        return [self.w, *(self.slots[name] for name in optimizer.slot_names)]
+
 
 class Backend(ABC):
     """Operations on blocks and batches of one array library.

@@ -238,7 +238,7 @@ class CupyBackend(Backend):
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """One launch over the flat parameters."""
-        slots = [step.slots[name] for name in optimizer.slot_names]
+        _, *slots = step.state(optimizer)
         arrays = [step.w, step.grad, *slots]
         if not all(array.flags.c_contiguous for array in arrays) or step.w.dtype.kind != "f":
             return False

@@ -9,7 +9,6 @@ Importing this module loads numba (about half a second), so it is imported at fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -237,11 +236,7 @@ class HostChooser:
 
     def __call__(self, batches: Sequence[Draw]) -> list[tuple[HostRows, None, None]]:
         """Choose batches: their features, which know their targets and weights."""
-        d = self.n_features
-        return [
-            (HostRows((_count(batch), d), self.dtype, partial(self._add, batch)), None, None)
-            for batch in batches
-        ]
+        return [(HostRows(self, batch), None, None) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Where the runs of rows of batches lie; good as long as the batches are there."""
@@ -254,7 +249,8 @@ class HostChooser:
             np.int64,
         ).reshape(-1, 5)
 
-    def _add(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
+    def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
+        """As of the batch's `HostRows`."""
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
         # The loop reads rows in the dtype of w; one version is enough, for what may be written to.
         fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
@@ -272,8 +268,8 @@ class HostChooser:
         step : Step
             One of them, without a gradient.
         """
-        arrays = [step.w, *(step.slots[name] for name in optimizer.slot_names)]
-        fit = all(array.dtype == self.dtype and array.flags.c_contiguous for array in arrays)
+        state = step.state(optimizer)
+        fit = all(array.dtype == self.dtype and array.flags.c_contiguous for array in state)
         return BatchSteps(self, optimizer, step) if fit and optimizer.at_entry else None
 
 
@@ -294,7 +290,7 @@ class BatchSteps:
         #: Steps that can be made together.
         self.most = chooser.most_steps
         self._optimizer = optimizer
-        self._arrays = [step.w, *(step.slots[name] for name in optimizer.slot_names)]
+        self._state = step.state(optimizer)
         self._scratch = np.empty(len(step.w), step.w.dtype)
         number = step.w.dtype.type
         penalty = step.n_penalised, number(step.l1), number(step.l2)
@@ -304,8 +300,8 @@ class BatchSteps:
 
     def serves(self, step: Step) -> bool:
         """Whether a step is of the same arrays: those of a replica change when it is restored."""
-        arrays = [step.w, *(step.slots[name] for name in self._optimizer.slot_names)]
-        return all(one is other for one, other in zip(self._arrays, arrays, strict=True))
+        pairs = zip(self._state, step.state(self._optimizer), strict=True)
+        return all(one is other for one, other in pairs)
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps.
@@ -319,7 +315,7 @@ class BatchSteps:
         rates = np.array([step.lr for step in steps], np.float64)
         numbers = [self._optimizer.numbers(step.number) for step in steps]
         given = rows, rates, np.array(numbers, self._scratch.dtype)
-        state = tuple(array.reshape(-1) for array in self._arrays)
+        state = tuple(array.reshape(-1) for array in self._state)
         losses, parts = np.empty(len(steps)), self._chooser.parts(batches)
         self._loop(self._chooser.where, parts, *given, state, self._scratch, losses, *self._rest)
         return losses
@@ -333,8 +329,3 @@ def _integers(array: Any) -> int:
 
 def _address(array: Any) -> int:
     return 0 if array is None else int(array.__array_interface__["data"][0])
-
-
-def _count(batch: Draw) -> int:
-    """Rows of a batch."""
-    return sum(len(at) if counts is None else int(counts.sum()) for _, at, counts in batch)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from daskml_dist.backends.draws import Draw
+    from daskml_dist.backends.host_chooser import HostChooser
 
 __all__ = ["HostRows"]
 
@@ -13,18 +16,23 @@ class HostRows:
 
     Parameters
     ----------
-    shape : tuple of two int
-    dtype : dtype
-    add_gradient : callable
-        Adds the gradient of the summed loss at parameters, both of shape (n, 1), to an array, and
-        returns the loss.
+    chooser : HostChooser
+    batch : Draw
     """
 
-    __slots__ = ("add_gradient", "dtype", "shape")
+    __slots__ = ("_batch", "_chooser")
 
-    def __init__(
-        self, shape: tuple[int, int], dtype: Any, add_gradient: Callable[[Any, Any], float]
-    ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.add_gradient = add_gradient
+    def __init__(self, chooser: HostChooser, batch: Draw) -> None:
+        self._chooser = chooser
+        self._batch = batch
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and features."""
+        runs = ((at, counts) for _, at, counts in self._batch)
+        n_rows = sum(len(at) if counts is None else int(counts.sum()) for at, counts in runs)
+        return n_rows, self._chooser.n_features
+
+    def add_gradient(self, w: Any, out: Any) -> float:
+        """Add the gradient of the summed loss at `w` to `out`, both of shape (n, 1); the loss."""
+        return self._chooser.add_gradient(self._batch, w, out)

@@ -38,8 +38,7 @@ class RecordedSteps:
         self._cp = cupy = chooser.calls.cupy
         self._chooser = chooser
         self._optimizer = optimizer
-        self._slots = [step.slots[name] for name in optimizer.slot_names]
-        self._w = step.w
+        self._state = step.state(optimizer)
         #: Steps that can be made together.
         self.most = chooser.most
         self._numbers = cupy.zeros((self.most, kernels.NUMBERS), np.float64)
@@ -61,12 +60,11 @@ class RecordedSteps:
             assert isinstance(rows, CsrRows)
             # A step at the columns alone leaves zeros for the next gradient.
             return [*gradient, calls.adagrad_at(rows, step, numbers)]
-        return [*gradient, calls.update(self._optimizer, step, self._slots, numbers)]
+        return [*gradient, calls.update(self._optimizer, step, self._state[1:], numbers)]
 
     def serves(self, step: Step) -> bool:
         """Whether a step is of the same arrays: those of a replica change when it is restored."""
-        slots = [step.slots[name] for name in self._optimizer.slot_names]
-        pairs = zip([self._w, *self._slots], [step.w, *slots], strict=True)
+        pairs = zip(self._state, step.state(self._optimizer), strict=True)
         return all(one is other for one, other in pairs)
 
     def __call__(self, batches: list[Draw], steps: list[Step]) -> Any:
