@@ -21,6 +21,7 @@ from distributed import Client
 from daskml_dist.comm import shared_memory
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.meet import TwoLevels, share_memory
 from daskml_dist.comm.remote import RemoteConnection, serve
@@ -162,11 +163,12 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
     rule = UpdateRule(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
     shard = Shard(rule, ShardState(np.zeros((5, 1)), {}))
     server = ParameterServer(Asynchronous(), [0], shard, None, 1)
-    answer = partial(serve, server, dtype="float64", width=1)
+    bounds = Bounds("float64", 5, 1, 1)
+    answer = partial(serve, server, bounds=bounds)
     listener = Listener(HOST, Credentials(SECRET, shared_memory=listening), on_pair=answer)
     endpoint = Endpoint("", HOST, listener.port)
     credentials = Credentials(SECRET, shared_memory=caller)
-    connection = RemoteConnection(endpoint, credentials, Wait(20), "float64", 1)
+    connection = RemoteConnection(endpoint, credentials, Wait(20), bounds)
     try:
         assert isinstance(connection._in, RingInbox) == (caller and listening)
         connection.send(Request((0,), 0, 1, rows=2.0, values=np.full((5, 1), 4.0)))

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.allreduce import PeerGroup, pack, unpack
+from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.packing import pack, unpack
 from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
 from daskml_dist.errors import CommunicationError

@@ -18,6 +18,7 @@ from distributed import get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
@@ -103,7 +104,7 @@ class ServerHost:
     ) -> None:
         worker = get_worker()
         self.run_id = run_id
-        self._fit = fit
+        self._fit, self._number = fit, number
         self._server = make_server(fit, number, n_trainers, generation=generation)
         publish_server(key, self._server)
         self._credentials = _credentials(worker, secret, fit.shared_memory)
@@ -113,13 +114,11 @@ class ServerHost:
         answer = partial(
             serve,
             self._server,
-            dtype=fit.dtype,
-            width=fit.model.width,
+            bounds=fit.bounds(number),
             on_loss=partial(self._alarm, f"server {number}: a connection broke"),
         )
-        host = _host(worker)
-        listener = Listener(host, self._credentials, on_pair=answer)
-        self._endpoint = Endpoint(key, host, listener.port)
+        listener = Listener(_host(worker), self._credentials, on_pair=answer, key=key)
+        self._endpoint = listener.endpoint
         self._shipper: Shipper | None = None
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
         # garbage collector may run in any thread, whatever locks that holds, so it only says so.
@@ -205,7 +204,8 @@ class ServerHost:
         """Send an image to the shadow at once, and every so many updates."""
         self._end_shipping()
         # Its thread must not hold the actor, which ends when nobody holds it.
-        connect = partial(_connect_to, shadow, self._server, self._fit, self._credentials)
+        bounds = self._fit.bounds(self._number)
+        connect = partial(_connect_to, shadow, self._server, bounds, self._credentials)
         self._shipper = Shipper(self._server, connect, self._alarm)
         self._server.shadow(self._shipper, every)
 
@@ -228,10 +228,10 @@ class ServerHost:
 
 
 def _connect_to(
-    shadow: Endpoint, server: ParameterServer, fit: FitSpec, credentials: Credentials
+    shadow: Endpoint, server: ParameterServer, bounds: Bounds, credentials: Credentials
 ) -> ServerConnection:
     wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: server.is_over)
-    return reach(shadow, credentials, wait, fit.dtype, fit.model.width)
+    return reach(shadow, credentials, wait, bounds)
 
 
 def _close_at_end(

@@ -186,8 +186,8 @@ class Trainer:
     def _connect(self) -> ShardedConnection:
         fit = self._fit
         connections = [
-            reach(endpoint, self._credentials, self._wait, fit.dtype, fit.model.width)
-            for endpoint in self._spec.servers
+            reach(endpoint, self._credentials, self._wait, fit.bounds(number))
+            for number, endpoint in enumerate(self._spec.servers)
         ]
         return ShardedConnection(connections, fit.layout, self._spec.generation, fit.compression)
 
@@ -197,12 +197,13 @@ class Trainer:
         if spec.generation and self._fit.policy.uses_shards:
             return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
         alone = spec.n_trainers == 1 or self._fit.policy.uses_shards
-        listener = None if alone else PeerListener(self._host, self._credentials)
+        own = spec.peer_key(spec.rank)
+        listener = None if alone else PeerListener(self._host, self._credentials, own)
         try:
             peers = self._rendezvous(listener)
             if listener is None:
                 return NoPeers()
-            endpoints = [Endpoint("", host, port) for host, port in peers]
+            endpoints = [Endpoint(spec.peer_key(rank), *at) for rank, at in enumerate(peers)]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             host = share_memory(group, self._wait, self._credentials.shared_memory)
             # Under "auto" ranks may differ, and all of them must meet to find out.

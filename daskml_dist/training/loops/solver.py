@@ -8,14 +8,17 @@ the open question is asked anew, so a fit ends with the digits of an undisturbed
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.comm.packing import Kinds, kinds, pack_object, unpack_object
 from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
@@ -73,6 +76,8 @@ class _Rounds:
         if log is None or log.n_rows != n_rows or not log.is_whole:
             log = context.memory["log"] = _Log(n_rows)
         self.log = log
+        #: Questions that can be asked: what the fit's solver has brought into the process.
+        self.kinds: Kinds = kinds([*_derived(Statistic), *_derived(Loss)])
         self._sums = LaneSums(context)
 
     def remember(self) -> None:
@@ -90,7 +95,7 @@ class _Rounds:
     def answer(self) -> None:
         """Make the sums that the first trainer asks for, until it has its solution."""
         while question := self._context.communicator.broadcast_bytes():
-            self.sum(pickle.loads(question))
+            self.sum(unpack_object(question, self.kinds))
 
     def sum(self, statistic: Statistic) -> NDArray[np.float64]:
         """The sum over all trainers' rows, with `EXTRA` numbers behind it."""
@@ -143,10 +148,19 @@ class _Asked:
         if self._n_asked <= len(sums):
             total = sums[self._n_asked - 1]
         else:
-            self._context.communicator.broadcast_bytes(pickle.dumps(statistic, protocol=5))
+            if self._context.communicator.size > 1:
+                self._context.communicator.broadcast_bytes(self._as_data(statistic))
             total = self._rounds.sum(statistic)
         self._report(total[-EXTRA:])
         return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
+
+    def _as_data(self, statistic: Statistic) -> bytes:
+        try:
+            return pack_object(statistic, self._rounds.kinds)
+        except TypeError as error:
+            raise InvalidParameterError(
+                f"The statistic {type(statistic).__name__} cannot travel to other workers: {error}"
+            ) from error
 
     def end(self) -> None:
         """Let the other trainers go."""
@@ -156,3 +170,9 @@ class _Asked:
         """Report the pass for all lanes; the ledger ignores what it knows already."""
         self.should_stop = report_sum(self._context, self._connection, self._n_asked, extra)
         self._context.end_pass()
+
+
+def _derived(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _derived(kind)
