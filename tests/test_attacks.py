@@ -31,7 +31,7 @@ from daskml_dist.comm import listener as module
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.bounds import Bounds
-from daskml_dist.comm.handshake import NAME, PEER, UP, Deadline
+from daskml_dist.comm.handshake import NAME, PEER, UP, Deadline, Secret
 from daskml_dist.comm.listener import Credentials, Listener, call_listener, call_peer
 from daskml_dist.comm.packing import kinds, pack, pack_object, unpack, unpack_object
 from daskml_dist.comm.remote import RemoteConnection, serve
@@ -365,6 +365,7 @@ def test_an_empty_secret_opens_nothing() -> None:
             sock.sendall(_HELLO)
             assert is_closed(sock)
     assert "ssss" not in repr(Credentials(SECRET))
+    assert str(secret := Secret.make()) == repr(pickle.loads(pickle.dumps(secret))) == "Secret(...)"
 
 
 # -- many, slow, and a system without means --------------------------------------------------------

@@ -48,7 +48,8 @@ class Bounds:
     @property
     def most_packed(self) -> int:
         """Bytes of a compressed push: twice those of the values."""
-        return 2 * self.n_rows * self.width * np.dtype(self.dtype).itemsize + _SMALL
+        itemsize: int = np.dtype(self.dtype).itemsize
+        return 2 * self.n_rows * self.width * itemsize + _SMALL
 
     @property
     def most_arrays(self) -> int:

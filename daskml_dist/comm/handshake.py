@@ -22,7 +22,7 @@ import time
 
 from daskml_dist.comm.base import Endpoint
 
-__all__ = ["DOWN", "NAME", "PEER", "UP", "Deadline", "Session", "greet", "introduce"]
+__all__ = ["DOWN", "NAME", "PEER", "UP", "Deadline", "Secret", "Session", "greet", "introduce"]
 
 #: What a caller opens a socket for: to send to a server, to receive from it, to send to a trainer.
 UP, DOWN, PEER = b"U", b"D", b"P"
@@ -32,6 +32,18 @@ _NONCE, _PROOF = 32, 32
 _PROTOCOL = b"daskml 2"
 # protocol, role, name, nonce
 _HELLO = struct.Struct(f"<8sc{NAME}s{_NONCE}s")
+
+
+class Secret(bytes):
+    """What only the workers of a run know; no log shows it."""
+
+    @classmethod
+    def make(cls) -> Secret:
+        """A new one."""
+        return cls(secrets.token_bytes(32))
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
 
 
 class Deadline:

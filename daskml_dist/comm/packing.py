@@ -188,7 +188,7 @@ def _made(kind: type, rest: list[Any]) -> Any:
         isinstance(name, str) and _fits(state[name], hints.get(name, Any)) for name in state
     ):
         raise ValueError(f"no attributes of {kind.__name__}")
-    thing = object.__new__(kind)
+    thing: Any = object.__new__(kind)
     vars(thing).update(state)
     return thing
 

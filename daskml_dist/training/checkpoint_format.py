@@ -140,7 +140,7 @@ def _problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
         return "its steps are no numbers of steps"
     if average is None and facts["n_averaged"]:
         return "it has no average"
-    rows = facts.get("rows_seen")
+    rows: Any = facts.get("rows_seen")
     if not (is_number(rows) and 0 <= rows < math.inf):
         return "its rows are no number of rows"
     return ""

@@ -7,7 +7,6 @@ generation (`generations.Generations`) whenever a worker is lost, leaves or join
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 import uuid
@@ -19,6 +18,7 @@ from typing import Any
 
 from distributed import Client
 
+from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
     DaskMLDistError,
@@ -120,7 +120,7 @@ class TrainingRun:
         self._fit = fit
         self._rows = rows
         self._id = f"daskml-{uuid.uuid4().hex}"
-        secret = secrets.token_bytes(32)
+        secret = Secret.make()
         self._awake = threading.Event()
         self._alarms: list[Alarm] = []
         self._membership = Membership(client)

@@ -172,7 +172,7 @@ class _Asked:
         self._context.end_pass()
 
 
-def _derived(base: type) -> Iterator[type]:
+def _derived(base: type[Any]) -> Iterator[type[Any]]:
     for kind in base.__subclasses__():
         yield kind
         yield from _derived(kind)
