@@ -73,6 +73,8 @@ class _Shared:
         self._fit = fit
         self._connection = connection
         self._meeting = threading.Lock()
+        # For what changes whole arrays of the replica; its parameters are read meanwhile.
+        self._changing = threading.Lock()
         self._name = min(lane.number for lane in context.lanes)
         self._lanes = [lane.number for lane in context.lanes]
         #: Clock, rows and loss of each lane; its thread puts a new entry for each step.
@@ -124,7 +126,9 @@ class _Shared:
     def _step_by_batch(self, lane: Lane, batch: Batch) -> None:
         replica = self.replica
         w = replica.w if batch.index is None else replica.w[batch.index]
-        replica.apply(lane.new_gradient(w, batch), batch.n_rows, batch.index)
+        grad = lane.new_gradient(w, batch)
+        with self._changing:
+            replica.apply(grad, batch.n_rows, batch.index)
 
     def _is_due(self) -> bool:
         if self._rows is None:
@@ -135,7 +139,8 @@ class _Shared:
         """Exchange changes with the other trainers; the lock is held."""
         since = time.perf_counter()
         progress = self._progress()
-        delta = self.replica.w - self._base
+        with self._changing:
+            delta = self.replica.w - self._base
         if self._rows is not None:
             self._rows.damp(delta)
         self._clock += 1
@@ -144,7 +149,8 @@ class _Shared:
         )
         pulled = self._connection.receive(self._name)
         # Threads went on meanwhile: add what others changed rather than overwrite.
-        self.replica.w += pulled.w - (self._base + delta)
+        with self._changing:
+            self.replica.w += pulled.w - (self._base + delta)
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
         self._met = time.perf_counter()
