@@ -1,13 +1,19 @@
-"""Shared memory without locks (``"hogwild"``): threads race, processes meet at the server.
+"""One array that threads share (``"hogwild"``): they race, processes meet at the server.
 
 The threads of a trainer update one replica. Every now and then one of them sends the server what
 the trainer has changed since the last meeting and adds what the others changed meanwhile.
 
-A step is a batch's mean gradient; or, on sparse rows of many features, each row is an update of
-its own (`backends/row_steps.py`). Then a pass takes milliseconds, and sending all parameters would
-take most of the time; so trainers meet seldom, and each sends its changes damped by how far they
-have gone towards the minimum: what several trainers have found out is averaged, what only began
-to move is added up (`_damping`).
+A step is a batch's mean gradient, computed from parameters that others change meanwhile. Threads
+take turns only where they change whole arrays: passes over arrays that raced would lose the second
+moment of a gradient and keep the first, which an adaptive optimizer then divides by nearly nothing.
+A turn is short beside a gradient of many rows, and needs no compiler, whatever the optimizer.
+
+Or, on sparse rows of many features, each row is an update of its own, without locks
+(`backends/row_steps.py`): an entry's step is computed from its own gradient's moment, so it is no
+longer for what was lost. Then a pass takes milliseconds, and sending all parameters would take most
+of the time; so trainers meet seldom, and each sends its changes damped by how far they have gone
+towards the minimum: what several trainers have found out is averaged, what only began to move is
+added up (`_damping`).
 """
 
 from __future__ import annotations
@@ -82,11 +88,11 @@ class _Shared:
         self._told = dict(self._done)
         self._base = self.replica.w.copy()
         self._clock = 0
-        self._steps = 0
+        self._steps = self._steps_met = 0
         self._stopped = False
         self._rows: _RowByRow | None = None
         if fit.single_rows:
-            self._rows = _RowByRow(fit, self.replica, share)
+            self._rows = _RowByRow(fit, self.replica, share, self._changing)
         self._met, self._meeting_took = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
@@ -132,12 +138,13 @@ class _Shared:
 
     def _is_due(self) -> bool:
         if self._rows is None:
-            return self._steps % _MEET_EVERY == 0
+            # Threads that count at once may skip a number.
+            return self._steps - self._steps_met >= _MEET_EVERY
         return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
 
     def _meet(self) -> Any:
         """Exchange changes with the other trainers; the lock is held."""
-        since = time.perf_counter()
+        since, self._steps_met = time.perf_counter(), self._steps
         progress = self._progress()
         with self._changing:
             delta = self.replica.w - self._base
@@ -192,8 +199,11 @@ class _Shared:
 class _RowByRow:
     """Steps of single rows on the replica's cells, by all threads of a trainer."""
 
-    def __init__(self, fit: FitSpec, replica: Shard, share: float) -> None:
+    def __init__(
+        self, fit: FitSpec, replica: Shard, share: float, changing: threading.Lock
+    ) -> None:
         self._fit = fit
+        self._changing = changing
         self._replica = replica
         self._cells = replica.interleave()
         self._share = share
@@ -209,7 +219,8 @@ class _RowByRow:
         lane.add_row_steps(
             lambda pieces: steps.run(list(pieces), order, self._cells, rate, charged), batch
         )
-        replica.count_row_steps(batch.n_rows, rate)
+        with self._changing:
+            replica.count_row_steps(batch.n_rows, rate)
 
     def _steps_of(self, lane: int) -> Any:
         if lane not in self._lanes:
