@@ -21,6 +21,7 @@ from scipy import sparse
 
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import OPTIMIZERS, SGD
+from daskml_dist.training.loops.turns import Turns
 
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
@@ -164,3 +165,50 @@ def test_threads_take_turns_in_an_update(kind: str) -> None:
     SGDClassifier(policy="hogwild", n_lanes=2, optimizer=watched, **params).fit(X, y)
     assert watched.alone == [True] * len(watched.alone)
     assert watched.steps == list(range(1, len(watched.steps) + 1))
+
+
+def test_nobody_writes_over_what_is_added_alone() -> None:
+    """Rows under way write what they read before; others' changes are added in between."""
+    turns, counts, ended = Turns(), np.zeros(2), threading.Event()
+
+    def rows() -> None:
+        while not ended.is_set():
+            with turns.together():
+                read, added = counts.copy(), np.array([1, 0])
+                time.sleep(0.001)
+                counts[:] = read + added
+
+    thread = threading.Thread(target=rows)
+    thread.start()
+    try:
+        for _ in range(20):
+            with turns.alone():
+                counts[1] += 1
+    finally:
+        ended.set()
+        thread.join()
+    assert counts[1] == 20
+
+
+def test_who_waits_to_be_alone_comes_before_others() -> None:
+    turns, order = Turns(), []
+
+    def alone() -> None:
+        with turns.alone():
+            order.append("alone")
+
+    def together() -> None:
+        with turns.together():
+            order.append("together")
+
+    threads = [threading.Thread(target=alone), threading.Thread(target=together)]
+    with turns.together(), turns.together():
+        threads[0].start()
+        while not turns._waiting:
+            time.sleep(0.001)
+        threads[1].start()
+        threads[1].join(0.02)
+        assert order == []
+    for thread in threads:
+        thread.join()
+    assert order == ["alone", "together"]

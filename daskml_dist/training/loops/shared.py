@@ -10,8 +10,10 @@ A turn is short beside a gradient of many rows, and needs no compiler, whatever 
 
 Or, on sparse rows of many features, each row is an update of its own, without locks
 (`backends/row_steps.py`): an entry's step is computed from its own gradient's moment, so it is no
-longer for what was lost. Then a pass takes milliseconds, and sending all parameters would take most
-of the time; so trainers meet seldom, and each sends its changes damped by how far they have gone
+longer for what was lost. Only while the trainer adds what others changed do its threads stop: rows
+under way would write over the parameters that all of them touch, and the next meeting take the
+others' changes back. Then a pass takes milliseconds, and sending all parameters would take most of
+the time; so trainers meet seldom, and each sends its changes damped by how far they have gone
 towards the minimum: what several trainers have found out is averaged, what only began to move is
 added up (`_damping`).
 """
@@ -31,6 +33,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
+from daskml_dist.training.loops.turns import Turns
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["run_shared"]
@@ -79,8 +82,9 @@ class _Shared:
         self._fit = fit
         self._connection = connection
         self._meeting = threading.Lock()
-        # For what changes whole arrays of the replica; its parameters are read meanwhile.
-        self._changing = threading.Lock()
+        # The replica's parameters are read whoever's turn it is.
+        self._turns = Turns()
+        self._has_others = share < 1
         self._name = min(lane.number for lane in context.lanes)
         self._lanes = [lane.number for lane in context.lanes]
         #: Clock, rows and loss of each lane; its thread puts a new entry for each step.
@@ -92,7 +96,7 @@ class _Shared:
         self._stopped = False
         self._rows: _RowByRow | None = None
         if fit.single_rows:
-            self._rows = _RowByRow(fit, self.replica, share, self._changing)
+            self._rows = _RowByRow(fit, self.replica, share)
         self._met, self._meeting_took = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
@@ -118,7 +122,8 @@ class _Shared:
         if self._rows is None:
             self._step_by_batch(lane, batch)
         else:
-            self._rows.step(lane, batch)
+            with self._turns.together():
+                self._rows.step(lane, batch)
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + batch.n_rows, loss + lane.last_loss
@@ -133,7 +138,7 @@ class _Shared:
         replica = self.replica
         w = replica.w if batch.index is None else replica.w[batch.index]
         grad = lane.new_gradient(w, batch)
-        with self._changing:
+        with self._turns.alone():
             replica.apply(grad, batch.n_rows, batch.index)
 
     def _is_due(self) -> bool:
@@ -146,8 +151,7 @@ class _Shared:
         """Exchange changes with the other trainers; the lock is held."""
         since, self._steps_met = time.perf_counter(), self._steps
         progress = self._progress()
-        with self._changing:
-            delta = self.replica.w - self._base
+        delta = self.replica.w - self._base
         if self._rows is not None:
             self._rows.damp(delta)
         self._clock += 1
@@ -155,9 +159,10 @@ class _Shared:
             tuple(self._lanes), self._clock, progress[:, 1].sum(), delta, progress=progress
         )
         pulled = self._connection.receive(self._name)
-        # Threads went on meanwhile: add what others changed rather than overwrite.
-        with self._changing:
-            self.replica.w += pulled.w - (self._base + delta)
+        if self._has_others:
+            # Threads went on meanwhile: add what others changed rather than overwrite.
+            with self._turns.alone():
+                self.replica.w += pulled.w - (self._base + delta)
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
         self._met = time.perf_counter()
@@ -199,11 +204,9 @@ class _Shared:
 class _RowByRow:
     """Steps of single rows on the replica's cells, by all threads of a trainer."""
 
-    def __init__(
-        self, fit: FitSpec, replica: Shard, share: float, changing: threading.Lock
-    ) -> None:
+    def __init__(self, fit: FitSpec, replica: Shard, share: float) -> None:
         self._fit = fit
-        self._changing = changing
+        self._counting = threading.Lock()
         self._replica = replica
         self._cells = replica.interleave()
         self._share = share
@@ -219,7 +222,7 @@ class _RowByRow:
         lane.add_row_steps(
             lambda pieces: steps.run(list(pieces), order, self._cells, rate, charged), batch
         )
-        with self._changing:
+        with self._counting:
             replica.count_row_steps(batch.n_rows, rate)
 
     def _steps_of(self, lane: int) -> Any:
