@@ -52,7 +52,7 @@ class BaseClassifier(ClassifierMixin, BaseSupervised):
         """
         self._check_fitted()
         statistic = partial(_hits, self.classes_)
-        total, hits, *_ = self._score_sums(statistic, X, y, sample_weight)
+        total, hits = self._score_sums(statistic, X, y, sample_weight)
         return float(hits / total)
 
 
@@ -69,4 +69,4 @@ def _hits(
         hits = (positive & (y == classes[1])) | (~positive & (y == classes[0]))
     else:
         hits = classes[raw.argmax(axis=1)] == y
-    return np.array([weight.sum(), weight @ hits, 0.0, 0.0])
+    return np.array([weight.sum(), weight @ hits])

@@ -61,6 +61,10 @@ class Loss(ABC):
         Whether :meth:`predict_proba` is defined.
     in_target_units : bool
         Whether raw predictions are in the units of the targets.
+    center : {"mean", "median"} or None
+        For a function of ``raw - y`` alone: near which of the targets the best constant prediction
+        lies. A fit then takes it from the targets, and adds it to the intercept. Not inherited by
+        a class with a :meth:`value_and_gradient` of its own.
     kernel : str or None
         What backends that have one call the fused kernel that computes the same for linear models.
         Not inherited, since a subclass may compute something else.
@@ -77,6 +81,7 @@ class Loss(ABC):
     multiclass: ClassVar[Multiclass | None] = None
     proba: ClassVar[bool] = False
     in_target_units: ClassVar[bool] = False
+    center: ClassVar[Literal["mean", "median"] | None] = None
     kernel: ClassVar[str | None] = None
     at_row: ClassVar[Any] = None
     has_hessian: ClassVar[bool] = False
@@ -87,6 +92,8 @@ class Loss(ABC):
         forms = {"value_and_gradient", "_at_margin", "_at_residual", "_derivatives"}
         if forms & cls.__dict__.keys() and "at_row" not in cls.__dict__:
             cls.at_row = None
+        if "value_and_gradient" in cls.__dict__ and "center" not in cls.__dict__:
+            cls.center = None
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -168,6 +175,10 @@ class Loss(ABC):
     def inverse_link(self, raw: Array) -> Array:
         """Predicted target of a regression: the raw prediction itself, unless overridden."""
         return raw
+
+    def constant(self, mean: float) -> float:
+        """Raw prediction to start from where no feature has an effect, of the targets' mean."""
+        return 0.0
 
     def check_target(self, y: Array) -> None:  # noqa: B027
         """Raise InvalidDataError for a target outside the loss's domain."""
@@ -403,6 +414,7 @@ class _ResidualLoss(Loss):
 
     kind = "regression"
     in_target_units = True
+    center: ClassVar[Literal["mean", "median"] | None] = "median"
 
     @abstractmethod
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
@@ -418,6 +430,7 @@ class SquaredError(_ResidualLoss):
     """Half the squared error: ``(raw - y) ** 2 / 2``."""
 
     name = "squared_error"
+    center = "mean"
     kernel = "squared_error"
     has_hessian = True
 
@@ -526,6 +539,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     """
 
     name = "squared_epsilon_insensitive"
+    center = "mean"
     kernel = "squared_epsilon_insensitive"
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
@@ -594,6 +608,12 @@ class _Deviance(Loss):
     @abstractmethod
     def link(self, mean: Any) -> Any:
         """The raw prediction of a mean; the inverse of :meth:`inverse_link`."""
+
+    def constant(self, mean: float) -> float:
+        """The link of the mean; 0 for a mean of 0, which has no logarithm."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            raw = float(self.link(mean))
+        return raw if np.isfinite(raw) else 0.0
 
     @abstractmethod
     def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:

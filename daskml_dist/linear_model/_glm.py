@@ -147,10 +147,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         if last is not None or not self.fit_intercept:
             return last
         w = np.zeros(model.shape)
-        with np.errstate(divide="ignore"):
-            at_mean = self._deviance().link(rows.survey.target_mean)
-        # A mean of 0 has no logarithm.
-        w[-1] = at_mean if np.isfinite(at_mean) else 0.0
+        w[-1] = self._loss().constant(float(rows.survey.target_mean))
         return w
 
 
