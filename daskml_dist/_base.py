@@ -165,9 +165,7 @@ class BaseSupervised(BaseEstimator):
             then=then,
         )
 
-    def _score_sums(
-        self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any
-    ) -> Any:
+    def _score_sums(self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any) -> Any:
         """``statistic(y, raw, weight)`` of all blocks, added; one pass, nothing gathered."""
         X, y, sample_weight = take_columns(X, y, sample_weight)
         self._check_fitted(X)

@@ -81,9 +81,7 @@ class _Residuals:
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
 
-    def __call__(
-        self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
-    ) -> _Fit:
+    def __call__(self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]) -> _Fit:
         predicted = self._loss.inverse_link(raw).reshape(y.shape)
         residual = np.subtract(y, predicted, dtype=np.float64)
         return _Fit(Spread.of(y, weight), np.atleast_1d(weight @ residual**2))

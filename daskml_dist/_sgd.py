@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import (
     check_budget,
@@ -158,6 +160,15 @@ class BaseSGD(BaseLinear):
             else:
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
         assert isinstance(result.state, ShardState)
+        reached = len(result.records) >= settings.max_iter
+        if settings.tol is not None and reached and not result.stopping.converged:
+            warnings.warn(
+                f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
+                "loss (or validation score) settled to tol. Increase max_iter, scale the features "
+                "(StandardScaler), or set tol=None to ask for just so many passes.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         self._keep(fit.step_model, result.state, classes)
         self.n_iter_ = len(result.records)
         rows = sum(record["rows"] for record in result.records) + result.partial_rows
@@ -232,7 +243,9 @@ class BaseSGD(BaseLinear):
             return state.w
         # The user may have changed coef_ meanwhile, and it counts; else no digit may be lost.
         w = self._matrix()
-        return state.w if np.array_equal(w, self._model.uncentred(state.w)) else self._model.centred(w)
+        return (
+            state.w if np.array_equal(w, self._model.uncentred(state.w)) else self._model.centred(w)
+        )
 
     def _slot_names(self) -> Any:
         optimizer = get_optimizer(self.get_params(deep=False)["optimizer"])

@@ -640,9 +640,9 @@ class _Deviance(Loss):
         one, two = 1 - self.power, 2 - self.power
         return np.asarray(np.maximum(y, 0) ** two / (one * two))
 
-    def half_deviance(self, y: Array, raw: Array) -> Array:
-        """Half the deviance of each row, 0 for a perfect prediction; float64."""
-        y, mean = y.astype(np.float64), self.inverse_link(raw.astype(np.float64))
+    def half_deviance(self, y: Array, mean: Array) -> Array:
+        """Half the deviance of each target from a mean, 0 where they are equal; float64."""
+        y, mean = y.astype(np.float64), mean.astype(np.float64)
         if self.power == 1:
             return np.asarray(xlogy(y, y / mean) - y + mean)
         if self.power == 2:
@@ -650,6 +650,7 @@ class _Deviance(Loss):
         if self.power == 0:
             return np.asarray((y - mean) ** 2 / 2)
         one, two = 1 - self.power, 2 - self.power
+        mean = np.maximum(mean, 0)
         return np.asarray(self.convex(y) - y * mean**one / one + mean**two / two)
 
     def check_target(self, y: Array) -> None:
