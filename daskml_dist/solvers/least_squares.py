@@ -28,8 +28,6 @@ class LeastSquares(Solver):
 
     Parameters
     ----------
-    y_shift : ndarray of float64 of shape (n_targets,)
-        About the mean of the targets; zero without an intercept.
     eps : float
         Relative precision of the products of dense rows: that of their dtype; of sparse rows:
         float64's.
@@ -38,7 +36,6 @@ class LeastSquares(Solver):
     """
 
     name = "least_squares"
-    y_shift: Array
     eps: float
     sparse: bool
 
@@ -66,7 +63,6 @@ class LeastSquares(Solver):
         reduced = reduce_rows(
             model,
             sums,
-            self.y_shift,
             eps=self.eps,
             l2=self._l2,
             cut=self._cut,

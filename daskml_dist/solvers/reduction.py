@@ -68,7 +68,6 @@ class Reduced:
 def reduce_rows(
     model: Any,
     sums: Sums,
-    y_shift: Array,
     *,
     eps: float,
     l2: float,
@@ -81,8 +80,6 @@ def reduce_rows(
     ----------
     model : LinearModel
     sums : Sums
-    y_shift : ndarray of shape (n_targets,)
-        About the mean of the targets; zero without an intercept.
     eps : float
         Relative precision of the first look.
     l2 : float
@@ -99,6 +96,7 @@ def reduce_rows(
     DivergedError
         The squares overflow.
     """
+    y_shift = np.zeros(model.width)  # the model's own shift leaves the targets near zero
     try:
         seen = _plain_look(model, sums, Moments(y_shift), eps)
     except DivergedError:
