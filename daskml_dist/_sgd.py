@@ -29,6 +29,7 @@ from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
+from daskml_dist.training.engine import FitResult
 from daskml_dist.training.history import History
 from daskml_dist.training.plan import Settings, Survey, make_fit
 from daskml_dist.training.run import open_engine
@@ -160,15 +161,7 @@ class BaseSGD(BaseLinear):
             else:
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
         assert isinstance(result.state, ShardState)
-        reached = len(result.records) >= settings.max_iter
-        if settings.tol is not None and reached and not result.stopping.converged:
-            warnings.warn(
-                f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
-                "loss (or validation score) settled to tol. Increase max_iter, scale the features "
-                "(StandardScaler), or set tol=None to ask for just so many passes.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+        self._warn(settings, result)
         self._keep(fit.step_model, result.state, classes)
         self.n_iter_ = len(result.records)
         rows = sum(record["rows"] for record in result.records) + result.partial_rows
@@ -188,6 +181,17 @@ class BaseSGD(BaseLinear):
                 **engine.facts,
             },
         )
+
+    def _warn(self, settings: Settings, result: FitResult) -> None:
+        reached = len(result.records) >= settings.max_iter
+        if settings.tol is not None and reached and not result.stopping.converged:
+            warnings.warn(
+                f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
+                "loss (or validation score) settled to tol. Increase max_iter, scale the features "
+                "(StandardScaler), or set tol=None to ask for just so many passes.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
 
     def _goes_on(self) -> bool:
         return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")

@@ -470,7 +470,7 @@ def _resumed(
             )
     if fit.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
-    state = _about(state, tuple(facts.get("target_shift", ())), fit.step_model)
+    state = _about(state, facts.get("target_shift", []), fit.step_model, checkpoint)
     stopping = dataclasses.replace(
         fit.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
@@ -480,11 +480,18 @@ def _resumed(
     return resumed, facts["records"]
 
 
-def _about(state: ShardState, shift: tuple[float, ...], model: LinearModel) -> ShardState:
+def _about(state: ShardState, shift: Any, model: LinearModel, checkpoint: Checkpoint) -> ShardState:
     """The state about the model's own shift of the targets, not a digit changed if it was so."""
-    if shift == model.target_shift:
+    known = isinstance(shift, list) and all(isinstance(value, float) for value in shift)
+    sizes = (0, model.width) if model.fit_intercept else (0,)
+    if not known or len(shift) not in sizes or not np.isfinite(shift).all():
+        raise CheckpointError(
+            f"{checkpoint.path} has target_shift={reprlib.repr(shift)}, which no fit writes. "
+            "Restore the file from a copy, or set resume=False to begin anew."
+        )
+    if tuple(shift) == model.target_shift:
         return state
-    old = dataclasses.replace(model, target_shift=shift)
+    old = dataclasses.replace(model, target_shift=tuple(shift))
     w, average = (
         None if values is None else model.centred(old.uncentred(values))
         for values in (state.w, state.average)
