@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import numpy as np
-
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._sgd import BaseSGD
 from daskml_dist.compression import Compressor
@@ -27,8 +25,10 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         ``"log_loss"`` (softmax for more than two classes), ``"hinge"``, ``"squared_hinge"``,
         ``"modified_huber"`` or ``"perceptron"`` (one against the rest).
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (not
-        surely under ``"local"`` and ``"average"``, which average lanes, nor ``"hogwild"``).
+        ``"l1"`` is applied by a proximal step, which makes coefficients exactly zero as far as the
+        noise of the batches lets it: fewer than at the optimum (``optimizer="ftrl"`` keeps account
+        of the penalty, and comes near to it). Few or none are with `average`, under ``"local"``
+        and ``"average"``, which average lanes, and ``"hogwild"``, whose lanes race.
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
     l1_ratio : float, default=0.15
@@ -38,7 +38,8 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         Passes over the data at most.
     tol : float or None, default=1e-3
         Stop once the training loss (or the validation score) has not improved by `tol` for
-        `n_iter_no_change` passes; None always makes `max_iter` passes.
+        `n_iter_no_change` passes; None always makes `max_iter` passes, and a fit that made them
+        without stopping gives no ConvergenceWarning.
     shuffle : bool, default=True
         Visit the rows in a new order in each pass.
     verbose : int, default=0
@@ -268,17 +269,13 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         -------
         self
         """
-        if classes is None:
-            if not hasattr(self, "classes_"):
-                raise InvalidParameterError(
-                    "classes must be passed on the first call to partial_fit: name every label "
-                    "that will come."
-                )
-            classes = self.classes_
-        elif hasattr(self, "classes_") and not np.array_equal(np.unique(classes), self.classes_):
+        if isinstance(self.class_weight, str):
             raise InvalidParameterError(
-                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
-                f"{self.classes_!r}. Leave it out, or start with a new estimator."
+                f"class_weight={self.class_weight!r} is not supported for partial_fit: nobody "
+                "knows how many rows of each class will come. Pass a dict, for example of "
+                'sklearn.utils.class_weight.compute_class_weight("balanced", classes=..., y=...) '
+                "of a large sample."
             )
+        classes = self._all_classes(classes, not hasattr(self, "classes_"))
         self._one_pass(X, y, sample_weight, policy, client, classes)
         return self

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.errors import CheckpointError, DivergedError, InvalidParameterError
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint_files import Files, why
@@ -284,6 +285,7 @@ def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "passes": fit.first_pass,
         "seed": fit.seed,
+        "target_shift": fit.step_model.target_shift,
         "best": rule.best,
         "stale_passes": rule.stale_passes,
         "records": records,
@@ -314,6 +316,7 @@ def _resumed(
         )
     if fit.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
+    state = _about(state, facts.get("target_shift", []), fit.step_model, checkpoint)
     stopping = dataclasses.replace(
         fit.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
@@ -369,3 +372,23 @@ def _is_record(record: Any) -> bool:
         type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
         for key in RECORD_KEYS
     )
+
+
+def _about(state: ShardState, shift: Any, model: LinearModel, checkpoint: Checkpoint) -> ShardState:
+    """The state about the model's own shift of the targets, not a digit changed if it was so."""
+    known = isinstance(shift, list) and all(isinstance(value, float) for value in shift)
+    sizes = (0, model.width) if model.fit_intercept else (0,)
+    if not known or len(shift) not in sizes or not np.isfinite(shift).all():
+        raise CheckpointError(
+            f"{checkpoint.path} has target_shift={reprlib.repr(shift)}, which no fit writes. "
+            "Restore the file from a copy, or set resume=False to begin anew."
+        )
+    if tuple(shift) == model.target_shift:
+        return state
+    old = dataclasses.replace(model, target_shift=tuple(shift))
+    w, average = (
+        None if values is None else model.centred(old.uncentred(values))
+        for values in (state.w, state.average)
+    )
+    assert w is not None
+    return dataclasses.replace(state, w=w, average=average)
