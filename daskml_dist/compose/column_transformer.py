@@ -15,7 +15,7 @@ from sklearn.utils import get_tags
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.conversion import load_pandas, plain_frame
-from daskml_dist.data.lazy import join_column_chunks, keep_partitions
+from daskml_dist.data.lazy import join_column_chunks
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import is_lazy
 
@@ -172,8 +172,7 @@ def _thaw(transformer: Any) -> Any:
 def _head(X: Any) -> Any:
     """The first rows of the first block that has any."""
     if hasattr(X, "columns"):
-        frame = keep_partitions(X)
-        parts = (frame.partitions[i] for i in range(frame.npartitions))
+        parts = (X.partitions[i] for i in range(X.npartitions))
         heads = (part.head(_HEAD, npartitions=1, compute=False) for part in parts)
     else:
         array = join_column_chunks(X)
