@@ -10,10 +10,11 @@ import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.utils.validation import _check_feature_names, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import plain_frame, to_host
+from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
@@ -114,6 +115,7 @@ class BlockTransformer(BaseEstimator):
         """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
         if not hasattr(self, "n_features_in_"):
             return self._fit_lazy(X, None, sample_weight)
+        check_feature_names(self, X, reset=False)
         collection = as_collection(X, None, sample_weight, numeric=self._numeric)
         before, found = (self.n_features_in_, self._summary()), self._reduce(collection)
         together = _merged(clone(self), [before, found])
@@ -182,7 +184,7 @@ class BlockTransformer(BaseEstimator):
         function = partial(_call, copy.copy(self), method)
         try:
             if hasattr(X, "columns") and method == "transform":
-                self._check_names(X._meta)
+                self._check_names(X)
             meta = function(self._sample(X) if method == "transform" else sample_rows(X))
         except ValueError as error:
             raise InvalidDataError(str(error)) from error
@@ -190,7 +192,7 @@ class BlockTransformer(BaseEstimator):
 
     def _check_names(self, frame: Any) -> None:
         """Check that a frame has the columns of the fit."""
-        _check_feature_names(self, frame, reset=False)
+        check_feature_names(self, frame, reset=False)
 
 
 def check_fitted(estimator: Any) -> None:

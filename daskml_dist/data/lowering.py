@@ -194,7 +194,7 @@ def _order(pieces: list[Delayed]) -> frozenset[Any]:
 def _other_blocks(counts: dict[str, int]) -> InvalidDataError:
     found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
     return InvalidDataError(
-        f"The rows cannot be aligned: {found} of unknown chunk sizes. Call .compute_chunk_sizes() "
+        f"The rows cannot be aligned: {found}, of unknown chunk sizes. Call .compute_chunk_sizes() "
         "on the Dask Array first, or make one of a dataframe with .to_dask_array(lengths=True)."
     )
 
