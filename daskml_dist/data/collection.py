@@ -360,9 +360,7 @@ def _row_counts(inputs: dict[str, Any]) -> list[int] | None:
     return next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
 
 
-def _cut(
-    inputs: dict[str, Any], row_counts: list[int] | None
-) -> list[tuple[Any, Any, Any]]:
+def _cut(inputs: dict[str, Any], row_counts: list[int] | None) -> list[tuple[Any, Any, Any]]:
     """Cut inputs into blocks: lazy pieces of Dask collections, slices of the rest."""
     lazy = {name: value for name, value in inputs.items() if is_dask(value)}
     if row_counts is not None:
