@@ -23,6 +23,7 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.missing import check_no_missing
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import (
@@ -311,6 +312,7 @@ def _check_labels(y: Any) -> None:
         return
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+    check_no_missing(labels, "y")
     try:
         check_classification_targets(y)
     except ValueError as error:
