@@ -28,13 +28,17 @@ __all__ = ["aligned_pieces", "frame_of_tasks", "frame_pieces", "has_one_order"]
 _UNORDERED = {"DiskShuffle", "P2PShuffle", "HashJoinP2P"}
 
 
-def aligned_pieces(inputs: dict[str, Any]) -> dict[str, list[Delayed]]:
+def aligned_pieces(
+    inputs: dict[str, Any], in_memory: Sequence[str] = ()
+) -> dict[str, list[Delayed]]:
     """Cut lazy collections so that their blocks hold the same rows in the same order.
 
     Parameters
     ----------
     inputs : dict of str to dask Array, DataFrame or Series
         By their names in errors; at least one.
+    in_memory : sequence of str
+        Names of inputs of the same rows that are no Dask collections.
 
     Returns
     -------
@@ -51,6 +55,7 @@ def aligned_pieces(inputs: dict[str, Any]) -> dict[str, list[Delayed]]:
     frames = {name: value for name, value in inputs.items() if is_dask_frame(value)}
     pieces = {name: _chunks(value) for name, value in inputs.items() if name not in frames}
     orders = {name: _order(found) for name, found in pieces.items()}
+    orders.update({name: frozenset() for name in in_memory})
     for lower in (_together, _each_alone, _as_shown):
         made = _cut(lower([frame.expr for frame in frames.values()])) if frames else []
         pieces.update(zip(frames, made, strict=True))
