@@ -111,7 +111,7 @@ def frame_of_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str)
     -------
     dask DataFrame
     """
-    from dask.dataframe.dask_expr import new_collection
+    from dask._collections import new_collection
 
     return new_collection(_opaque(dict(graph), keys, meta, (None,) * (len(keys) + 1), name))
 
