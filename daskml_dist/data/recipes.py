@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from dask.base import is_dask_collection
 from dask.local import get_sync
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.row_order import is_shuffle
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 __all__ = ["Recipes", "make_recipes"]
@@ -94,7 +96,12 @@ class Recipes:
 
     @property
     def repeated_work(self) -> float:
-        """Tasks that all blocks run one by one, over those that they run together."""
+        """Tasks that all blocks run one by one, over those that they run together.
+
+        Infinite where Dask's scheduler takes part in them, as in a shuffle between workers.
+        """
+        if any(map(is_shuffle, self.graph.values())):
+            return math.inf
         alone = sum(len(_cull(self.graph, [key])) for key in self.targets.values())
         return alone / max(len(self.graph), 1)
 
