@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Security
 
-from daskml_dist.errors import CallbackError, InvalidDataError
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
 from daskml_dist.training.fleet import Fleet
@@ -126,10 +126,18 @@ class Fail:
         raise self.error
 
 
+class Pruned(Exception):
+    """As `optuna.TrialPruned`, which its study knows by its type."""
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_callback_that_raises_ends_the_fit(client: Client, policy: str) -> None:
-    with pytest.raises(CallbackError, match="on_pass_end raised ValueError: oh"):
-        _endless(policy, Fail(ValueError("oh"))).fit(*_lazy())
+def test_a_callbacks_exception_ends_the_fit_as_itself(client: Client, policy: str) -> None:
+    pruned = Pruned("oh")
+    with pytest.raises(Pruned) as caught:
+        _endless(policy, Fail(pruned)).fit(*_lazy())
+    assert caught.value is pruned
+    assert pruned.__cause__ is None
+    assert pruned.__notes__ == ["raised by the callback Fail.on_pass_end"]
 
 
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])

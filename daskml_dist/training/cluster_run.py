@@ -469,9 +469,9 @@ class TrainingRun:
         return self._root_cause(error)
 
     def _root_cause(self, error: BaseException) -> BaseException:
-        if not isinstance(error, Exception) or (
-            isinstance(error, DaskMLDistError) and not is_consequence(error)
-        ):
+        if not isinstance(error, Exception) or self._callbacks.has_raised(error):
+            return error
+        if isinstance(error, DaskMLDistError) and not is_consequence(error):
             return error
         for seat in self._crew.seats:
             if seat.future.status == "error":

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from distributed import Future, WorkerPlugin
+from distributed import Future, Worker, WorkerPlugin
 
 from daskml_dist.errors import SchedulerLostError
 
@@ -21,6 +21,7 @@ __all__ = [
     "forget_closing",
     "is_dasks",
     "is_wanted",
+    "is_workers_own",
     "list_workers",
     "retire",
 ]
@@ -107,6 +108,11 @@ def is_wanted(worker: Any, key: Any) -> bool:
     """
     task = worker.state.tasks.get(key)
     return task is not None and task.state in {"executing", "long-running"}
+
+
+def is_workers_own(client: Any) -> bool:
+    """Whether a client is one that a worker of this process made for its tasks."""
+    return client in Worker._initialized_clients
 
 
 def ask_for(client: Any, key: Any) -> Any:

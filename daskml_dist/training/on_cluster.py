@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Self
 
 from distributed import Client, LocalCluster
@@ -45,7 +46,7 @@ class ClusterEngine(Engine):
     ) -> None:
         self._client = client
         self._rows = ClusterRows(client, collection, memory_budget, device)
-        self._own: list[Any] = []
+        self._own = ExitStack()
         self._placement: Placement | None = None
         self._moved: Move | None = None
 
@@ -54,13 +55,20 @@ class ClusterEngine(Engine):
         cls, collection: Collection, memory_budget: int | None = None, device: str = "cpu"
     ) -> Self:
         """Start a cluster inside this process; it is closed with the engine."""
-        cluster = LocalCluster(
-            n_workers=1, processes=False, dashboard_address=":0", silence_logs=50
-        )
-        client = Client(cluster, set_as_default=False)
-        engine = cls(collection, client, memory_budget, device)
-        engine._own = [client, cluster]
+        with ExitStack() as stack:
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=1, processes=False, dashboard_address=":0", silence_logs=50
+                )
+            )
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+            engine = cls(collection, client, memory_budget, device)
+            engine.closes(stack.pop_all())
         return engine
+
+    def closes(self, own: ExitStack) -> None:
+        """Close a stack with the engine."""
+        self._own = own
 
     def survey(self, classification: bool) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
@@ -120,6 +128,4 @@ class ClusterEngine(Engine):
     def close(self) -> None:
         """Let go of the blocks, and close a cluster of our own."""
         self._rows.release()
-        for thing in self._own:
-            thing.close()
-        self._own = []
+        self._own.close()
