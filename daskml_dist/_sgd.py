@@ -149,26 +149,30 @@ class BaseSGD(BaseLinear):
                 result = engine.train(fit, callbacks)
             else:
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
-        assert isinstance(result.state, ShardState)
-        self._keep(fit.step_model, result.state, classes)
-        self.n_iter_ = len(result.records)
-        rows = sum(record["rows"] for record in result.records) + result.partial_rows
-        self.t_: float = rows if initial is None else self.t_ + rows
-        self.history_ = History(
-            result.records,
-            extra={
-                "policy": settings.policy.name,
-                "n_lanes": len(lanes),
-                "n_servers": len(fit.layout.slices()) if fit.policy.uses_shards else 0,
-                "partial_rows": result.partial_rows,
-                "streamed": fit.streaming is not None,
-                "generations": result.events,
-                "dropped_pushes": result.dropped,
-                "compression": None if fit.compression is None else fit.compression.name,
-                "lost_rows": result.lost_rows,
-                **engine.facts,
-            },
-        )
+            assert isinstance(result.state, ShardState)
+            self._keep(fit.step_model, result.state, classes)
+            self.n_iter_ = len(result.records)
+            rows = sum(record["rows"] for record in result.records) + result.partial_rows
+            self.t_: float = rows if initial is None else self.t_ + rows
+            self.history_ = History(
+                result.records,
+                extra={
+                    "policy": settings.policy.name,
+                    "n_lanes": len(lanes),
+                    "n_servers": len(fit.layout.slices()) if fit.policy.uses_shards else 0,
+                    "partial_rows": result.partial_rows,
+                    "streamed": fit.streaming is not None,
+                    "generations": result.events,
+                    "dropped_pushes": result.dropped,
+                    "compression": None if fit.compression is None else fit.compression.name,
+                    "lost_rows": result.lost_rows,
+                    **engine.facts,
+                },
+                interrupted=result.interrupted is not None,
+            )
+        if result.interrupted is not None:
+            # What it passed through on its way says nothing, and holds the rows.
+            raise result.interrupted.with_traceback(None) from None
 
     def _goes_on(self) -> bool:
         return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")

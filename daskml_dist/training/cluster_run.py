@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ from daskml_dist.errors import (
     WorkerLostError,
     is_consequence,
 )
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.dask_internals import evict, is_dasks, retire
@@ -34,6 +36,7 @@ from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.fleet import Fleet, Gone, Host, call_workers
 from daskml_dist.training.generations import Generations
 from daskml_dist.training.host import Outcome
+from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.listening import listen, stop_listening
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.orders import (
@@ -46,7 +49,7 @@ from daskml_dist.training.orders import (
 )
 from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import GoOn
-from daskml_dist.training.servers import joined_state
+from daskml_dist.training.servers import joined_left, joined_state
 from daskml_dist.training.spec import FitSpec, TrainerResult
 
 __all__ = ["GenerationEvent", "TrainingRun"]
@@ -111,14 +114,21 @@ class TrainingRun:
     fit : FitSpec
     placement : Placement
     rows : ClusterRows
+    interrupts : Interrupts
     """
 
     def __init__(
-        self, client: Client, fit: FitSpec, placement: Placement, rows: ClusterRows
+        self,
+        client: Client,
+        fit: FitSpec,
+        placement: Placement,
+        rows: ClusterRows,
+        interrupts: Interrupts,
     ) -> None:
         self._client = client
         self._fit = fit
         self._rows = rows
+        self._interrupts = interrupts
         self._id = f"daskml-{uuid.uuid4().hex}"
         secret = secrets.token_bytes(32)
         self._awake = threading.Event()
@@ -152,7 +162,10 @@ class TrainingRun:
         )
 
     def run(self, callbacks: CallbackList) -> FitResult:
-        """Run the fit to its end, or clean up and raise."""
+        """Run the fit to its end, or clean up and raise.
+
+        An interrupted fit that has made a step returns what it had come to.
+        """
         self._callbacks = callbacks
         self._dealt.update(self._membership.call())
         self._trainer_addresses += self._crew.first_trainers
@@ -163,22 +176,17 @@ class TrainingRun:
             self._begin("the fit begins")
             result = self._watch()
             self._tell(result.records[self._told :])
-        except SchedulerLostError as error:
-            # Nobody is there to clean up with; workers without a scheduler end what they hold.
-            stop_listening(self._client, self._id)
-            callbacks.on_fit_end(self._view, error)
-            raise
         except BaseException as error:
-            cause = error
-            try:
-                cause = self._wind_down(error)
-            finally:  # also when the user interrupts once more
-                self._clean_up()
-                callbacks.on_fit_end(self._view, cause)
+            with self._interrupts.held():
+                cause, kept = self._give_up(error)
+            callbacks.on_fit_end(self._view, cause)
+            if kept is not None:
+                return kept
             if cause is error:
                 raise
             raise cause from error
-        self._clean_up()
+        with self._interrupts.held():
+            self._clean_up()
         callbacks.on_fit_end(self._view)
         return result
 
@@ -438,28 +446,56 @@ class TrainingRun:
                 results.append(self._fleet.result(seat))
             except Exception as error:
                 raise Gone(seat.address, repr(error)) from error
-        if any(result.generation != self._crew.number for result in results):
+        if any(r.interrupted or r.generation != self._crew.number for r in results):
             self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
             return None
         shards = [self._fleet.ask(server.host, "state") for server in self._crew.servers]
+        return self._result(joined_state(self._fit, shards, results))
+
+    def _result(self, state: ShardState | Solution, rows: float = 0.0) -> FitResult:
+        """A state with what the first server knows; `rows` are those that it does not know of."""
         outcome: Outcome = self._ask_first("end")
         return FitResult(
-            joined_state(self._fit, shards, results),
+            state,
             self._ask_first("records", 0),
             outcome.stopping,
-            outcome.partial_rows,
+            outcome.partial_rows + rows,
             outcome.dropped,
             self._crew.lost_rows,
             [asdict(event) for event in self._events],
         )
 
+    def _kept(self, error: KeyboardInterrupt) -> FitResult | None:
+        """What an interrupted fit had come to, from all who can still tell."""
+        seats = [seat for seat in self._crew.seats if seat.future.status == "finished"]
+        with suppress(Exception):
+            shards = [self._fleet.ask(server.host, "state") for server in self._crew.servers]
+            left = joined_left(self._fit, shards, [self._fleet.result(seat) for seat in seats])
+            if left is not None:
+                return replace(self._result(left.state, left.rows), interrupted=error)
+        return None
+
+    def _give_up(self, error: BaseException) -> tuple[BaseException, FitResult | None]:
+        """End the run; the error to tell the user, and what an interrupted fit had come to."""
+        if isinstance(error, SchedulerLostError) and self._client.status != "running":
+            # Nobody is there to clean up with; workers without a scheduler end what they hold.
+            stop_listening(self._client, self._id)
+            return error, None
+        try:
+            cause = self._wind_down(error)
+            kept = self._kept(error) if isinstance(error, KeyboardInterrupt) else None
+        finally:
+            self._clean_up()
+        return cause, kept
+
     def _wind_down(self, error: BaseException) -> BaseException:
         """Stop all that runs; return the error to tell the user."""
+        # Trainers first: they are to hear it from their client.
+        with suppress(Exception):
+            self._on_workers(abort_run)
         for server in self._crew.servers:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
-        with suppress(Exception):
-            self._on_workers(abort_run)
         deadline = time.monotonic() + _WIND_DOWN
         while time.monotonic() < deadline:
             there = self._membership.call()

@@ -44,6 +44,7 @@ class ClusterEngine(Engine):
         memory_budget: int | None = None,
         device: str = "cpu",
     ) -> None:
+        super().__init__()
         self._client = client
         self._rows = ClusterRows(client, collection, memory_budget, device)
         self._own = ExitStack()
@@ -122,7 +123,7 @@ class ClusterEngine(Engine):
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""
         assert self._placement is not None
-        run = TrainingRun(self._client, fit, self._placement, self._rows)
+        run = TrainingRun(self._client, fit, self._placement, self._rows, self.interrupts)
         return run.run(callbacks)
 
     def close(self) -> None:

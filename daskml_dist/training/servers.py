@@ -6,13 +6,14 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from daskml_dist.policies import AllReduce
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard, ShardState
 from daskml_dist.solvers import Solution
-from daskml_dist.training.spec import FitSpec, TrainerResult
+from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
-__all__ = ["joined_state", "make_server", "n_servers"]
+__all__ = ["joined_left", "joined_state", "make_server", "n_servers"]
 
 
 def n_servers(fit: FitSpec) -> int:
@@ -73,3 +74,39 @@ def joined_state(
         # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
         whole.slots, whole.step = held.slots, held.step
     return whole
+
+
+def joined_left(
+    fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
+) -> Left | None:
+    """What an interrupted fit had come to, as far as anybody tells; None before its first step."""
+    lefts = [r.left for r in results if r.left is not None]
+    lefts += [Left(r.state) for r in results if r.state is not None]
+    rows = sum(left.rows for left in lefts)
+    if fit.policy.uses_shards:
+        if any(shard is None for shard in shards):
+            return None
+        own = [TrainerResult(0, 0, left.state) for left in lefts[:1]]
+        state = joined_state(fit, shards, own)
+    elif not lefts:
+        return None
+    else:
+        state = lefts[0].state if isinstance(fit.policy, AllReduce) else _mean(lefts)
+    before = 0.0 if fit.initial is None else fit.initial.rows
+    if isinstance(state, ShardState) and state.rows <= before:
+        return None
+    return Left(state, rows=rows)
+
+
+def _mean(lefts: list[Left]) -> ShardState | Solution:
+    """Where lanes of all trainers have come to, by their rows; a solver is one trainer's alone."""
+    first, total = lefts[0].state, sum(left.share for left in lefts)
+    states = [(left.share / total, left.state) for left in lefts]
+    if len(lefts) == 1 or not isinstance(first, ShardState):
+        return first
+    shards = [(share, state) for share, state in states if isinstance(state, ShardState)]
+    first.w = sum(share * state.w for share, state in shards).astype(first.w.dtype)
+    if first.average is not None:
+        averages = [(n, s.w if s.average is None else s.average) for n, s in shards]
+        first.average = sum(n * average for n, average in averages).astype(first.w.dtype)
+    return first

@@ -20,7 +20,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.solvers import Solution, Solver
 
-__all__ = ["FitSpec", "Streaming", "TrainerResult", "TrainerSpec"]
+__all__ = ["FitSpec", "Left", "Streaming", "TrainerResult", "TrainerSpec"]
 
 #: Steps of a pass from which on the last push of every pass is not compressed.
 _MANY_STEPS = 32
@@ -200,6 +200,25 @@ class TrainerSpec:
     lane_rows: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a trainer leaves behind whose fit was interrupted.
+
+    Parameters
+    ----------
+    state : ShardState or Solution
+        Where its lanes have come to, averaged; the last point that a solver kept.
+    share : float
+        Its share of the fit's rows.
+    rows : float
+        Rows that it has stepped on and not reported.
+    """
+
+    state: ShardState | Solution
+    share: float = 1.0
+    rows: float = 0.0
+
+
 @dataclass
 class TrainerResult:
     """What a trainer hands back: what a solver found, or the state where trainers hold it.
@@ -211,8 +230,14 @@ class TrainerResult:
         The one that it ended in.
     state : ShardState, Solution or None
         From rank 0 alone.
+    interrupted : bool, default=False
+        Whether the client ended the fit before its end.
+    left : Left or None
+        Of an interrupted fit, where the trainer holds anything.
     """
 
     rank: int
     generation: int
     state: ShardState | Solution | None = None
+    interrupted: bool = False
+    left: Left | None = None
