@@ -174,7 +174,8 @@ class TrainingRun:
             callbacks.on_fit_begin(self._view)
             listen(self._client, TOPIC, self._id, self._on_event)
             self._begin("the fit begins")
-            result = self._watch()
+            with self._interrupts.between_steps():
+                result = self._watch()
             self._tell(result.records[self._told :])
         except BaseException as error:
             with self._interrupts.held():
@@ -308,7 +309,8 @@ class TrainingRun:
                 self._note_gone(gone)
                 reason = str(gone)
             if reason is not None:
-                self._begin(reason, even=even)
+                with self._interrupts.at_once():
+                    self._begin(reason, even=even)
                 look = _FIRST_LOOK
 
     def _keep_safe(self) -> None:
@@ -327,6 +329,7 @@ class TrainingRun:
         """Sleep until something happens, but no longer than so many seconds."""
         self._awake.wait(seconds)
         self._awake.clear()
+        self._interrupts.rest()
 
     def _ask_first(self, method: str, *args: Any) -> Any:
         return self._fleet.ask(self._crew.servers[0].host, method, *args)
@@ -429,7 +432,8 @@ class TrainingRun:
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             self._told += 1
-            self._callbacks.on_pass_end(self._view, record)
+            with self._interrupts.at_once():
+                self._callbacks.on_pass_end(self._view, record)
 
     def _stop(self) -> None:
         self._stopping = True

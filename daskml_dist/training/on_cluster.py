@@ -16,6 +16,7 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.cluster_run import TrainingRun
 from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.shielding import Shielding
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["ClusterEngine"]
@@ -48,6 +49,7 @@ class ClusterEngine(Engine):
         self._client = client
         self._rows = ClusterRows(client, collection, memory_budget, device)
         self._own = ExitStack()
+        self._shielding: Shielding | None = None
         self._placement: Placement | None = None
         self._moved: Move | None = None
 
@@ -73,6 +75,7 @@ class ClusterEngine(Engine):
 
     def survey(self, classification: bool) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
+        self._shielding = Shielding(self._client)
         return self._rows.survey(classification)
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
@@ -128,5 +131,10 @@ class ClusterEngine(Engine):
 
     def close(self) -> None:
         """Let go of the blocks, and close a cluster of our own."""
+        if self._shielding is not None:
+            self._shielding.end()
         self._rows.release()
+        if self._shielding is not None:
+            self._shielding.wait()
+            self._shielding = None
         self._own.close()
