@@ -138,7 +138,9 @@ def test_a_method_that_is_no_method_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_an_error_is_raised_as_it_is_and_its_note_names_the_callback(hook: str, log: list[tuple[Any, ...]]) -> None:
+def test_an_error_is_raised_as_it_is_and_its_note_names_the_callback(
+    hook: str, log: list[tuple[Any, ...]]
+) -> None:
     cause = ZeroDivisionError("by zero")
     callbacks = CallbackList([Recorder("a", log, {hook: cause})])
     if hook == "on_fit_end":

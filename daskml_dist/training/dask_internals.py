@@ -26,6 +26,7 @@ __all__ = [
     "is_wanted",
     "is_workers_own",
     "list_workers",
+    "process_group",
     "retire",
     "shield",
     "unshield",

@@ -60,9 +60,7 @@ class ClusterEngine(Engine):
         """Start a cluster inside this process; it is closed with the engine."""
         with ExitStack() as stack:
             cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=1, processes=False, dashboard_address=":0", silence_logs=50
-                )
+                LocalCluster(n_workers=1, processes=False, dashboard_address=":0", silence_logs=50)
             )
             client = stack.enter_context(Client(cluster, set_as_default=False))
             engine = cls(collection, client, memory_budget, device)

@@ -55,6 +55,7 @@ def open_engine(
     with ExitStack() as stack:
         if in_task:
             client = _step_aside(stack, client)
+        assert client is not None
         engine = ClusterEngine(collection, client, memory_budget, device)
         engine.closes(stack.pop_all())
     return engine

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from daskml_dist.policies import AllReduce
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
@@ -79,7 +81,12 @@ def joined_state(
 def joined_left(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> Left | None:
-    """What an interrupted fit had come to, as far as anybody tells; None before its first step."""
+    """What an interrupted fit had come to, as far as anybody tells.
+
+    Returns
+    -------
+    Left, or None before the first step, and where parameters are not finite.
+    """
     lefts = [r.left for r in results if r.left is not None]
     lefts += [Left(r.state) for r in results if r.state is not None]
     rows = sum(left.rows for left in lefts)
@@ -95,6 +102,8 @@ def joined_left(
     before = 0.0 if fit.initial is None else fit.initial.rows
     if isinstance(state, ShardState) and state.rows <= before:
         return None
+    if not np.isfinite(state.w).all():
+        return None
     return Left(state, rows=rows)
 
 
@@ -105,8 +114,8 @@ def _mean(lefts: list[Left]) -> ShardState | Solution:
     if len(lefts) == 1 or not isinstance(first, ShardState):
         return first
     shards = [(share, state) for share, state in states if isinstance(state, ShardState)]
-    first.w = sum(share * state.w for share, state in shards).astype(first.w.dtype)
+    first.w = np.sum([n * s.w for n, s in shards], axis=0, dtype=first.w.dtype)
     if first.average is not None:
-        averages = [(n, s.w if s.average is None else s.average) for n, s in shards]
-        first.average = sum(n * average for n, average in averages).astype(first.w.dtype)
+        averages = [n * (s.w if s.average is None else s.average) for n, s in shards]
+        first.average = np.sum(averages, axis=0, dtype=first.w.dtype)
     return first

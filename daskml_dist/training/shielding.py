@@ -43,11 +43,12 @@ class Shielding:
         self._end = asyncio.Event()
         self._ended = threading.Event()
         self._covered: set[str] = set()
-        client.loop.add_callback(self._run)
+        self._loop: Any = client.loop
+        self._loop.add_callback(self._run)
 
     def end(self) -> None:
         """Begin to take the shields away."""
-        self._client.loop.add_callback(self._end.set)
+        self._loop.add_callback(self._end.set)
 
     def wait(self) -> None:
         """Wait, not for long, until they are."""

@@ -24,9 +24,7 @@ class OwnSteps:
         Called between steps; may raise.
     """
 
-    def __init__(
-        self, lane: Lane, replica: Shard, rest: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, lane: Lane, replica: Shard, rest: Callable[[], None] = lambda: None) -> None:
         self._lane = lane
         self._replica = replica
         self._rest = rest

@@ -19,6 +19,7 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
+from daskml_dist.training.spec import Left
 
 __all__ = ["run_solver"]
 
@@ -135,7 +136,7 @@ class _Asked:
         self._context = context
         self._rounds = rounds
         self._connection = connection
-        self._n_asked = 0
+        self._n_asked = self._n_kept = 0
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
         sums = self._rounds.log.sums
@@ -147,6 +148,12 @@ class _Asked:
             total = self._rounds.sum(statistic)
         self._report(total[-EXTRA:])
         return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
+
+    def keep(self, w: NDArray[np.float64]) -> None:
+        """Keep the point at which an iteration ended, for a fit that is interrupted."""
+        self._n_kept += 1
+        found = Solution(w.copy(), self._n_kept, converged=False, message="interrupted")
+        self._context.leaves(lambda: Left(found))
 
     def end(self) -> None:
         """Let the other trainers go."""
