@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist._base import BaseSupervised, check_budget, check_placement
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.history import History
+from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.solver_plan import Rows, make_solver_fit
 
@@ -99,7 +100,7 @@ class BaseRounds(BaseSupervised):
             )
         if result.interrupted is not None:
             self._set_n_iter(solution)
-            raise result.interrupted.with_traceback(None) from None
+            raise_interrupt(result.interrupted, len(self.history_))
         for text in solution.extra.get("warnings", ()):
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         if not solution.converged:

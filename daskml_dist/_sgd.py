@@ -28,6 +28,7 @@ from daskml_dist.ps.shard import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
 from daskml_dist.training.history import History
+from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.plan import Settings, Survey, make_fit
 from daskml_dist.training.run import open_engine
 
@@ -171,8 +172,7 @@ class BaseSGD(BaseLinear):
                 interrupted=result.interrupted is not None,
             )
         if result.interrupted is not None:
-            # What it passed through on its way says nothing, and holds the rows.
-            raise result.interrupted.with_traceback(None) from None
+            raise_interrupt(result.interrupted, self.n_iter_)
 
     def _goes_on(self) -> bool:
         return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")

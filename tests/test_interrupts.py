@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,8 @@ from daskml_dist.optimizers import SGD
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.cluster_run import TrainingRun
-from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.interrupts import Interrupts
 
 N_ROWS = 2_000
 
@@ -93,20 +92,24 @@ def _check_goes_on(clf: SGDClassifier, X: Any, y: Any) -> None:
 
 
 def test_the_first_is_raised_and_later_ones_are_not() -> None:
-    with pytest.raises(KeyboardInterrupt), Interrupts():
-        try:
+    with Interrupts():
+        with pytest.raises(KeyboardInterrupt):
             _interrupt()
-        finally:
-            _interrupt()
+        _interrupt()
 
 
 def test_one_that_is_held_is_raised_at_the_end() -> None:
     told = []
-    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
-        with interrupts.held():
-            _interrupt()
-            told.append("whole")
-        told.append("after")
+
+    def run() -> None:
+        with Interrupts() as interrupts:
+            with interrupts.held():
+                _interrupt()
+                told.append("whole")
+            told.append("after")
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
     assert told == ["whole", "after"]
 
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["Interrupts"]
+__all__ = ["Interrupts", "raise_interrupt"]
 
 
 class Interrupts:
@@ -104,3 +104,13 @@ class Interrupts:
     def came_at_rest(self, error: BaseException) -> bool:
         """Whether an interrupt was raised by :meth:`rest`, so that no step was cut short."""
         return any(error is known for known in self._at_rest)
+
+
+def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:
+    """Raise what interrupted a fit, once the estimator has what the fit had come to."""
+    error.add_note(
+        f"The estimator keeps what the fit had come to, {passes} passes and what followed; a fit "
+        "with warm_start=True goes on from there."
+    )
+    # Where it came on its way says nothing to a user, and holds the rows.
+    raise error.with_traceback(None) from None
