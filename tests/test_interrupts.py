@@ -20,7 +20,7 @@ from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.optimizers import SGD
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.cluster_run import TrainingRun
+from daskml_dist.training.ending import Ending
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.interrupts import Interrupts
 
@@ -262,14 +262,14 @@ def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> No
 def test_another_one_during_the_clean_up_changes_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean_up = TrainingRun._clean_up
+    clean_up = Ending.clean_up
 
-    def interrupted(self: TrainingRun) -> None:
+    def interrupted(self: Ending) -> None:
         _interrupt()
         clean_up(self)
         _interrupt()
 
-    monkeypatch.setattr(TrainingRun, "_clean_up", interrupted)
+    monkeypatch.setattr(Ending, "clean_up", interrupted)
     clf = _endless("sync", callbacks=At(2))
     with pytest.raises(KeyboardInterrupt):
         clf.fit(*_lazy())
