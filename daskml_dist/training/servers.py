@@ -102,7 +102,8 @@ def joined_left(
     before = 0.0 if fit.initial is None else fit.initial.rows
     if isinstance(state, ShardState) and state.rows <= before:
         return None
-    if not np.isfinite(state.w).all():
+    slots = state.slots.values() if isinstance(state, ShardState) else ()
+    if not all(np.isfinite(array).all() for array in (state.w, *slots)):
         return None
     return Left(state, rows=rows)
 

@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from distributed import Client
 from distributed.comm.addressing import get_address_host
@@ -43,7 +43,7 @@ class Shielding:
         self._end = asyncio.Event()
         self._ended = threading.Event()
         self._covered: set[str] = set()
-        self._loop: Any = client.loop
+        self._loop = cast(Any, client.loop)
         self._loop.add_callback(self._run)
 
     def end(self) -> None:
