@@ -19,10 +19,12 @@ from distributed import Client
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.optimizers import SGD
 from daskml_dist.policies import POLICIES
+from daskml_dist.training import cluster_run
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.ending import Ending
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.interrupts import Interrupts
+from daskml_dist.training.saved import Saved, SavedImages
 
 N_ROWS = 2_000
 
@@ -256,6 +258,38 @@ def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> No
         clf.fit(X, y)
     assert callback.told == [1, 2, 3, "end"]
     _check_kept(clf, 3)
+    _check_goes_on(clf, X, y)
+
+
+@pytest.mark.parametrize("policy", ["sync", "async", "allreduce", "average"])
+def test_a_fit_whose_workers_are_lost_keeps_the_clients_images(
+    client: Client, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a user who does not want to wait for others."""
+    saved, put = [], SavedImages.put
+
+    def note(self: SavedImages, images: list[Saved], on_disk: bool) -> None:
+        put(self, images, on_disk)
+        saved.append(images)
+
+    def interrupt_if_saved() -> None:
+        if saved:
+            _interrupt()
+
+    callback = At(0)
+    monkeypatch.setattr(callback, "on_pass_end", lambda run, record: interrupt_if_saved())
+    monkeypatch.setattr(SavedImages, "put", note)
+    monkeypatch.setattr(Ending, "_told_by_workers", lambda _: None)
+    for name in ("_SHADOW_AFTER", "_SAVE", "_SAVE_SHADOWED"):
+        monkeypatch.setattr(cluster_run, name, 0.0)
+    X, y = _lazy()
+    clf = _endless(policy, callbacks=callback, n_servers=2)
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(X, y)
+    image = saved[-1][0][0]
+    assert sum(image.clocks.values()) * 32 <= clf.t_ <= sum(image.clocks.values()) * 64
+    assert clf.history_.interrupted
+    assert clf.score(*_rows()) > 0.7
     _check_goes_on(clf, X, y)
 
 

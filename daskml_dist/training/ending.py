@@ -26,7 +26,7 @@ from daskml_dist.training.host import Outcome
 from daskml_dist.training.listening import stop_listening
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.orders import abort_run, forget_run
-from daskml_dist.training.servers import joined_left, joined_state
+from daskml_dist.training.servers import joined_left, joined_state, left_in, revived
 from daskml_dist.training.spec import FitSpec, TrainerResult
 
 __all__ = ["Ending"]
@@ -149,14 +149,33 @@ class Ending:
         )
 
     def _kept(self, error: KeyboardInterrupt) -> FitResult | None:
-        """What an interrupted fit had come to, from all who can still tell."""
-        seats = [seat for seat in self._crew.seats if seat.future.status == "finished"]
-        with suppress(Exception):
-            results = [self._fleet.result(seat) for seat in seats]
-            left = joined_left(self._fit, self._shards(), results)
-            if left is not None:
-                return replace(self._result(left.state, left.rows), interrupted=error)
+        """What an interrupted fit had come to, from whoever can still tell."""
+        for told in (self._told_by_workers, self._told_by_images):
+            with suppress(Exception):
+                if (result := told()) is not None:
+                    return replace(result, interrupted=error)
         return None
+
+    def _told_by_workers(self) -> FitResult | None:
+        seats = [seat for seat in self._crew.seats if seat.future.status == "finished"]
+        results = [self._fleet.result(seat) for seat in seats]
+        left = joined_left(self._fit, self._shards(), results)
+        return None if left is None else self._result(left.state, left.rows)
+
+    def _told_by_images(self) -> FitResult | None:
+        """The same from the images that the client has, where workers are lost."""
+        fit, saved = self._fit, self._crew.saved
+        if not saved:
+            return None
+        servers, (image, _) = revived(fit, saved), saved[0]
+        left = joined_left(fit, [server.state() for server in servers], left_in(fit, image.lanes))
+        ledger = servers[0].ledger
+        if left is None or ledger is None:
+            return None
+        partial = ledger.partial_rows + left.rows
+        return FitResult(
+            left.state, ledger.records, ledger.rule, partial, lost_rows=self._crew.lost_rows
+        )
 
     def _wind_down(self, error: BaseException) -> None:
         """Stop all that runs."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from daskml_dist.policies import AllReduce
+from daskml_dist.ps.image import LaneImage, ServerImage
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard, ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
-__all__ = ["joined_left", "joined_state", "make_server", "n_servers"]
+__all__ = ["joined_left", "joined_state", "left_in", "make_server", "n_servers", "revived"]
 
 
 def n_servers(fit: FitSpec) -> int:
@@ -120,3 +122,31 @@ def _mean(lefts: list[Left]) -> ShardState | Solution:
         averages = [n * (s.w if s.average is None else s.average) for n, s in shards]
         first.average = np.sum(averages, axis=0, dtype=first.w.dtype)
     return first
+
+
+def revived(
+    fit: FitSpec, images: Sequence[tuple[ServerImage, list[dict[str, Any]]]]
+) -> list[ParameterServer]:
+    """Servers in the calling process, from an image and the records of each."""
+    servers = []
+    for number, (image, records) in enumerate(images):
+        server = make_server(fit, number, n_trainers=1)
+        server.take(image, records)
+        server.renew(1, range(len(fit.lane_rows)), at=image.at)
+        servers.append(server)
+    return servers
+
+
+def left_in(fit: FitSpec, lanes: Mapping[int, LaneImage]) -> list[TrainerResult]:
+    """What trainers would leave that had come as far as the images of their lanes."""
+    total, lefts = sum(fit.lane_rows), []
+    for number, lane in lanes.items():
+        if lane.shard is not None:
+            shard = Shard(fit.rule, fit.start_state())
+            shard.restore(lane.shard)
+            lefts.append(Left(shard.state(), fit.lane_rows[number] / total))
+    rows = sum(lane.rows for lane in lanes.values())
+    return [
+        TrainerResult(0, 0, left=replace(left, rows=0.0 if i else rows))
+        for i, left in enumerate(lefts)
+    ]
