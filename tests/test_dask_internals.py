@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +21,12 @@ from daskml_dist.training.dask_internals import (
     forget_closing,
     is_dasks,
     is_wanted,
+    is_workers_own,
     list_workers,
+    process_group,
     retire,
+    shield,
+    unshield,
 )
 
 
@@ -111,6 +119,48 @@ def test_data_is_asked_for_by_its_key(client: Client) -> None:
 
     assert held.result(timeout=10) == 7
     assert client.submit(fetch, held.key, workers=[second], pure=False).result(timeout=20) == 7
+
+
+def test_a_client_of_tasks_is_told_apart(client: Client) -> None:
+    assert client.submit(lambda: is_workers_own(get_client()), pure=False).result(timeout=20)
+    assert not is_workers_own(client)
+
+
+def test_workers_of_the_process_group_ignore_ctrl_c(client: Client) -> None:
+    """`Client.run` calls in a worker's event loop, and that runs in the main thread."""
+    pids = client.run(os.getpid)
+    group = process_group()
+    assert group is not None
+    assert not any(client.run(shield, "canary", os.getpid(), (*group, "other")).values())
+    assert all(client.run(shield, "canary", os.getpid(), group).values())
+    for pid in pids.values():
+        os.kill(pid, signal.SIGINT)
+    assert client.run(os.getpid) == pids
+    client.run(unshield, "canary")
+    assert not any(client.run(_ignores_ctrl_c).values())
+
+
+def _ignores_ctrl_c() -> bool:
+    return getattr(signal.getsignal(signal.SIGINT), "__module__", "") == shield.__module__
+
+
+def test_a_shield_ends_with_its_client() -> None:
+    """It is tried in a process of its own, which has a main thread as a worker has."""
+    script = (
+        "import signal, subprocess, sys\n"
+        "from daskml_dist.training.dask_internals import process_group, shield\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "client = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "assert shield('fit', client.pid, process_group())\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "client.communicate(b'\\n')\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('ended')\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout == "ended\n", found.stderr
 
 
 def test_a_worker_is_evicted_and_another_retired() -> None:

@@ -101,6 +101,9 @@ class Sums(Protocol):
     def __call__(self, statistic: Statistic) -> Array:
         """The sum over all rows, float64."""
 
+    def keep(self, w: Array) -> None:
+        """Take note that an iteration ended at `w`: a fit that is interrupted ends there."""
+
 
 class Space(Protocol):
     """Vectors, of which this process may hold a range; numbers are the same in all processes."""

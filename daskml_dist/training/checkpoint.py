@@ -234,7 +234,8 @@ def train_in_parts(
     if checkpoint.resume and (found := checkpoint._find(_most_bytes(fit))) is not None:
         fit, records = _resumed(fit, checkpoint, *found)
     watched = _OneFit(callbacks)
-    result = FitResult(fit.start_state(), [], fit.stopping, 0.0)
+    result, began = FitResult(fit.start_state(), [], fit.stopping, 0.0), fit.first_pass
+    interrupted: KeyboardInterrupt | None = None
     try:
         while fit.first_pass < max_iter and not fit.stopping.converged and not watched.stopped:
             last = min(fit.first_pass + checkpoint.every, max_iter)
@@ -255,12 +256,18 @@ def train_in_parts(
                 stopping=dataclasses.replace(result.stopping, max_iter=max_iter),
                 first_pass=fit.first_pass + len(result.records),
             )
+            if (interrupted := result.interrupted) is not None:
+                break  # not at the end of a pass, where a fit could go on to the same digits
             checkpoint.save(state, {**_identity(fit), **_progress(fit, records)})
     except BaseException as error:
         watched.finish(error)
-        raise
-    watched.finish()
-    return FitResult(result.state, records, fit.stopping, partial, dropped, lost, events)
+        if not isinstance(error, KeyboardInterrupt) or fit.first_pass == began:
+            raise
+        interrupted = error  # what the parts before have found stays
+    watched.finish(interrupted)
+    return FitResult(
+        result.state, records, fit.stopping, partial, dropped, lost, events, interrupted
+    )
 
 
 def _identity(fit: FitSpec) -> dict[str, Any]:

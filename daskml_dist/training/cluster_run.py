@@ -10,9 +10,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,33 +20,28 @@ from distributed import Client
 from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
-    DaskMLDistError,
-    SchedulerLostError,
-    TrainingError,
     WorkerLostError,
     is_consequence,
 )
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.dask_internals import evict, is_dasks, retire
+from daskml_dist.training.ending import Ending
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.fleet import Fleet, Gone, Host, call_workers
 from daskml_dist.training.generations import Generations
-from daskml_dist.training.host import Outcome
-from daskml_dist.training.listening import listen, stop_listening
+from daskml_dist.training.interrupts import Interrupts
+from daskml_dist.training.listening import listen
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.orders import (
     TOPIC,
     Alarm,
-    abort_run,
-    forget_run,
     say_farewell,
     to_alarm,
 )
 from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import GoOn
-from daskml_dist.training.servers import joined_state
-from daskml_dist.training.spec import FitSpec, TrainerResult
+from daskml_dist.training.spec import FitSpec
 
 __all__ = ["GenerationEvent", "TrainingRun"]
 
@@ -57,9 +51,8 @@ _FIRST_LOOK, _LOOK = 0.01, 0.2
 _ROLL_CALL = 0.5
 #: Seconds after an alarm in which the scheduler is asked again who is gone.
 _SOON = 0.3
-#: Seconds that the end of all trainers after an error, a call to their workers, and the end of
-#: the actors may take.
-_WIND_DOWN, _CALL, _CLEAN = 15.0, 3.0, 2.0
+#: Seconds that a call to a worker may take.
+_CALL = 3.0
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
 #: Seconds that a fit must last before it gets shadows: a short one is sooner begun anew.
@@ -111,14 +104,21 @@ class TrainingRun:
     fit : FitSpec
     placement : Placement
     rows : ClusterRows
+    interrupts : Interrupts
     """
 
     def __init__(
-        self, client: Client, fit: FitSpec, placement: Placement, rows: ClusterRows
+        self,
+        client: Client,
+        fit: FitSpec,
+        placement: Placement,
+        rows: ClusterRows,
+        interrupts: Interrupts,
     ) -> None:
         self._client = client
         self._fit = fit
         self._rows = rows
+        self._interrupts = interrupts
         self._id = f"daskml-{uuid.uuid4().hex}"
         secret = Secret.make()
         self._awake = threading.Event()
@@ -127,6 +127,9 @@ class TrainingRun:
         self._fleet = Fleet(client, fit, self._id, secret, self._is_there, self._awake.set)
         self._crew = Generations(
             client, fit, placement, rows, self._membership, self._fleet, self._id, secret
+        )
+        self._ending = Ending(
+            client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
         )
         self._callbacks = CallbackList()
         self._told = 0
@@ -152,7 +155,10 @@ class TrainingRun:
         )
 
     def run(self, callbacks: CallbackList) -> FitResult:
-        """Run the fit to its end, or clean up and raise."""
+        """Run the fit to its end, or clean up and raise.
+
+        An interrupted fit that has made a step returns what it had come to.
+        """
         self._callbacks = callbacks
         self._dealt.update(self._membership.call())
         self._trainer_addresses += self._crew.first_trainers
@@ -161,26 +167,25 @@ class TrainingRun:
             callbacks.on_fit_begin(self._view)
             listen(self._client, TOPIC, self._id, self._on_event)
             self._begin("the fit begins")
-            result = self._watch()
+            with self._interrupts.between_steps():
+                result = self._watch()
             self._tell(result.records[self._told :])
-        except SchedulerLostError as error:
-            # Nobody is there to clean up with; workers without a scheduler end what they hold.
-            stop_listening(self._client, self._id)
-            callbacks.on_fit_end(self._view, error)
-            raise
         except BaseException as error:
-            cause = error
-            try:
-                cause = self._wind_down(error)
-            finally:  # also when the user interrupts once more
-                self._clean_up()
-                callbacks.on_fit_end(self._view, cause)
+            with self._interrupts.held():
+                cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
+            callbacks.on_fit_end(self._view, cause)
+            if kept is not None:
+                return self._with_events(kept)
             if cause is error:
                 raise
             raise cause from error
-        self._clean_up()
+        with self._interrupts.held():
+            self._ending.clean_up()
         callbacks.on_fit_end(self._view)
-        return result
+        return self._with_events(result)
+
+    def _with_events(self, result: FitResult) -> FitResult:
+        return replace(result, events=[asdict(event) for event in self._events])
 
     def _on_alarm(self, alarm: Alarm) -> None:
         if alarm.at_work is not None:
@@ -289,9 +294,10 @@ class TrainingRun:
                     if reason is None and (reason := self._joined() or self._slow()):
                         even = True
                 if reason is None:
-                    result = self._gather() if self._all_done() else None
-                    if result is not None:
-                        return result
+                    if self._all_done():
+                        if (result := self._ending.gather()) is not None:
+                            return result
+                        self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
                     self._tell(self._ask_first("records", self._told))
                     if self._to_let_go:
                         self._let_go()
@@ -300,7 +306,8 @@ class TrainingRun:
                 self._note_gone(gone)
                 reason = str(gone)
             if reason is not None:
-                self._begin(reason, even=even)
+                with self._interrupts.at_once():
+                    self._begin(reason, even=even)
                 look = _FIRST_LOOK
 
     def _keep_safe(self) -> None:
@@ -319,6 +326,7 @@ class TrainingRun:
         """Sleep until something happens, but no longer than so many seconds."""
         self._awake.wait(seconds)
         self._awake.clear()
+        self._interrupts.rest()
 
     def _ask_first(self, method: str, *args: Any) -> Any:
         return self._fleet.ask(self._crew.servers[0].host, method, *args)
@@ -421,81 +429,13 @@ class TrainingRun:
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             self._told += 1
-            self._callbacks.on_pass_end(self._view, record)
+            with self._interrupts.at_once():
+                self._callbacks.on_pass_end(self._view, record)
 
     def _stop(self) -> None:
         self._stopping = True
         with suppress(Gone):  # the next generation is told
             self._ask_first("stop")
-
-    # -- the end -------------------------------------------------------------------------------
-
-    def _gather(self) -> FitResult | None:
-        """The result; None where a trainer ended before it heard of this generation."""
-        results: list[TrainerResult] = []
-        for seat in self._crew.seats:
-            try:
-                results.append(self._fleet.result(seat))
-            except Exception as error:
-                raise Gone(seat.address, repr(error)) from error
-        if any(result.generation != self._crew.number for result in results):
-            self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
-            return None
-        shards = [self._fleet.ask(server.host, "state") for server in self._crew.servers]
-        outcome: Outcome = self._ask_first("end")
-        return FitResult(
-            joined_state(self._fit, shards, results),
-            self._ask_first("records", 0),
-            outcome.stopping,
-            outcome.partial_rows,
-            outcome.dropped,
-            self._crew.lost_rows,
-            [asdict(event) for event in self._events],
-        )
-
-    def _wind_down(self, error: BaseException) -> BaseException:
-        """Stop all that runs; return the error to tell the user."""
-        for server in self._crew.servers:
-            with suppress(Exception):
-                server.host.proxy.abort(str(error)).result(timeout=2)
-        with suppress(Exception):
-            self._on_workers(abort_run)
-        deadline = time.monotonic() + _WIND_DOWN
-        while time.monotonic() < deadline:
-            there = self._membership.call()
-            if all(seat.future.done() or seat.address not in there for seat in self._crew.seats):
-                break
-            self._pause_for(_LOOK)
-        return self._root_cause(error)
-
-    def _root_cause(self, error: BaseException) -> BaseException:
-        if not isinstance(error, Exception) or (
-            isinstance(error, DaskMLDistError) and not is_consequence(error)
-        ):
-            return error
-        for seat in self._crew.seats:
-            if seat.future.status == "error":
-                own = seat.future.exception(timeout=_LOOK)
-                if isinstance(own, DaskMLDistError) and not is_consequence(own):
-                    return own
-        if isinstance(error, DaskMLDistError):
-            return error
-        return TrainingError(f"The fit failed on a worker: {error!r}. See the cause above.")
-
-    def _on_workers(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Call a function of the run's name on all workers that had a part in it."""
-        workers = self._crew.visited.intersection(self._membership.call())
-        return call_workers(self._client, function, {w: (self._id,) for w in workers}, _CALL)
-
-    def _clean_up(self) -> None:
-        """Leave no actor, task, socket or order behind."""
-        stop_listening(self._client, self._id)
-        self._crew.close()
-        deadline = time.monotonic() + _CLEAN
-        with suppress(Exception):
-            # Actors end in the background; whoever looks after the fit finds none.
-            while any(self._on_workers(forget_run).values()) and time.monotonic() < deadline:
-                time.sleep(0.01)
 
 
 def _are_you_there() -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from distributed import Future, WorkerPlugin
+from distributed import Future, Worker, WorkerPlugin
 
 from daskml_dist.errors import SchedulerLostError
 
@@ -21,14 +24,23 @@ __all__ = [
     "forget_closing",
     "is_dasks",
     "is_wanted",
+    "is_workers_own",
     "list_workers",
+    "process_group",
     "retire",
+    "shield",
+    "unshield",
 ]
 
 #: Seconds that a nanny may take to kill its worker.
 _NANNY = 2.0
 #: Seconds in which a retirement is tried again.
 _RETIRE = 5.0
+
+#: Process of the client of each fit that shields this one from Ctrl-C, by the fit's name; and the
+#: handler before.
+_shields: dict[str, int] = {}
+_unshielded: Any = None
 
 
 def is_dasks(error: BaseException) -> bool:
@@ -109,6 +121,11 @@ def is_wanted(worker: Any, key: Any) -> bool:
     return task is not None and task.state in {"executing", "long-running"}
 
 
+def is_workers_own(client: Any) -> bool:
+    """Whether a client is one that a worker of this process made for its tasks."""
+    return client in Worker._initialized_clients
+
+
 def ask_for(client: Any, key: Any) -> Any:
     """A future of data that some worker holds, by its key.
 
@@ -160,3 +177,62 @@ def retire(client: Any, address: str) -> None:
                 time.sleep(0.1)
 
     threading.Thread(target=run, daemon=True, name="daskml-retire").start()
+
+
+def process_group() -> tuple[Any, ...] | None:
+    """What tells the process group of this process from all others; None where there is none.
+
+    A terminal, and JupyterLab's button, send Ctrl-C to all processes of a group.
+    """
+    if not hasattr(os, "getpgrp"):
+        return None
+    place: list[Any] = [socket.gethostname(), os.getpgrp()]
+    with suppress(OSError):  # containers may share a host's name, and count processes from 1
+        place.append(os.readlink("/proc/self/ns/pid"))
+    return tuple(place)
+
+
+def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
+    """Let this process ignore Ctrl-C for as long as a fit of a client of its process group runs.
+
+    Dask's workers, nannies and schedulers would end for good; the client decides what ends. To be
+    called in the event loop, which a process that is one of these runs in its main thread.
+
+    Parameters
+    ----------
+    name : str
+        Of the fit.
+    pid : int
+        The client's process; once it is gone, Ctrl-C works as before.
+    group : tuple
+        The client's :func:`process_group`.
+
+    Returns
+    -------
+    bool
+        Whether it does; not in other groups, nor in the client's own process.
+    """
+    global _unshielded
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or os.getpid() == pid or process_group() != group:
+        return False
+    if not _shields:
+        _unshielded = signal.signal(signal.SIGINT, _on_sigint)
+    _shields[name] = pid
+    return True
+
+
+def unshield(name: str) -> None:
+    """Undo :func:`shield`."""
+    if _shields.pop(name, None) is not None and not _shields:
+        signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
+
+
+def _on_sigint(*_: Any) -> None:
+    for name, pid in list(_shields.items()):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            unshield(name)
+    if not _shields:
+        signal.raise_signal(signal.SIGINT)

@@ -417,6 +417,11 @@ class Generations:
         copies = 1 if one else len(self._lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
 
+    @property
+    def saved(self) -> list[Saved]:
+        """The images that the client has; empty where there are none."""
+        return self._saved.get()
+
     def close(self) -> None:
         """Leave nothing on the cluster."""
         hosts = [host for server in self.servers for host in server.hosts]

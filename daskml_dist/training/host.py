@@ -10,6 +10,7 @@ import asyncio
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
-from daskml_dist.errors import WorkerLostError
+from daskml_dist.errors import TrainingError, WorkerLostError, is_consequence
 from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
@@ -273,13 +274,26 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
         _credentials(worker, spec.secret, fit.shared_memory),
         _host(worker),
         next_spec=line.next_spec,
+        rest=line.rest,
     )
     with at_work(worker, spec.run_id):
-        if not isinstance(blocks, bytes):
-            return trainer.run(blocks)
-        recipes = Recipes.unpack(blocks)
-        fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
-        return trainer.run(lambda number: recipes.make(number, fetch))
+        try:
+            return trainer.run(_source(blocks, worker, wait))
+        except TrainingError as error:
+            if not (line.is_aborted() and is_consequence(error)):
+                raise
+        # What is raised, Dask would log on the worker, for all to see in a notebook.
+        return trainer.interrupted()
+
+
+def _source(
+    blocks: dict[int, Block] | bytes, worker: Any, wait: Wait
+) -> dict[int, Block] | Callable[[int], Block]:
+    if not isinstance(blocks, bytes):
+        return blocks
+    recipes = Recipes.unpack(blocks)
+    fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
+    return lambda number: recipes.make(number, fetch)
 
 
 def _nothing_held(key: Any) -> Any:

@@ -157,6 +157,16 @@ class Line:
         """Whether the client ended the run."""
         return self._run in _aborted
 
+    def rest(self) -> None:
+        """Look, between two steps, whether the client ended the run.
+
+        Raises
+        ------
+        RunAbortedError
+        """
+        if self._run in _aborted:
+            raise RunAbortedError("The fit was stopped by its client.")
+
     def is_renewed(self) -> bool:
         """Whether there is an order of a newer generation."""
         order = _orders.get(self._run, {}).get(self._name)

@@ -21,7 +21,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.solvers import Solution, Solver
 
-__all__ = ["FitSpec", "Streaming", "TrainerResult", "TrainerSpec"]
+__all__ = ["FitSpec", "Left", "Streaming", "TrainerResult", "TrainerSpec"]
 
 #: Steps of a pass from which on the last push of every pass is not compressed.
 _MANY_STEPS = 32
@@ -213,6 +213,25 @@ class TrainerSpec:
         return f"{self.run_id}-trainer-{rank}-{self.generation}"
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a trainer leaves behind whose fit was interrupted.
+
+    Parameters
+    ----------
+    state : ShardState or Solution
+        Where its lanes have come to, averaged; the last point that a solver kept.
+    share : float
+        Its share of the fit's rows.
+    rows : float
+        Rows that it has stepped on and not reported.
+    """
+
+    state: ShardState | Solution
+    share: float = 1.0
+    rows: float = 0.0
+
+
 @dataclass
 class TrainerResult:
     """What a trainer hands back: what a solver found, or the state where trainers hold it.
@@ -224,8 +243,14 @@ class TrainerResult:
         The one that it ended in.
     state : ShardState, Solution or None
         From rank 0 alone.
+    interrupted : bool, default=False
+        Whether the client ended the fit before its end.
+    left : Left or None
+        Of an interrupted fit, where the trainer holds anything.
     """
 
     rank: int
     generation: int
     state: ShardState | Solution | None = None
+    interrupted: bool = False
+    left: Left | None = None

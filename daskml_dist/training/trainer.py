@@ -66,6 +66,8 @@ class Trainer:
         Takes the spec of a generation that has ended, the error that ended it and the clock that
         each lane had reached; waits for the spec of the next one. None dismisses the trainer. By
         default the error is raised.
+    rest : callable
+        Called before each step of a lane that takes them one by one; may raise.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Trainer:
         host: str,
         idle: Callable[[], None] = lambda: None,
         next_spec: NextSpec = _no_next,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._fit = fit
         self._spec = spec
@@ -85,6 +88,7 @@ class Trainer:
         self._host = host
         self._idle = idle
         self._next_spec = next_spec
+        self._rest = rest
         self._memory: dict[str, Any] = {}
         self._at_work: list[Lane] = []
 
@@ -121,6 +125,16 @@ class Trainer:
                 spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
+    def interrupted(self) -> TrainerResult:
+        """What to hand back once :meth:`run` was interrupted."""
+        left = self._memory.get("left")
+        return TrainerResult(
+            self._spec.rank,
+            self._spec.generation,
+            interrupted=True,
+            left=None if left is None else left(),
+        )
+
     def _run_generation(self, ready: Any) -> ShardState | Solution | None:
         spec = self._spec
         # Its own, since a loop may add conditions to it.
@@ -138,6 +152,7 @@ class Trainer:
                 self._wait,
                 self._idle,
                 self._memory,
+                self._rest,
             )
             stack.callback(context.close)
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.

@@ -34,7 +34,7 @@ from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.turns import Turns
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, Left
 
 __all__ = ["run_shared"]
 
@@ -48,6 +48,8 @@ def run_shared(context: Context) -> ShardState | None:
     """Run all lanes; rank 0 returns its optimizer state (the servers hold the parameters)."""
     connection = context.connect()
     shared = _Shared(context, connection)
+    # The servers hold the parameters, and count rows.
+    context.leaves(lambda: Left(shared.replica.state()))
     try:
         if context.generation:
             shared.pull_first()
@@ -110,6 +112,7 @@ class _Shared:
                     for lane in behind:
                         if self._stopped or self._context.failed:
                             return
+                        self._context.rest()
                         self._step(lane)
                 if self._end_pass(number, lanes):
                     return

@@ -22,6 +22,7 @@ from daskml_dist.losses import Loss
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
+from daskml_dist.training.spec import Left
 
 __all__ = ["run_solver"]
 
@@ -140,7 +141,7 @@ class _Asked:
         self._context = context
         self._rounds = rounds
         self._connection = connection
-        self._n_asked = 0
+        self._n_asked = self._n_kept = 0
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
         sums = self._rounds.log.sums
@@ -161,6 +162,12 @@ class _Asked:
             raise InvalidParameterError(
                 f"The statistic {type(statistic).__name__} cannot travel to other workers: {error}"
             ) from error
+
+    def keep(self, w: NDArray[np.float64]) -> None:
+        """Keep the point at which an iteration ended, for a fit that is interrupted."""
+        self._n_kept += 1
+        found = Solution(w.copy(), self._n_kept, converged=False, message="interrupted")
+        self._context.leaves(lambda: Left(found))
 
     def end(self) -> None:
         """Let the other trainers go."""
