@@ -196,7 +196,7 @@ class Alarm:
     ----------
     message : str
     trainer : int or None
-        Name of the trainer that waits for orders because of it.
+        Name of the trainer that waits for orders because of it, or that has begun.
     generation : int
         The one that it cannot go on in.
     reached : sequence of (lane, clock)
@@ -240,9 +240,10 @@ def raise_alarm(
     _send(worker, told)
 
 
-def say_hello(worker: Any, run_id: str) -> None:
-    """Tell the client that this worker has begun its part."""
-    _send(worker, {"run": run_id, "message": "at work", "at_work": worker.address})
+def say_hello(worker: Any, run_id: str, trainer: int | None = None) -> None:
+    """Tell the client that this worker has begun its part, and which trainer that is."""
+    told = {"run": run_id, "message": "at work", "at_work": worker.address, "trainer": trainer}
+    _send(worker, told)
 
 
 def _send(worker: Any, told: dict[str, Any]) -> None:
