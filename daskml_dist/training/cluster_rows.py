@@ -66,7 +66,9 @@ class ClusterRows:
         self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
         self._membership = Membership(client)
         self._held = HeldBlocks(client, collection, self._membership)
-        self._gathering = Gathering(client, self._membership, self._timeout)
+        self._gathering = Gathering(
+            client, self._membership, self._timeout, lambda: self._held.futures.values()
+        )
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []

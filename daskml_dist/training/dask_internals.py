@@ -172,24 +172,22 @@ def free_tasks(
     ----------
     client : distributed.Client
     keys : list
-        What they need is given to other workers, too, as far as its own pins allow.
+        And all that they need and that is not there.
     killed : list, optional
         Those among the `keys` that Dask gave up, with what they need (`is_killed_worker`): they
         are tried once more.
     ours : bool, default=True
-        Whether the `keys` are tasks of our own, which lose such a pin.
+        Whether the `keys` are tasks of our own; then they and what they need lose such pins.
     """
+
+    def is_begun(worker: Any, ts: Any) -> bool:
+        return ts in worker.executing or ts in worker.long_running
 
     def free(dask_scheduler: Any) -> None:
         stimulus = "daskml-dist-free-tasks"
         tasks, running = dask_scheduler.tasks, dask_scheduler.running
         able = {worker.address for worker in running}
         moves: dict[Any, str] = {}
-        for ts in [tasks[key] for key in keys if ours and key in tasks]:
-            if ts.worker_restrictions and not able.intersection(ts.worker_restrictions):
-                dask_scheduler.set_restrictions({ts.key: None})
-                if ts.state == "no-worker":
-                    moves[ts.key] = "processing"
         stack, seen = [tasks[key] for key in keys if key in tasks], set()
         while stack:
             ts = stack.pop()
@@ -197,11 +195,13 @@ def free_tasks(
                 continue
             seen.add(ts)
             stack.extend(ts.dependencies)
+            if ours and ts.worker_restrictions and not able.intersection(ts.worker_restrictions):
+                dask_scheduler.set_restrictions({ts.key: None})
+                if ts.state == "no-worker":
+                    moves[ts.key] = "processing"
             worker = ts.processing_on
-            if worker is None or worker in running:
-                continue
-            # What it works on it will finish.
-            if ts not in worker.executing and ts not in worker.long_running:
+            # What a paused worker works on it will finish.
+            if worker and worker not in running and not is_begun(worker, ts):
                 moves[ts.key] = "released"
         dask_scheduler.transitions(moves, stimulus)
         erred = [key for key in killed or () if key in tasks and tasks[key].state == "erred"]

@@ -37,12 +37,21 @@ class Gathering:
     membership : Membership
     timeout : float
         Seconds without any progress after which it gives up: no task ends, and no worker works.
+    held : callable
+        Futures that its tasks may need and that are ours, too.
     """
 
-    def __init__(self, client: Client, membership: Membership, timeout: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        membership: Membership,
+        timeout: float,
+        held: Callable[[], Iterable[Any]] = tuple,
+    ) -> None:
         self._client = client
         self._membership = membership
         self._timeout = timeout
+        self._held = held
         #: Workers that took work at the last look.
         self._ready: set[str] = set()
 
@@ -202,7 +211,8 @@ class Gathering:
         with suppress(OSError):  # the scheduler is gone: the next roll call says so
             busy = bool(ready) and any(self._client.processing(sorted(ready)).values())
         if not busy or ready != self._ready:
-            waiting = [f.key for f in futures.values() if f.status in {"pending", "lost"}]
+            all_ = [*futures.values(), *self._held()]
+            waiting = [future.key for future in all_ if future.status in {"pending", "lost"}]
             free_tasks(self._client, waiting, ours=ours)
         self._ready = ready
         return busy

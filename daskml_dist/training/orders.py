@@ -99,6 +99,8 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
     finally:
         with _changed:
             _trainers[run_id] -= 1
+            if not _trainers[run_id]:
+                del _trainers[run_id]  # here: a cluster inside the process may end with the fit
         tidy(worker, run_id)
 
 
@@ -112,7 +114,6 @@ def tidy(worker: Any, run_id: str) -> None:
         try:
             while _trainers[run_id] or count_servers(run_id):
                 await asyncio.sleep(_TIDY)
-            del _trainers[run_id]
             await forget_run(run_id, worker)
         finally:
             _tidying.discard(run_id)
