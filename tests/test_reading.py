@@ -52,6 +52,13 @@ def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterat
         assert_clean(client, timeout=20)
 
 
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the user is told, also while a cluster silences its logs."""
+    caplog.handler.setLevel(logging.WARNING)
+    return caplog
+
+
 def _rows() -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(N_ROWS, 4))
@@ -214,7 +221,7 @@ def test_a_paused_worker_is_worked_around(
 
 
 def test_a_fit_waits_while_all_workers_are_paused(
-    crew_client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    crew_client: Client, tmp_path: Path, told: pytest.LogCaptureFixture
 ) -> None:
     crew_client.run(_pause, 1e-9)
     try:
@@ -222,9 +229,9 @@ def test_a_fit_waits_while_all_workers_are_paused(
         short = dask.config.set({"daskml_dist.timeout": 2})
         with short, pytest.raises(TrainingError, match="3 at their memory limit"):
             _classifier().fit(*_lazy(tmp_path))
-        told = caplog.messages
-        print("TOLD", told, caplog.records)
-        assert any(m.startswith("waiting for workers (0 of 3: 3 at their memory") for m in told)
+        assert any(
+            m.startswith("waiting for workers (0 of 3: 3 at their memory") for m in told.messages
+        )
     finally:
         crew_client.run(_pause, 0.8)
         _until(lambda: not _paused(crew_client))
@@ -234,9 +241,7 @@ def test_a_fit_waits_while_all_workers_are_paused(
 
 
 @pytest.mark.parametrize("kind", ["dask", "memory"])
-def test_a_fit_makes_an_adaptive_cluster_grow(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fit_makes_an_adaptive_cluster_grow(kind: str, tmp_path: Path) -> None:
     with (
         LocalCluster(
             n_workers=0,
@@ -254,7 +259,7 @@ def test_a_fit_makes_an_adaptive_cluster_grow(
         _until(lambda: not client.futures)
 
 
-def test_who_waits_for_workers_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_waits_for_workers_is_told_once(told: pytest.LogCaptureFixture) -> None:
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),
@@ -262,7 +267,7 @@ def test_who_waits_for_workers_is_told_once(caplog: pytest.LogCaptureFixture) ->
     ):
         with pytest.raises(TrainingError, match=r"No worker that takes work .* within 3 s"):
             _classifier().fit(*_rows())
-    assert [m[:32] for m in caplog.messages if m.startswith("waiting")] == [
+    assert [m[:32] for m in told.messages if m.startswith("waiting")] == [
         "waiting for workers (0; 3 s). Sc"
     ]
 
