@@ -48,8 +48,16 @@ class Recipes:
         """Pickle the recipes of some blocks."""
         targets = {i: self.targets[i] for i in blocks}
         graph = _cull(self.graph, list(targets.values()))
-        held = self.held.intersection([*targets.values(), *_needs(graph)])
+        held = self._held_in(graph, targets)
         return bytes(cloudpickle.dumps(Recipes(targets, graph, held, self.rows)))
+
+    def held_by(self, block: int) -> frozenset[Any]:
+        """Keys of data on workers that a block is made of."""
+        target = {block: self.targets[block]}
+        return self._held_in(_cull(self.graph, list(target.values())), target)
+
+    def _held_in(self, graph: dict[Any, Any], targets: dict[int, Any]) -> frozenset[Any]:
+        return self.held.intersection([*targets.values(), *_needs(graph)])
 
     @staticmethod
     def unpack(packed: bytes) -> Recipes:

@@ -20,15 +20,16 @@ from distributed import Client
 from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
+    WaitTimeoutError,
     WorkerLostError,
     is_consequence,
 )
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
-from daskml_dist.training.dask_internals import evict, is_dasks, retire
+from daskml_dist.training.dask_internals import is_dasks, retire
 from daskml_dist.training.ending import Ending
 from daskml_dist.training.engine import FitResult, RunView
-from daskml_dist.training.fleet import Fleet, Gone, Host, call_workers
+from daskml_dist.training.fleet import BUSY, Fleet, Gone, Host, call_workers
 from daskml_dist.training.generations import Generations
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.listening import listen
@@ -42,6 +43,7 @@ from daskml_dist.training.orders import (
 from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import GoOn
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.waiting import Patience
 
 __all__ = ["GenerationEvent", "TrainingRun"]
 
@@ -53,8 +55,6 @@ _ROLL_CALL = 0.5
 _SOON = 0.3
 #: Seconds that a call to a worker may take.
 _CALL = 3.0
-#: Seconds in which a worker without heartbeats may still show that it lives.
-_CONFIRM = 0.5
 #: Seconds that a fit must last before it gets shadows: a short one is sooner begun anew.
 _SHADOW_AFTER = 0.25
 #: Seconds between two times that the client gets images, without and with shadows.
@@ -63,8 +63,8 @@ _SAVE, _SAVE_SHADOWED = 1.0, 5.0
 _SAVE_SHARE = 20
 #: Seconds for which a new worker must be there before lanes move to it.
 _SETTLED = 1.0
-#: Generations without any progress after which a fit is given up.
-_MOST_FAILURES = 6
+#: Generations without any progress after which a fit says so; after the timeout it is given up.
+_MANY_FAILURES = 6
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ class TrainingRun:
         self._awake = threading.Event()
         self._alarms: list[Alarm] = []
         self._membership = Membership(client)
-        self._fleet = Fleet(client, fit, self._id, secret, self._is_there, self._awake.set)
+        self._fleet = Fleet(
+            client, fit, self._id, secret, self._is_there, self._begins, self._awake.set
+        )
         self._crew = Generations(
             client, fit, placement, rows, self._membership, self._fleet, self._id, secret
         )
@@ -136,6 +138,8 @@ class TrainingRun:
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
+        self._losses = Patience("an end of the losses of workers", fit.timeout, _TOO_MANY)
+        self._starts = Patience("workers to begin their parts", fit.timeout, BUSY)
         self._events: list[GenerationEvent] = []
         #: Clock that each lane was seen to reach in the present generation.
         self._reached: dict[int, int] = {}
@@ -160,7 +164,7 @@ class TrainingRun:
         An interrupted fit that has made a step returns what it had come to.
         """
         self._callbacks = callbacks
-        self._dealt.update(self._membership.call())
+        self._dealt.update(self._membership.wait_for_any(self._fit.timeout))
         self._trainer_addresses += self._crew.first_trainers
         self._server_addresses += self._crew.place_servers()
         try:
@@ -190,6 +194,8 @@ class TrainingRun:
     def _on_alarm(self, alarm: Alarm) -> None:
         if alarm.at_work is not None:
             self._membership.note_at_work(alarm.at_work)
+            if alarm.trainer is not None:
+                self._crew.begun.add(alarm.trainer)
             return
         for lane, clock in alarm.reached:
             self._reached[lane] = max(clock, self._reached.get(lane, 0))
@@ -207,17 +213,12 @@ class TrainingRun:
             self._to_retire.add(address)
 
     def _is_there(self, address: str) -> bool:
-        return address in self._membership.call() and not self._has_stopped(address)
+        there = address in self._membership.call()
+        return there and not self._membership.has_stopped(address)
 
-    def _has_stopped(self, address: str) -> bool:
-        """Whether a worker neither sends heartbeats nor answers; then it is cast out."""
-        if not self._membership.silent([address]):
-            return False
-        if call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
-            return False
-        self._membership.cast_out(address)
-        evict(self._client, address)
-        return True
+    def _begins(self, address: str) -> bool:
+        since = self._membership.paused.get(address)
+        return since is None or time.monotonic() - since < _SETTLED
 
     # -- a generation --------------------------------------------------------------------------
 
@@ -265,16 +266,22 @@ class TrainingRun:
         return max(0, *(again or [0])) if self._fit.policy.lockstep else max(0, sum(again))
 
     def _count_failure(self, reason: str) -> None:
+        """Give up once workers have been lost for long with no progress in between."""
         self._failures += 1
-        if self._failures > _MOST_FAILURES:
-            raise WorkerLostError(
-                f"The fit lost workers {_MOST_FAILURES} times without coming further in between "
-                f"({reason}). Look at the workers' logs: do they run out of memory? Use smaller "
-                "chunks, memory_budget, or workers with more memory, then fit again."
-            )
+        if self._failures == 1:
+            self._losses.renew()
+        few = self._failures <= _MANY_FAILURES
+        if few or self._losses.lasts(f"{_MANY_FAILURES} without any progress in between"):
+            return
+        raise WorkerLostError(
+            f"The fit lost workers {self._failures - 1} times in {self._fit.timeout:g} s without "
+            f"coming further in between ({reason}). {_TOO_MANY} Then fit again."
+        )
 
     def _note_gone(self, gone: Gone) -> None:
         """Count a worker that does not answer as lost, also where the scheduler does not yet."""
+        if not self._begins(gone.address):
+            return  # it is only paused
         if gone.address in self._membership.call():
             self._membership.cast_out(gone.address)
 
@@ -374,17 +381,35 @@ class TrainingRun:
         membership, members = self._membership, self._crew.members
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
-        if stopped := [address for address in sorted(members) if self._has_stopped(address)]:
+        if stopped := [
+            address for address in sorted(members) if self._membership.has_stopped(address)
+        ]:
             return f"worker {', '.join(stopped)} stopped answering"
         if leaving := self._who_is_leaving():
             return leaving
         if self._rows.missing():
             return "rows were lost with a worker"
+        self._rows.free()
+        return self._in_vain()
+
+    def _in_vain(self) -> str | None:
+        """Why trainers that have not begun yet should be elsewhere; None: they may wait on."""
+        waiting = self._crew.not_begun
+        if paused := sorted(a for a in waiting if not self._begins(a)):
+            if self._membership.ready:
+                return f"worker {', '.join(paused)} is paused"
+        if not waiting or not self._rows.are_there:
+            self._starts.renew()
+        elif not self._starts.lasts(f"{len(waiting)} of {len(self._crew.members)}"):
+            raise WaitTimeoutError(
+                f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit within "
+                f"{self._fit.timeout:g} s. {BUSY} Wait for these, or add workers, and fit again."
+            )
         return None
 
     def _who_is_leaving(self) -> str | None:
         leaving = sorted(self._crew.members & self._membership.leaving)
-        if leaving and self._membership.staying:
+        if leaving and not set(self._membership.ready) <= self._membership.leaving:
             return f"worker {', '.join(leaving)} is leaving"
         return None
 
@@ -406,7 +431,7 @@ class TrainingRun:
         now = time.monotonic()
         fresh = [
             address
-            for address in self._membership.staying
+            for address in self._membership.ready
             if address not in self._dealt
             and now - self._joined_at.setdefault(address, now) > _SETTLED
         ]
@@ -438,5 +463,7 @@ class TrainingRun:
             self._ask_first("stop")
 
 
-def _are_you_there() -> bool:
-    return True
+_TOO_MANY = (
+    "Look at the workers' logs: do they run out of memory? Use smaller chunks, memory_budget, or "
+    "workers with more memory."
+)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from distributed import Future, Worker, WorkerPlugin
+from distributed.scheduler import KilledWorker
 
 from daskml_dist.errors import SchedulerLostError
 
@@ -22,7 +23,9 @@ __all__ = [
     "count_actors",
     "evict",
     "forget_closing",
+    "free_tasks",
     "is_dasks",
+    "is_killed_worker",
     "is_wanted",
     "is_workers_own",
     "list_workers",
@@ -46,6 +49,14 @@ _unshielded: Any = None
 def is_dasks(error: BaseException) -> bool:
     """Whether an error is Dask's own: it tells of a lost worker or task."""
     return type(error).__module__.startswith("distributed")
+
+
+def is_killed_worker(error: BaseException | None) -> bool:
+    """Whether Dask gave a task up since several workers died while it was theirs.
+
+    It need not have been the task that killed them.
+    """
+    return isinstance(error, KilledWorker)
 
 
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:
@@ -164,6 +175,61 @@ def evict(client: Any, address: str) -> None:
             client.run_on_scheduler(remove)
 
     threading.Thread(target=run, daemon=True, name="daskml-evict").start()
+
+
+def free_tasks(
+    client: Any, keys: list[Any], killed: list[Any] | None = None, *, ours: bool = True
+) -> None:
+    """Let tasks begin on other workers than those that begin none, and try some once more.
+
+    A task that is pinned to workers that went, or are paused, waits for ever; so does one that
+    lies at a paused worker.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    keys : list
+        And all that they need and that is not there.
+    killed : list, optional
+        Those among the `keys` that Dask gave up, with what they need (`is_killed_worker`): they
+        are tried once more.
+    ours : bool, default=True
+        Whether the `keys` are tasks of our own; then they and what they need lose such pins.
+    """
+
+    def is_begun(worker: Any, ts: Any) -> bool:
+        return ts in worker.executing or ts in worker.long_running
+
+    def free(dask_scheduler: Any) -> None:
+        stimulus = "daskml-dist-free-tasks"
+        tasks, running = dask_scheduler.tasks, dask_scheduler.running
+        able = {worker.address for worker in running}
+        moves: dict[Any, str] = {}
+        stack, seen = [tasks[key] for key in keys if key in tasks], set()
+        while stack:
+            ts = stack.pop()
+            if ts in seen or ts.state == "memory":
+                continue
+            seen.add(ts)
+            stack.extend(ts.dependencies)
+            if ours and ts.worker_restrictions and not able.intersection(ts.worker_restrictions):
+                dask_scheduler.set_restrictions({ts.key: None})
+                if ts.state == "no-worker":
+                    moves[ts.key] = "processing"
+            worker = ts.processing_on
+            # What a paused worker works on it will finish.
+            if worker and worker not in running and not is_begun(worker, ts):
+                moves[ts.key] = "released"
+        dask_scheduler.transitions(moves, stimulus)
+        erred = [key for key in killed or () if key in tasks and tasks[key].state == "erred"]
+        if erred:
+            for ts in seen:
+                ts.suspicious = 0
+            dask_scheduler.stimulus_retry(erred)
+
+    if keys:
+        with suppress(OSError):  # the scheduler is gone: the next roll call says so
+            client.run_on_scheduler(free)
 
 
 def retire(client: Any, address: str) -> None:

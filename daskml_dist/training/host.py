@@ -26,7 +26,7 @@ from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
-from daskml_dist.errors import TrainingError, WorkerLostError, is_consequence
+from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
 from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
@@ -257,7 +257,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
     worker = get_worker()
     key = worker.get_current_task()
     secede()
-    say_hello(worker, spec.run_id)
+    say_hello(worker, spec.run_id, spec.name)
     before_closing(worker, spec.run_id, partial(take_leave, worker, spec.run_id))
     line = Line(
         spec,
@@ -319,7 +319,8 @@ class _Fetch:
         try:
             return future.result(timeout=self._wait.timeout)
         except Exception as error:
-            raise WorkerLostError(
+            # The client decides: they are made again, or are lost for good.
+            raise CommunicationError(
                 f"Rows that a worker held could not be fetched ({error!r}): it was probably lost. "
                 "Fit again."
             ) from error
