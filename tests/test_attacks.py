@@ -634,8 +634,8 @@ def test_images_travel_whole_and_as_data() -> None:
 @pytest.mark.parametrize("rows", [3, 9])
 def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
     def answer(up: Any, down: Any) -> None:
-        out = down.outbox(Wait(20))
         with suppress(CommunicationError):
+            out = down.outbox(Wait(20))
             out.send(wire.encode_reply(Reply(0, values=np.zeros((rows, 1)))))
             up.inbox(Wait(20)).read_into(memoryview(bytearray(1000)))
         up.close()

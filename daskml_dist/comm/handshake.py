@@ -45,6 +45,8 @@ class Secret(bytes):
     def __repr__(self) -> str:
         return "Secret(...)"
 
+    __str__ = __repr__  # bytes have one of their own
+
 
 class Deadline:
     """The end of a whole handshake, however many reads and writes it is made of.

@@ -33,6 +33,13 @@ logger = logging.getLogger(__name__)
 _BYE = "bye"
 
 
+class _Answer(Call):
+    """The answer to a control call."""
+
+    def __missing__(self, key: str) -> Any:
+        raise malformed(f"an answer without {key!r}")
+
+
 class RemoteConnection(ServerConnection):
     """A trainer thread's two channels to a server in another process.
 
@@ -85,7 +92,7 @@ class RemoteConnection(ServerConnection):
         while isinstance(answer := self._read(), Reply):
             self._keep(answer)
         check_status(answer.get("status", Status.ABORTED))
-        return dict(answer)
+        return _Answer(answer)
 
     def close(self) -> None:
         """Say good-bye, so that nobody takes it for a loss, and close both channels."""
@@ -106,6 +113,21 @@ def serve(
 
     `on_loss` is called where it ends without a good-bye, or with a frame that has no meaning.
     """
+    try:
+        _converse(server, up, down, bounds)
+    except ConnectionError as error:
+        logger.debug("A connection of a server ended: %s", error)
+        on_loss()
+    except BaseException:
+        on_loss()
+        raise
+    finally:
+        down.close()
+        up.close()
+
+
+def _converse(server: ParameterServer, up: Channel, down: Channel, bounds: Bounds) -> None:
+    """Read and answer until a good-bye."""
     out, reader = down.outbox(None), Reader(up.inbox(None), bounds, (REQUEST, CALL))
 
     def send(message: Reply | Call) -> None:
@@ -124,16 +146,8 @@ def serve(
             ).start()
         while _take(server, reader.read(), answer):
             pass
-    except ConnectionError as error:
-        logger.debug("A connection of a server ended: %s", error)
-        on_loss()
-    except BaseException:
-        on_loss()
-        raise
     finally:
         later.put(None)
-        out.close()
-        up.close()
 
 
 def _take(server: ParameterServer, message: Any, answer: Callable[[Any], None]) -> bool:

@@ -317,7 +317,7 @@ def _check_finite(state: ShardState) -> None:
 def _resumed(
     fit: FitSpec, checkpoint: Checkpoint, state: ShardState, facts: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
-    if problem := _difference(fit, facts) or _unfit(fit, state) or _unlikely(facts):
+    if problem := _difference(fit, facts) or _unfit(fit, state) or _unlikely(state, facts):
         raise CheckpointError(
             f"{checkpoint.path} {problem}. Name another file, or set resume=False to begin anew."
         )
@@ -357,7 +357,7 @@ def _unfit(fit: FitSpec, state: ShardState) -> str:
     return ""
 
 
-def _unlikely(facts: dict[str, Any]) -> str:
+def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
     """Why the facts of a fit's course cannot be true; empty where they can."""
     for name in ("passes", "seed", "stale_passes"):
         if not is_count(facts.get(name)):
@@ -369,6 +369,8 @@ def _unlikely(facts: dict[str, Any]) -> str:
         return "has no records of its passes"
     if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
         return "has records of other passes than the first ones"
+    if records and not state.step:
+        return f"has records of {len(records)} passes, and no step"
     if len(records) != facts["passes"]:
         return f"says passes={facts['passes']}, and has records of {len(records)}"
     return ""

@@ -93,8 +93,8 @@ class Files:
         kind = self._kind(name)
         if kind not in ("", "a file"):
             raise CheckpointError(
-                f"{name} is {kind}, and checkpoints are regular files alone. Name a file in a "
-                "folder of your own."
+                f"{name} is {kind}, and checkpoints are regular files alone. Name a file (of a "
+                "link, the one that it points to) in a folder of your own."
             )
         return bool(kind)
 

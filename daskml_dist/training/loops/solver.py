@@ -24,7 +24,7 @@ from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
 from daskml_dist.training.spec import Left
 
-__all__ = ["run_solver"]
+__all__ = ["question_kinds", "run_solver"]
 
 #: Bytes of sums that a trainer remembers at most; a solver that needs more begins anew.
 _MEMORY = 2**28
@@ -77,8 +77,7 @@ class _Rounds:
         if log is None or log.n_rows != n_rows or not log.is_whole:
             log = context.memory["log"] = _Log(n_rows)
         self.log = log
-        #: Questions that can be asked: what the fit's solver has brought into the process.
-        self.kinds: Kinds = kinds([*_derived(Statistic), *_derived(Loss)])
+        self.kinds = question_kinds()
         self._sums = LaneSums(context)
 
     def remember(self) -> None:
@@ -177,6 +176,11 @@ class _Asked:
         """Report the pass for all lanes; the ledger ignores what it knows already."""
         self.should_stop = report_sum(self._context, self._connection, self._n_asked, extra)
         self._context.end_pass()
+
+
+def question_kinds() -> Kinds:
+    """Classes of the questions that can be asked: those that fits have brought into the process."""
+    return kinds([*_derived(Statistic), *_derived(Loss)])
 
 
 def _derived(base: type[Any]) -> Iterator[type[Any]]:
