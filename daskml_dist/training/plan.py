@@ -200,13 +200,16 @@ class Survey:
     @cached_property
     def target_quartiles(self) -> NDArray[np.float64]:
         """Rough quartiles of the targets of one dimension, of a sample of each block."""
-        known = [i for i in self.infos if i.y_sample is not None and len(i.y_sample)]
-        if not known:
+        parts = [
+            (info.y_sample, np.full(len(info.y_sample), info.weight_sum / len(info.y_sample)))
+            for info in self.infos
+            if info.y_sample is not None and len(info.y_sample)
+        ]
+        if not parts:
             return np.zeros(3)
-        values = np.concatenate([i.y_sample for i in known if i.y_sample is not None])
-        shares = [np.full(len(s), i.weight_sum / len(s)) for i in known for s in [i.y_sample]]
+        values, weights = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         order = np.argsort(values, kind="stable")
-        weight = np.concatenate(shares)[order].cumsum()
+        weight = weights[order].cumsum()
         at = np.searchsorted(weight, np.array([0.25, 0.5, 0.75]) * weight[-1])
         return np.asarray(values[order][np.minimum(at, len(values) - 1)])
 
