@@ -35,7 +35,7 @@ from daskml_dist.errors import (
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.plan import Survey
+from daskml_dist.training.survey import Survey
 
 __all__ = [
     "BaseSupervised",

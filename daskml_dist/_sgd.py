@@ -32,8 +32,9 @@ from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.plan import Settings, Survey, make_fit
+from daskml_dist.training.plan import Settings, make_fit
 from daskml_dist.training.run import open_engine
+from daskml_dist.training.survey import Survey
 
 __all__ = ["BaseSGD"]
 

@@ -208,8 +208,6 @@ def test_sums_are_those_of_the_cpu(
     weighted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if container is sparse.csr_matrix and getattr(statistic, "x_shift", None) is not None:
-        pytest.skip("sparse rows are never shifted")
     y = y.astype(dtype) if y.dtype == np.float64 else y
     given = X.astype(dtype), y, WEIGHT.astype(dtype) if weighted else None
     loss, total = _add(get_backend("cpu"), model, statistic, *given)

@@ -174,4 +174,4 @@ def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, An
 def _sample(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
     at = np.linspace(0, len(y) - 1, min(len(y), _SAMPLE)).round().astype(int)
     counted = at if weights is None else at[weights[at] > 0]
-    return y[counted].astype(np.float64)
+    return np.asarray(y[counted], dtype=np.float64)
