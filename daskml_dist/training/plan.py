@@ -281,10 +281,10 @@ def make_class_weight(
     if class_weight is None or classes is None:
         return None
     if isinstance(class_weight, str):
-        counts = survey.label_sums(classes, weighted=False)
-        return np.divide(
-            survey.n_rows, len(classes) * counts, out=np.zeros(len(counts)), where=counts > 0
-        )
+        # A weight of two is as good as a row twice, here too.
+        sums = survey.label_weights(classes)
+        zeros = np.zeros(len(sums))
+        return np.divide(sums.sum(), len(classes) * sums, out=zeros, where=sums > 0)
     known = dict.fromkeys(classes.tolist(), 1.0)
     unknown = [label for label in class_weight if label not in known]
     if unknown:
@@ -305,7 +305,7 @@ def make_weight_scale(
     if class_weight is None and not weighted:
         return None
     if class_weight is not None and classes is not None:
-        total = float(class_weight @ survey.label_sums(classes, weighted=True))
+        total = float(class_weight @ survey.label_weights(classes))
     else:
         total = sum(info.weight_sum for info in survey.infos)
     if not total > 0:

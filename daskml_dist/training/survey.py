@@ -102,13 +102,12 @@ class Survey:
                 "Labels of different types cannot be sorted. Convert y to one type, such as str."
             ) from error
 
-    def label_sums(self, classes: NDArray[Any], weighted: bool) -> NDArray[np.float64]:
-        """Rows, or weights, of each class."""
+    def label_weights(self, classes: NDArray[Any]) -> NDArray[np.float64]:
+        """Sum of the weights of each class; its rows where these have none."""
         sums = np.zeros(len(classes))
         for info in self.infos:
-            values = info.label_weights if weighted else info.label_counts
-            if info.labels is not None and values is not None:
-                np.add.at(sums, np.searchsorted(classes, info.labels), values)
+            if info.labels is not None and info.label_weights is not None:
+                np.add.at(sums, np.searchsorted(classes, info.labels), info.label_weights)
         return sums
 
     @property
