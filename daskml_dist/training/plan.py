@@ -283,8 +283,9 @@ def make_class_weight(
     if isinstance(class_weight, str):
         # A weight of two is as good as a row twice, here too.
         sums = survey.label_weights(classes)
-        zeros = np.zeros(len(sums))
-        return np.divide(sums.sum(), len(classes) * sums, out=zeros, where=sums > 0)
+        balanced = np.zeros(len(sums))
+        np.divide(sums.sum(), len(classes) * sums, out=balanced, where=sums > 0)
+        return balanced
     known = dict.fromkeys(classes.tolist(), 1.0)
     unknown = [label for label in class_weight if label not in known]
     if unknown:
