@@ -11,7 +11,7 @@ from operator import add
 from typing import Any, ClassVar
 
 import numpy as np
-from dask.utils import parse_bytes
+from dask.utils import is_dataframe_like, parse_bytes
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -304,6 +304,9 @@ def seed_of(random_state: Any) -> int:
 def _as_column(y: Any) -> Any:
     """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
     y = to_host(y)
+    if is_dataframe_like(y) and len(y.columns) == 1:
+        column_or_1d(np.empty((1, 1)), warn=True)
+        return y.iloc[:, 0]  # with its dtype, which may be one of pandas alone
     if len(getattr(y, "shape", ())) == 2:
         try:
             return column_or_1d(y, warn=True)

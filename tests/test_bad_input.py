@@ -9,6 +9,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.exceptions import DataConversionWarning
 
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.errors import (
@@ -177,3 +178,10 @@ def test_missing_labels_are_told_of_as_nan(kind: str, lazy: bool) -> None:
     for call in calls:
         with pytest.raises(InvalidDataError, match=r"contains NaN.*row 1|contains NaN or inf"):
             call()
+
+
+def test_a_frame_of_one_column_keeps_its_dtype() -> None:
+    y = pd.DataFrame({"y": pd.Series(Y).astype("boolean")})
+    with pytest.warns(DataConversionWarning, match="column-vector"):
+        model = GaussianNB().fit(X, y)
+    assert model.classes_.dtype == bool
