@@ -204,6 +204,34 @@ def test_the_listener_proves_itself_first() -> None:
         assert not any(heard[1:])
 
 
+def test_a_certificate_alone_is_not_enough(served: Served) -> None:
+    """Nor is the secret alone, where the cluster has certificates."""
+    others = [replace(served.credentials, secret=b"other")]
+    if served.credentials.connect is not None:
+        others.append(Credentials(SECRET, patience=PATIENCE))
+    for other in others:
+        with pytest.raises(CommunicationError, match="Cannot connect"):
+            RemoteConnection(served.endpoint, other, Wait(20), BOUNDS)
+    served.works()
+
+
+def test_a_rogue_without_a_certificate_hears_nothing(
+    contexts: dict[bool, dict[str, ssl.SSLContext]],
+) -> None:
+    heard: list[bytes] = []
+    rogue = Listener(HOST, Credentials(SECRET, patience=PATIENCE), on_pair=lambda *_: None)
+    relay = Relay(rogue.endpoint)
+    try:
+        endpoint = Endpoint("", HOST, relay.port)
+        with pytest.raises(CommunicationError, match="Cannot connect"):
+            call_peer(endpoint, Credentials(SECRET, patience=PATIENCE, **contexts[True]), 1)
+        heard.append(relay.said)
+    finally:
+        rogue.close()
+        relay.close()
+    assert handshake._PROTOCOL not in heard[0]
+
+
 def test_a_listener_that_says_nothing_is_left() -> None:
     with socket.create_server((HOST, 0)) as server:
         endpoint = Endpoint(KEY, HOST, server.getsockname()[1])
