@@ -44,10 +44,6 @@ def open_engine(
         client = _current_client(in_task, collection.kind)
     if client is None and collection.kind == "memory":
         return InProcessEngine(collection)
-    if getattr(client, "asynchronous", False):
-        raise InvalidParameterError(
-            "fit needs a synchronous Client. Create one with Client(..., asynchronous=False)."
-        )
     from daskml_dist.training.on_cluster import ClusterEngine
 
     if client is None and not in_task:
@@ -56,6 +52,11 @@ def open_engine(
         if in_task:
             client = _step_aside(stack, client)
         assert client is not None
+        if getattr(client, "asynchronous", False):
+            raise InvalidParameterError(
+                "fit needs a synchronous Client, outside of its event loop. Create one with "
+                "Client(..., asynchronous=False); a task that fits is a plain function, not async."
+            )
         engine = ClusterEngine(collection, client, memory_budget, device)
         engine.closes(stack.pop_all())
     return engine

@@ -56,32 +56,28 @@ class Shielding:
 
     async def _run(self) -> None:
         with suppress(Exception):  # the cluster is gone
-            while await self._cover() and not self._end.is_set():
+            while self._group and await self._cover() and not self._end.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._end.wait(), _LOOK)
         with suppress(Exception):
-            await self._tell(self._covered & await self._here(), unshield, self._name)
+            await self._tell(self._covered & await self._workers(), unshield, self._name)
         self._ended.set()
 
     async def _cover(self) -> bool:
         """Shield workers that are new; whether there may be more of them."""
-        here = await self._here()
-        new = here - self._covered
+        workers = await self._workers()
+        new = set(filter(_is_here, workers)) - self._covered
         self._covered |= new
         await self._tell(new, shield, self._name, os.getpid(), self._group)
-        return bool(self._covered)
+        return bool(self._covered) or not workers
 
-    async def _here(self) -> set[str]:
-        """Workers of this machine, in processes of their own."""
-        if self._group is None:
-            return set()
+    async def _workers(self) -> set[str]:
         scheduler: Any = self._client.scheduler
-        workers = (await scheduler.identity(n_workers=-1))["workers"]
-        return {address for address in workers if _is_here(address)}
+        return set((await scheduler.identity(n_workers=-1))["workers"])
 
     async def _tell(self, workers: Iterable[str], function: Callable[..., Any], *args: Any) -> None:
         if not (workers := list(workers)):
-            return
+            return  # `run` takes none for all
         client: Any = self._client
         # In the client's own loop these are coroutines. Nannies and schedulers may be processes of
         # the group too, started by a script; those of a `LocalCluster` are the client's own.
@@ -90,7 +86,8 @@ class Shielding:
             client.run(function, *args, workers=workers, nanny=True, on_error="ignore"),
             client.run_on_scheduler(function, *args),
         ]
-        await asyncio.gather(*calls, return_exceptions=True)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), _END)
 
 
 def _is_here(address: str) -> bool:
