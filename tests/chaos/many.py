@@ -24,14 +24,15 @@ from chaos.works import BOUND, do
 _HANGS = 2 * BOUND
 
 
-def run(trouble: Trouble, arena: Arena) -> str:
-    """One trouble; "well", or what went wrong."""
-    outcome = ["hang"]
+def run(trouble: Trouble, arena: Arena) -> tuple[str, float]:
+    """One trouble; "well", or what went wrong; seconds that the work took."""
+    outcome, seconds = ["hang"], [float("nan")]
 
     def work() -> None:
         try:
             maker = do(trouble, arena)
             outcome[0] = "well" if maker.struck else "well (too short for it)"
+            seconds[0] = maker.seconds
         except AssertionError:
             outcome[0] = "wrong"
             traceback.print_exc()
@@ -44,7 +45,7 @@ def run(trouble: Trouble, arena: Arena) -> str:
     thread.join(_HANGS)
     if thread.is_alive():
         faulthandler.dump_traceback()
-    return outcome[0]
+    return outcome[0], seconds[0]
 
 
 def main() -> None:
@@ -65,10 +66,10 @@ def main() -> None:
     for seed in range(asked.first, asked.stop):
         if time.monotonic() - began > asked.seconds:
             break
-        trouble, since = draw_trouble(seed, kinds), time.monotonic()
-        outcome = run(trouble, arena)
+        trouble = draw_trouble(seed, kinds)
+        outcome, seconds = run(trouble, arena)
         found[outcome] += 1
-        print(f"{seed} {outcome} {time.monotonic() - since:.1f} s {trouble}", flush=True)
+        print(f"{seed} {outcome} {seconds:.1f} s {trouble}", flush=True)
         if not outcome.startswith("well"):
             bad.append(seed)
             arena.close()

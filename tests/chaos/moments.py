@@ -123,6 +123,8 @@ class TroubleMaker:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._seen = 0
+        #: That the work took.
+        self.seconds = float("nan")
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         self.passes.append(record["pass"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -38,13 +39,28 @@ def do(trouble: Trouble, arena: Arena) -> TroubleMaker:
     began = time.monotonic()
     with dask.config.set({"daskml_dist.timeout": 60}), maker.at_its_moment():
         found = _work(trouble, rows, maker)
-    seconds = time.monotonic() - began
+    maker.seconds = seconds = time.monotonic() - began
+    del rows
     assert seconds < BOUND, f"took {seconds:.1f} s"
     if trouble.work in POLICIES:
         assert maker.passes == list(range(1, trouble.max_iter + 1))
         assert {record["rows"] for record in found.history_.records} == {N_ROWS}
     _compare(trouble, found, truth)
+    _check_clean(arena)
     return maker
+
+
+def _check_clean(arena: Arena) -> None:
+    """Nothing of the work is left on the cluster."""
+    deadline = time.monotonic() + 20
+    while left := arena.client.run_on_scheduler(_tasks):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        gc.collect()
+        time.sleep(0.05)
+
+
+def _tasks(dask_scheduler: Any) -> list[str]:
+    return [str(key) for key in dask_scheduler.tasks]
 
 
 def _numbers() -> tuple[Any, Any]:
