@@ -271,3 +271,11 @@ def test_squares_that_overflow(estimator: Any) -> None:
 def test_squares_that_vanish(name: str, size: float) -> None:
     with pytest.raises(DivergedError, match="Scale the features"):
         getattr(linear_model, name)().fit(X * size, Y)
+
+
+@pytest.mark.parametrize(
+    "name", ["LinearRegression", "Ridge", "Lasso", "SGDRegressor", "PoissonRegressor"]
+)
+def test_targets_whose_squares_overflow(name: str) -> None:
+    with pytest.raises(DivergedError, match=r"Scale the (targets|features)"):
+        getattr(linear_model, name)().fit(X, POSITIVE * 1e200)

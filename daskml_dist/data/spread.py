@@ -30,7 +30,7 @@ class Spread:
     offset : ndarray of float64 of shape (n_columns,)
         Weighted mean, from `origin` on.
     squares : ndarray of float64 of shape (n_columns,)
-        Weighted sum of squared distances from the mean.
+        Weighted sum of squared distances from the mean; not finite where they overflow.
     """
 
     weight: float
@@ -56,11 +56,12 @@ class Spread:
             return cls(weight, np.zeros(width), np.zeros(width), np.zeros(width))
         # A row without weight may hold anything.
         origin = columns[0 if given is None else int(given.argmax())].copy()
-        distances = columns - origin
-        offset = _summed(distances, given) / weight
-        distances -= offset
-        distances *= distances
-        return cls(weight, origin, offset, _summed(distances, given))
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever asks for the spread sees it
+            distances = columns - origin
+            offset = _summed(distances, given) / weight
+            distances -= offset
+            distances *= distances
+            return cls(weight, origin, offset, _summed(distances, given))
 
     def __add__(self, other: Spread) -> Spread:
         if not self.weight > 0 or not other.weight > 0:

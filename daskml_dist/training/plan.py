@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
 from daskml_dist.data.scales import Scales
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Optimizer
@@ -179,6 +179,8 @@ def _schedule(settings: Settings, survey: Survey) -> Schedule:
         if settings.loss.center == "median":  # which a few targets far away do not move
             first, _, third = survey.target_quartiles
             spread = float(third - first) / _QUARTILES or spread
+        if not np.isfinite(spread):
+            raise DivergedError("The squares of the targets overflow. Scale the targets.")
         return Constant(settings.optimizer.default_learning_rate * spread)
     return settings.schedule
 
