@@ -20,6 +20,7 @@ from typing import Any
 from distributed import Client
 
 from daskml_dist.data.placement import Placement
+from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import (
     DaskMLDistError,
     SchedulerLostError,
@@ -49,7 +50,6 @@ from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import GoOn
 from daskml_dist.training.servers import joined_state
 from daskml_dist.training.spec import FitSpec, TrainerResult
-from daskml_dist.training.waiting import Patience
 
 __all__ = ["GenerationEvent", "TrainingRun"]
 
@@ -341,6 +341,8 @@ class TrainingRun:
             if seat.future.status == "error":
                 error = seat.future.exception(timeout=_LOOK)
                 if not is_consequence(error) and not is_dasks(error):
+                    if seat.address in self._crew.not_begun and self._rows.missing():
+                        return f"a block could not be made again: {error!r}"
                     raise error
                 return self._who_is_gone() or f"a trainer stopped: {error}"
         alarms, self._alarms = self._alarms, []
@@ -446,6 +448,7 @@ class TrainingRun:
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             self._told += 1
+            self._starts.renew()
             self._callbacks.on_pass_end(self._view, record)
 
     def _stop(self) -> None:
