@@ -20,6 +20,7 @@ from distributed import Client, LocalCluster, wait
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DataLostError, InvalidDataError, TrainingError
 from daskml_dist.linear_model import LinearRegression, SGDClassifier
+from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training import orders
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.dask_internals import list_workers
@@ -227,7 +228,7 @@ def test_a_fit_waits_while_all_workers_are_paused(
     try:
         _until(lambda: _paused(crew_client) == 3)
         short = dask.config.set({"daskml_dist.timeout": 2})
-        with short, pytest.raises(TrainingError, match="3 at their memory limit"):
+        with short, pytest.raises(TrainingError, match="0 of 3: 3 at their memory limit"):
             _classifier().fit(*_lazy(tmp_path))
         assert any(
             m.startswith("waiting for workers (0 of 3: 3 at their memory") for m in told.messages
@@ -267,9 +268,11 @@ def test_who_waits_for_workers_is_told_once(told: pytest.LogCaptureFixture) -> N
     ):
         with pytest.raises(TrainingError, match=r"No worker that takes work .* within 3 s"):
             _classifier().fit(*_rows())
+        with pytest.raises(TrainingError, match=r"within 3 s \(0\)"):
+            StandardScaler().fit(da.zeros((4, 2), chunks=2))
     assert [m[:32] for m in told.messages if m.startswith("waiting")] == [
         "waiting for workers (0; 3 s). Sc"
-    ]
+    ] * 2
 
 
 def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) -> None:

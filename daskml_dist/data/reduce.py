@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import dask
 from dask.base import compute
 from dask.delayed import delayed
 
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.waiting import wait_for_workers
 
 __all__ = ["reduce_parts"]
 
@@ -46,6 +50,7 @@ def reduce_parts(
         return merge([summarise(i, *part) for i, part in enumerate(collection.parts)])
     for left in reversed(range(_TRIES)):
         try:
+            _wait_for_workers()
             result: tuple[S] = compute(_merged(collection, summarise, merge))
             return result[0]
         except Exception as error:
@@ -53,6 +58,23 @@ def reduce_parts(
             if not left or type(error).__name__ != "KilledWorker":
                 raise
     raise AssertionError
+
+
+def _wait_for_workers() -> None:
+    """Dask itself would wait for ever, and say nothing."""
+    # Without distributed loaded there is no client.
+    client = getattr(sys.modules.get("distributed"), "Client", None)
+    with suppress(ValueError):
+        client = client and client.current(allow_global=True)
+    if client is None or isinstance(client, type) or client.asynchronous:
+        return
+    if client.status != "running":
+        return  # Dask says so
+
+    def workers() -> list[dict[str, Any]]:
+        return list(client.scheduler_info(n_workers=-1)["workers"].values())
+
+    wait_for_workers(client, workers, float(dask.config.get("daskml_dist.timeout", 300.0)))
 
 
 def _merged(collection: Collection, summarise: Any, merge: Any) -> Any:

@@ -19,6 +19,7 @@ from distributed import Client
 
 from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.placement import Placement
+from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import (
     WaitTimeoutError,
     WorkerLostError,
@@ -43,7 +44,6 @@ from daskml_dist.training.orders import (
 from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import GoOn
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.waiting import Patience
 
 __all__ = ["GenerationEvent", "TrainingRun"]
 
@@ -349,6 +349,8 @@ class TrainingRun:
             if seat.future.status == "error":
                 error = seat.future.exception(timeout=_LOOK)
                 if not is_consequence(error) and not is_dasks(error):
+                    if seat.address in self._crew.not_begun and self._rows.missing():
+                        return f"a block could not be made again: {error!r}"
                     raise error
                 return self._who_is_gone() or f"a trainer stopped: {error}"
         alarms, self._alarms = self._alarms, []
@@ -454,6 +456,7 @@ class TrainingRun:
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             self._told += 1
+            self._starts.renew()
             with self._interrupts.at_once():
                 self._callbacks.on_pass_end(self._view, record)
 

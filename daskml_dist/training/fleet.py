@@ -14,10 +14,10 @@ from distributed.client import Future
 
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.host import ServerHost, run_trainer
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.waiting import Patience
 
 __all__ = ["BUSY", "Fleet", "Gone", "Host", "Seat", "call_workers"]
 

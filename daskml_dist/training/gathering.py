@@ -11,10 +11,10 @@ from typing import Any
 
 from distributed import CancelledError, Client, wait
 
+from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import DaskMLDistError, DataLostError, InvalidDataError, WorkerLostError
 from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker
 from daskml_dist.training.membership import Membership
-from daskml_dist.training.waiting import Patience
 
 __all__ = ["Gathering"]
 

@@ -267,11 +267,18 @@ class Generations:
             if seat not in seats:
                 self._fleet.discard_trainer(seat)
         # One that is paused keeps what it runs, and is given no more.
-        paused = {s.address for s in seats}.difference(self._membership.ready)
-        capacity = self._capacity() | dict.fromkeys(paused, _NO_ROOM)
-        if even or not set(self._workers.values()) <= capacity.keys():
+        paused = set(self._membership.paused).difference(self._membership.leaving)
+        paused &= {seat.address for seat in seats}
+        capacity = self._capacity() | dict.fromkeys(sorted(paused), _NO_ROOM)
+        run_on = {lane.lane for seat in seats for lane in seat.lanes}
+        given = {
+            lane: worker
+            for lane, worker in self._workers.items()
+            if worker not in self._membership.paused or lane in run_on
+        }
+        if even or len(given) < len(self._workers) or not set(given.values()) <= capacity.keys():
             holders = self._rows.holders_now()
-            self._workers = reassign(self._lanes, self._workers, holders, capacity, even=even)
+            self._workers = reassign(self._lanes, given, holders, capacity, even=even)
         self.seats = []
         self.kept = len(seats)
         parts = []
@@ -288,15 +295,11 @@ class Generations:
         return parts + [_Part(address, here) for address, here in rest.items()]
 
     def _stays(self, seat: Seat) -> bool:
-        """Whether a trainer may go on as it is."""
+        """Whether a trainer may go on as it is: at a paused worker only once it has begun."""
         there = self._membership
         if seat.address not in there.threads or seat.future.status != "pending":
             return False
-        return seat.address in there.ready or (
-            seat.spec.name in self.begun
-            and seat.address in there.paused
-            and seat.address not in there.leaving
-        )
+        return seat.address not in there.paused or seat.spec.name in self.begun
 
     def _threads(self) -> dict[str, int]:
         """Threads of the workers that can be given work."""

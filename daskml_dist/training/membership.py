@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import dask
 
-from daskml_dist.errors import TrainingError
+from daskml_dist.data.waiting import BEGINS, wait_for_workers
 from daskml_dist.training.dask_internals import evict, list_workers
 from daskml_dist.training.fleet import call_workers
-from daskml_dist.training.waiting import Patience
 
 __all__ = ["Membership"]
 
@@ -72,7 +70,7 @@ class Membership:
         self._outcast &= set(workers)
         self._announced &= set(workers)
         self._workers = workers
-        closing = {a for a, w in workers.items() if w.get("status") not in {*_BEGINS, "paused"}}
+        closing = {a for a, w in workers.items() if w.get("status") not in {*BEGINS, "paused"}}
         paused = {a for a, w in workers.items() if w.get("status") == "paused"}
         self.paused = {a: self.paused.get(a, now) for a in paused}
         self.leaving = closing | self._announced
@@ -91,7 +89,7 @@ class Membership:
     @property
     def ready(self) -> dict[str, int]:
         """Threads of each worker that new work can be given to; of one that leaves if need be."""
-        begins = {a: n for a, n in self.threads.items() if self.facts(a).get("status") in _BEGINS}
+        begins = {a: n for a, n in self.threads.items() if self.facts(a).get("status") in BEGINS}
         return {a: n for a, n in begins.items() if a not in self.leaving} or begins
 
     def facts(self, address: str) -> dict[str, Any]:
@@ -139,46 +137,18 @@ class Membership:
     def wait_for_any(self, timeout: float) -> dict[str, int]:
         """Wait until some worker can be given work; return their threads.
 
-        Meanwhile a task waits, so that an adaptive cluster grows.
-
         Raises
         ------
         TrainingError
             None came.
         """
-        if self.call() and self.ready:
-            return self.ready
-        patience = Patience("workers", timeout, _SCALE)
-        task = self._client.submit(bool, pure=False)
-        try:
-            while not (self.call() and self.ready):
-                if not patience.lasts(self._who_is_there()):
-                    raise TrainingError(
-                        f"No worker that takes work was there within {timeout:g} s "
-                        f"({self._who_is_there()}). {_SCALE} Then fit again; with "
-                        "Checkpoint(path, resume=True) it goes on from the last checkpoint. "
-                        "daskml_dist.timeout in Dask's configuration is the time."
-                    )
-                time.sleep(0.05)
-        finally:
-            task.release()
-        return self.ready
 
-    def _who_is_there(self) -> str:
-        counts = Counter(str(worker.get("status")) for worker in self._workers.values())
-        if not counts:
-            return "0"
-        return f"0 of {len(self._workers)}: {counts['paused']} at their memory limit" + (
-            f", {counts.total() - counts['paused']} closing or silent"
-            if counts.total() > counts["paused"]
-            else ""
-        )
+        def there() -> list[dict[str, Any]]:
+            return [self.facts(address) for address in self.call()]
+
+        wait_for_workers(self._client, there, timeout)
+        return self.ready
 
 
 def _are_you_there() -> bool:
     return True
-
-
-#: Status of workers that begin tasks.
-_BEGINS = {"init", "running", "undefined", None}
-_SCALE = "Scale the cluster up, or give its workers more memory."

@@ -1,0 +1,117 @@
+"""Bounded waits of the client: one that lasts tells the user what it waits for, and how long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from daskml_dist.errors import TrainingError
+
+__all__ = ["BEGINS", "Patience", "wait_for_workers"]
+
+#: Status of workers that begin tasks.
+BEGINS = {"init", "running", "undefined", None}
+
+#: Seconds after which a wait tells of itself.
+_TELL = 1.5
+
+logger = logging.getLogger("daskml_dist")
+
+
+class Patience:
+    """The bound of one wait.
+
+    It tells of itself by a warning of the logger ``daskml_dist``, which Python writes to standard
+    error (a notebook shows it, and a progress display lets it pass) unless the user has set up
+    logging. Each text is told once.
+
+    Parameters
+    ----------
+    what : str
+        What is waited for.
+    timeout : float
+        Seconds without progress.
+    remedy : str, default=""
+        What the user can do meanwhile; a sentence.
+    """
+
+    def __init__(self, what: str, timeout: float, remedy: str = "") -> None:
+        self._what = what
+        self._timeout = timeout
+        self._remedy = remedy
+        self._since = time.monotonic()
+        self._told: set[str] = set()
+
+    def renew(self) -> None:
+        """Wait as long again: there was progress."""
+        self._since = time.monotonic()
+
+    def lasts(self, state: str = "") -> bool:
+        """Return whether there is time left; tell of the wait once it has taken a moment.
+
+        Parameters
+        ----------
+        state : str, default=""
+            How far that is which is waited for.
+        """
+        waited = time.monotonic() - self._since
+        if waited > _TELL and state not in self._told:
+            self._told.add(state)
+            bound = f"{state}; {self._timeout:g} s" if state else f"{self._timeout:g} s"
+            logger.warning("%s", f"waiting for {self._what} ({bound}). {self._remedy}".strip())
+        return waited <= self._timeout
+
+
+def wait_for_workers(
+    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float
+) -> None:
+    """Wait until some worker takes work.
+
+    Meanwhile a task waits, so that an adaptive cluster grows.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    workers : callable
+        Returns what the scheduler knows of each worker that counts.
+    timeout : float
+        Seconds.
+
+    Raises
+    ------
+    TrainingError
+        None came.
+    """
+    if any(worker.get("status") in BEGINS for worker in workers()):
+        return
+    patience = Patience("workers", timeout, _SCALE)
+    task = client.submit(bool, pure=False)
+    try:
+        while True:
+            statuses = [worker.get("status") for worker in workers()]
+            if BEGINS.intersection(statuses):
+                return
+            if not patience.lasts(_tell(statuses)):
+                raise TrainingError(
+                    f"No worker that takes work was there within {timeout:g} s "
+                    f"({_tell(statuses)}). {_SCALE} Then fit again; with Checkpoint(path, "
+                    "resume=True) it goes on from the last checkpoint. daskml_dist.timeout in "
+                    "Dask's configuration is the time."
+                )
+            time.sleep(0.05)
+    finally:
+        task.release()
+
+
+_SCALE = "Scale the cluster up, or give its workers more memory."
+
+
+def _tell(statuses: list[Any]) -> str:
+    if not statuses:
+        return "0"
+    counts = Counter("at their memory limit" if s == "paused" else str(s) for s in statuses)
+    said = ", ".join(f"{count} {what}" for what, count in counts.items())
+    return f"0 of {len(statuses)}: {said}"
