@@ -13,6 +13,7 @@ import pytest
 from distributed import Client, LocalCluster, get_client, worker_client
 from sklearn.model_selection import GridSearchCV
 
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.metrics import accuracy_score
 from daskml_dist.preprocessing import StandardScaler
@@ -100,6 +101,16 @@ FITS: list[Callable[[], bool]] = [
 @pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.__name__)
 def test_a_fit_inside_a_task_ends(client: Client, fit: Callable[[], bool]) -> None:
     assert client.submit(fit, pure=False).result(timeout=60)
+
+
+def test_an_asynchronous_task_is_told_that_it_cannot_wait(client: Client) -> None:
+    async def fit() -> str:
+        try:
+            return str(lazy())
+        except InvalidParameterError as error:
+            return str(error)
+
+    assert "a plain function" in client.submit(fit, pure=False).result(timeout=60)
 
 
 def test_several_fits_inside_tasks_at_once(client: Client) -> None:
