@@ -101,7 +101,10 @@ def _summary(rows: ClusterRows) -> list[tuple[int, int]]:
 WHOLE = [(i, N_ROWS // 6) for i in range(6)]
 
 
-@pytest.mark.parametrize("persisted", [False, True])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("persisted", [pytest.param(False, marks=SLOW), True])
 def test_workers_that_die_while_rows_are_read(
     crew_client: Client, tmp_path: Path, persisted: bool
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_block_that_is_lost_again_and_again_is_made_again(
     rows.release()
 
 
+@SLOW
 def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
     crew_client: Client, tmp_path: Path
 ) -> None:
@@ -200,7 +204,7 @@ def _classifier(**more: Any) -> SGDClassifier:
     return SGDClassifier(max_iter=3, tol=None, n_lanes=3, random_state=0, **more)
 
 
-@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("persisted", [pytest.param(False, marks=SLOW), True])
 def test_a_paused_worker_is_worked_around(
     crew_client: Client, tmp_path: Path, persisted: bool
 ) -> None:
@@ -241,7 +245,7 @@ def test_a_fit_waits_while_all_workers_are_paused(
 # --- no worker yet ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["dask", "memory"])
+@pytest.mark.parametrize("kind", [pytest.param("dask", marks=SLOW), "memory"])
 def test_a_fit_makes_an_adaptive_cluster_grow(kind: str, tmp_path: Path) -> None:
     with (
         LocalCluster(
@@ -264,14 +268,14 @@ def test_who_waits_for_workers_is_told_once(told: pytest.LogCaptureFixture) -> N
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),
-        dask.config.set({"daskml_dist.timeout": 3}),
+        dask.config.set({"daskml_dist.timeout": 2}),
     ):
-        with pytest.raises(TrainingError, match=r"No worker that takes work .* within 3 s"):
+        with pytest.raises(TrainingError, match=r"No worker that takes work .* within 2 s"):
             _classifier().fit(*_rows())
-        with pytest.raises(TrainingError, match=r"within 3 s \(0\)"):
+        with pytest.raises(TrainingError, match=r"within 2 s \(0\)"):
             StandardScaler().fit(da.zeros((4, 2), chunks=2))
     assert [m[:32] for m in told.messages if m.startswith("waiting")] == [
-        "waiting for workers (0; 3 s). Sc"
+        "waiting for workers (0; 2 s). Sc"
     ] * 2
 
 

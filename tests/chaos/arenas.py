@@ -205,7 +205,7 @@ class NetworkArena(Arena):
         stack.callback(self._end_nannies)
         self._refill()
         self.client = stack.enter_context(Client(self._cluster))
-        self.client.wait_for_workers(self.n_workers, timeout=30)
+        self.client.wait_for_workers(self.n_workers, timeout=90)
 
     def _add_place(self, stack: ExitStack, bridge: str, name: str, host: str) -> None:
         _ip("netns", "add", name)
