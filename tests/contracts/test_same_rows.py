@@ -1,0 +1,71 @@
+"""What comes out of a collection is what comes out of the same rows in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contracts.cases import CONTAINERS, cases, check
+from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
+from tests.contracts.report import drawn, fail_simplest
+from tests.contracts.subjects import ELSEWHERE, SETTINGS, SUBJECTS, public_names
+
+IN_MEMORY = [name for name, kind in CONTAINERS.items() if kind == "memory"]
+ARRAYS = [name for name, kind in CONTAINERS.items() if kind == "array"]
+
+
+def _same(data: Any, **given: Any) -> None:
+    case = data.draw(cases(**given))
+    if check(case):
+        fail_simplest(case, check, "tests.contracts.cases")
+
+
+def test_every_public_name_is_a_subject() -> None:
+    found = {name.rstrip(" 0123456789") for name in SUBJECTS}
+    assert public_names() <= found | ELSEWHERE.keys()
+    assert SETTINGS.keys() | ELSEWHERE.keys() <= public_names()
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@settings(drawn, max_examples=3)
+@given(data=st.data())
+def test_in_memory(subject: str, data: Any) -> None:
+    _same(data, subjects=[subject], container=data.draw(st.sampled_from(IN_MEMORY)))
+
+
+@pytest.mark.parametrize("step", FRAME_STEPS)
+@settings(drawn, max_examples=3)
+@given(data=st.data())
+def test_steps_of_frames(step: str, data: Any) -> None:
+    _same(data, container="frame", step=step)
+
+
+@pytest.mark.parametrize("source", FRAME_SOURCES)
+@settings(drawn, max_examples=3)
+@given(data=st.data())
+def test_sources_of_frames(source: str, data: Any) -> None:
+    _same(data, container="frame", source=source)
+
+
+@pytest.mark.parametrize("step", ARRAY_STEPS)
+@settings(drawn, max_examples=3)
+@given(data=st.data())
+def test_steps_of_arrays(step: str, data: Any) -> None:
+    _same(data, container=data.draw(st.sampled_from(ARRAYS)), step=step)
+
+
+@pytest.mark.parametrize("source", ARRAY_SOURCES)
+@settings(drawn, max_examples=3)
+@given(data=st.data())
+def test_sources_of_arrays(source: str, data: Any) -> None:
+    _same(data, container=data.draw(st.sampled_from(ARRAYS)), source=source)
+
+
+@settings(drawn, max_examples=20)
+@given(data=st.data())
+def test_with_a_client(client: Client, data: Any) -> None:
+    _same(data, container=data.draw(st.sampled_from(["frame", "array"])), client=True)
