@@ -97,7 +97,8 @@ _with_intercept = _is(
     *_LEAST_SQUARES, *_GLM, "HuberRegressor", "LogisticRegression", fit_intercept=True
 )
 _moves_with_y = _either(
-    _is(*_LEAST_SQUARES, "HuberRegressor", fit_intercept=True), _is("TweedieRegressor", power=0)
+    _is(*_LEAST_SQUARES, "HuberRegressor", "SGDRegressor", fit_intercept=True),
+    _is("TweedieRegressor", power=0),
 )
 
 

@@ -131,6 +131,9 @@ SETTINGS: dict[str, list[Setting]] = {
         _numbers(solver="newton-cholesky", class_weight="balanced", tol=1e-9),
         _iterative(C=0.1, fit_intercept=False, **_TIGHT),
         _of(TAME, twin=None, rtol=1e-3)(penalty="l1", **_TIGHT),
+        _of(
+            TAME, rtol=1e-3, twin={"solver": "saga", "max_iter": 5_000, "tol": 1e-7}, twin_rtol=1e-2
+        )(l1_ratio=1.0, C=0.3, **_TIGHT),
     ],
     "PoissonRegressor": [_positive(**_TIGHT), _positive(solver="newton-cholesky", tol=1e-9)],
     "GammaRegressor": [_positive(**_TIGHT)],
@@ -142,6 +145,7 @@ SETTINGS: dict[str, list[Setting]] = {
         _tame(**_FULL_BATCH),
         _tame(policy="allreduce", class_weight="balanced", n_lanes=3, **_FULL_BATCH),
         _tame(loss="squared_hinge", average=True, **_FULL_BATCH),
+        _tame(loss="hinge", penalty="l1", alpha=0.01, **_FULL_BATCH),
     ],
     "SGDRegressor": [
         _tame(**_FULL_BATCH | {"learning_rate": 0.1}),
