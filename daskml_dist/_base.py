@@ -15,16 +15,13 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_feature_names,
-    _check_n_features,
-    column_or_1d,
-)
+from sklearn.utils.validation import column_or_1d
 
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import to_host
+from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
@@ -92,14 +89,9 @@ class BaseSupervised(BaseEstimator):
             if self._classification:
                 _check_labels(y)
         collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
-        if not is_dask(X):
-            _check_feature_names(self, X, reset=reset)
-            if not reset:
-                _check_n_features(self, X, reset=False)
-        elif reset:
-            self.__dict__.pop("feature_names_in_", None)
-            if collection.feature_names is not None:
-                self.feature_names_in_ = collection.feature_names
+        check_feature_names(self, X, reset=reset)
+        if not reset:
+            self._check_width(collection)
         return collection
 
     def _survey(self, engine: Engine) -> Survey:
@@ -143,8 +135,17 @@ class BaseSupervised(BaseEstimator):
                 f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with "
                 "appropriate arguments before using this estimator."
             )
-        if X is not None and not is_dask(X):
-            _check_feature_names(self, X, reset=False)
+        if X is not None:
+            check_feature_names(self, X, reset=False)
+
+    def _check_width(self, collection: Collection) -> None:
+        found = collection.n_features
+        if found is not None and found != self.n_features_in_:
+            raise InvalidDataError(
+                f"X has {found} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input. Select the columns that it was fitted "
+                "on."
+            )
 
     @abstractmethod
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
@@ -173,12 +174,7 @@ class BaseSupervised(BaseEstimator):
         if not is_dask(y) and not self._multi_output:
             y = _as_column(y)
         collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
-        found = collection.n_features
-        if found is not None and found != self.n_features_in_:
-            raise InvalidDataError(
-                f"X has {found} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input."
-            )
+        self._check_width(collection)
         kind = self._classification, self._multi_output
         one = partial(_score_block, statistic, self._raw(), *kind)
         return reduce_parts(collection, one, _total)

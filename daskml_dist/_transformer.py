@@ -10,12 +10,19 @@ import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.utils.validation import _check_feature_names, check_is_fitted
+from sklearn.utils._set_output import _get_output_config
+from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import plain_frame, to_host
+from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.errors import (
+    DaskMLDistError,
+    InvalidDataError,
+    InvalidParameterError,
+    NotFittedError,
+)
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
 
 __all__ = ["BlockTransformer", "check_fitted", "check_no_infinity"]
@@ -53,6 +60,9 @@ class BlockTransformer(BaseEstimator):
         """A row in memory that looks like those of X and that the fitted transformer takes."""
         return sample_rows(X)
 
+    def _keep(self, X: Any) -> None:
+        """Keep what :meth:`_sample` needs of rows in memory that were fitted to."""
+
     # -- fitting ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -76,6 +86,7 @@ class BlockTransformer(BaseEstimator):
         """
         if not (is_lazy(X) or is_lazy(y)):
             super().fit(X, y)
+            self._keep(X)
             return self
         return self._fit_lazy(X, y)
 
@@ -114,6 +125,7 @@ class BlockTransformer(BaseEstimator):
         """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
         if not hasattr(self, "n_features_in_"):
             return self._fit_lazy(X, None, sample_weight)
+        check_feature_names(self, X, reset=False)
         collection = as_collection(X, None, sample_weight, numeric=self._numeric)
         before, found = (self.n_features_in_, self._summary()), self._reduce(collection)
         together = _merged(clone(self), [before, found])
@@ -173,24 +185,35 @@ class BlockTransformer(BaseEstimator):
         as :meth:`transform`
         """
         if not (is_lazy(X) or is_lazy(y)):
-            return super().fit_transform(X, y, **params)
+            result = super().fit_transform(X, y, **params)
+            self._keep(X)
+            return result
         return self.fit(X, y, **params).transform(X)
 
     def _map(self, method: str, X: Any) -> Any:
         check_fitted(self)
-        # A later fit must not change what is lazy now.
-        function = partial(_call, copy.copy(self), method)
+        is_forward = method == "transform"
         try:
-            if hasattr(X, "columns") and method == "transform":
-                self._check_names(X._meta)
-            meta = function(self._sample(X) if method == "transform" else sample_rows(X))
+            for_blocks = self._match_names(X) if is_forward else copy.copy(self)
+            function = partial(_call, for_blocks, method)
+            meta = function(self._sample(X) if is_forward else sample_rows(X))
+        except DaskMLDistError:
+            raise
         except ValueError as error:
             raise InvalidDataError(str(error)) from error
         return map_blocks(function, X, meta=meta)
 
-    def _check_names(self, frame: Any) -> None:
-        """Check that a frame has the columns of the fit."""
-        _check_feature_names(self, frame, reset=False)
+    def _match_names(self, X: Any) -> Any:
+        """Check that X has the columns of the fit; return a copy for its blocks.
+
+        A later fit must not change what is lazy now.
+        """
+        check_feature_names(self, X, reset=False)
+        estimator = copy.copy(self)
+        # What was warned of here is not warned of again for each block.
+        if _get_output_config("transform", self)["dense"] == "default":
+            check_feature_names(estimator, X, reset=True)
+        return estimator
 
 
 def check_fitted(estimator: Any) -> None:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.conversion import plain_frame
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
 
 __all__ = ["Blockwise"]
@@ -98,6 +98,11 @@ class Blockwise(BaseEstimator):
         Returns
         -------
         array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+
+        Raises
+        ------
+        InvalidDataError
+            The columns are others than those of the fit.
         """
         check_fitted(self)
         if not is_lazy(X):
@@ -131,6 +136,9 @@ class Blockwise(BaseEstimator):
         try:
             return function(self._sample(X))
         except (ValueError, TypeError, AttributeError) as error:
+            names = list(getattr(self.transformer_, "feature_names_in_", ()))
+            if names and hasattr(X, "columns") and names != list(X.columns):
+                raise InvalidDataError(f"{error}\nPass the columns of the fit: {names}.") from error
             raise InvalidParameterError(
                 f"{type(self.transformer).__name__} cannot take a made-up sample of X: {error}\n"
                 "Pass a few rows that it can take: Blockwise(..., sample=rows)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.utils import get_tags
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.conversion import load_pandas, plain_frame
-from daskml_dist.data.lazy import join_column_chunks, keep_partitions
+from daskml_dist.data.lazy import join_column_chunks
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import is_lazy
 
@@ -96,7 +97,7 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
         params = self.get_params(deep=False)
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
-        self._first_row = rows[:1]
+        self._keep(rows)
         return self
 
     def _check_parameters(self) -> None:
@@ -123,13 +124,18 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
             )
         return FrozenEstimator(fitted)
 
-    def _check_names(self, frame: Any) -> None:
+    def _keep(self, X: Any) -> None:
+        self._first_row = copy.copy(X[:1])
+
+    def _match_names(self, X: Any) -> Any:
         """Leave it to scikit-learn, which takes frames with more columns and in another order."""
+        return copy.copy(self)
 
     def _sample(self, X: Any) -> Any:
-        if hasattr(X, "columns") and hasattr(self, "feature_names_in_"):
-            return self._first_row.reindex(columns=X.columns)
-        return self._first_row
+        row = self._first_row
+        if not hasattr(row, "columns"):
+            return row
+        return row.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(row)
 
 
 def make_column_transformer(
@@ -172,8 +178,7 @@ def _thaw(transformer: Any) -> Any:
 def _head(X: Any) -> Any:
     """The first rows of the first block that has any."""
     if hasattr(X, "columns"):
-        frame = keep_partitions(X)
-        parts = (frame.partitions[i] for i in range(frame.npartitions))
+        parts = (X.partitions[i] for i in range(X.npartitions))
         heads = (part.head(_HEAD, npartitions=1, compute=False) for part in parts)
     else:
         array = join_column_chunks(X)

@@ -31,8 +31,8 @@ from daskml_dist.data.lazy import (
     is_dask_frame,
     join_column_chunks,
     join_delayed,
-    keep_partitions,
 )
+from daskml_dist.data.lowering import aligned_pieces
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
@@ -154,10 +154,9 @@ def as_collection(
     n_features = feature_count(X)
     _check_not_empty(n_rows, n_features)
     if any(map(is_dask, inputs.values())):
-        n_blocks, row_counts = _row_chunks(inputs)
-        _check_not_empty(n_blocks, n_features)
-        pieces = [_cut(value, name, n_blocks, row_counts) for name, value in inputs.items()]
-        parts = list(zip(*pieces, strict=True))
+        row_counts = _row_counts(inputs)
+        parts = _cut(inputs, row_counts)
+        _check_not_empty(len(parts), n_features)
         return Collection("dask", parts, n_features, _feature_names(X), row_counts, multi_output)
     part = (inputs["X"], inputs["y"], inputs["sample_weight"])
     counts = [int(X.shape[0])]
@@ -353,42 +352,42 @@ def _n_blocks(value: Any) -> int:
     return int(value.npartitions if is_dask_frame(value) else value.numblocks[0])
 
 
-def _row_chunks(inputs: dict[str, Any]) -> tuple[int, list[int] | None]:
-    """Blocks of the first lazy input, and their rows where an input with as many knows them."""
+def _row_counts(inputs: dict[str, Any]) -> list[int] | None:
+    """Rows of the blocks of the first lazy input, where an input with as many knows them."""
     lazy = [value for value in inputs.values() if is_dask(value)]
-    n_blocks = _n_blocks(lazy[0])
     known = [chunks for value in lazy if (chunks := _known_chunks(value)) is not None]
-    return n_blocks, next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
+    n_blocks = _n_blocks(lazy[0])
+    return next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
 
 
-def _cut(value: Any, name: str, n_blocks: int, row_counts: list[int] | None) -> list[Any]:
-    """Cut an input into the blocks' rows: lazy pieces of a Dask collection, slices of the rest."""
-    if value is None or isinstance(value, float):
-        return [value] * n_blocks
+def _cut(inputs: dict[str, Any], row_counts: list[int] | None) -> list[tuple[Any, Any, Any]]:
+    """Cut inputs into blocks: lazy pieces of Dask collections, slices of the rest."""
+    lazy = {name: value for name, value in inputs.items() if is_dask(value)}
+    if row_counts is not None:
+        lazy = {name: _rechunk(value, tuple(row_counts)) for name, value in lazy.items()}
+    pieces: dict[str, list[Any]] = dict(aligned_pieces(lazy))
+    n_blocks = len(next(iter(pieces.values())))
+    for name, value in inputs.items():
+        if value is None or isinstance(value, float):
+            pieces[name] = [value] * n_blocks
+        elif name not in pieces:
+            pieces[name] = _slices(value, name, row_counts, n_blocks)
+    return list(zip(*(pieces[name] for name in inputs), strict=True))
+
+
+def _rechunk(value: Any, row_counts: tuple[int, ...]) -> Any:
     chunks = _known_chunks(value)
-    if row_counts is not None and chunks is not None and chunks != tuple(row_counts):
-        value = value.rechunk({0: tuple(row_counts)})
-    if is_dask(value):
-        if _n_blocks(value) != n_blocks:
-            raise _not_aligned(name, f"{_n_blocks(value)} blocks", n_blocks)
-        return _lazy_pieces(value)
+    return value if chunks is None or chunks == row_counts else value.rechunk({0: row_counts})
+
+
+def _slices(value: Any, name: str, row_counts: list[int] | None, n_blocks: int) -> list[Any]:
     if row_counts is None:
-        raise _not_aligned(name, "its rows in memory", n_blocks)
+        raise InvalidDataError(
+            f"The rows cannot be aligned: {name} has its rows in memory, the other input "
+            f"{n_blocks} blocks of unknown chunk sizes. Call .compute_chunk_sizes() on the Dask "
+            "Array first, or make one of a dataframe with .to_dask_array(lengths=True)."
+        )
     stops = list(accumulate(row_counts))
     value = to_host(value)  # which goes to the workers
     rows = value.iloc if is_dataframe_like(value) else value
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
-
-
-def _lazy_pieces(value: Any) -> list[Any]:
-    if is_dask_frame(value):
-        return list(keep_partitions(value).to_delayed(optimize_graph=False))
-    return list(value.to_delayed(optimize_graph=False).ravel())
-
-
-def _not_aligned(name: str, has: str, n_blocks: int) -> InvalidDataError:
-    return InvalidDataError(
-        f"The rows cannot be aligned: {name} has {has}, the other input {n_blocks} blocks of "
-        "unknown chunk sizes. Call .compute_chunk_sizes() on the Dask Array first, or make one of "
-        "a dataframe with .to_dask_array(lengths=True)."
-    )

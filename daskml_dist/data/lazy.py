@@ -16,7 +16,7 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["is_dask", "is_dask_frame", "join_column_chunks", "join_delayed", "keep_partitions"]
+__all__ = ["is_dask", "is_dask_frame", "join_column_chunks", "join_delayed"]
 
 logger = logging.getLogger(__name__)
 
@@ -112,25 +112,6 @@ def join_column_chunks(X: da.Array) -> da.Array:
         meta=X._meta,
     )
     return joined
-
-
-def keep_partitions(frame: Any) -> Any:
-    """Lower a Dask dataframe or series so that its partitions are those that it shows.
-
-    Dask reads several small files as one partition where a frame needs few of their columns, so
-    X and y of one frame would be cut differently; and tasks fused in X and y apart from each
-    other would compute twice what both share.
-
-    Parameters
-    ----------
-    frame : dask DataFrame or Series
-
-    Returns
-    -------
-    dask DataFrame or Series
-        With column projections and filters pushed down, and nothing fused.
-    """
-    return type(frame)(frame.expr.simplify().lower_completely())
 
 
 def _join_columns(chunks: list[Any]) -> Any:

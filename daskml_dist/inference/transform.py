@@ -17,7 +17,8 @@ from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
 from daskml_dist.data.conversion import to_host
-from daskml_dist.data.lazy import join_column_chunks, keep_partitions
+from daskml_dist.data.lazy import join_column_chunks
+from daskml_dist.data.lowering import frame_of_tasks, frame_pieces
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 from daskml_dist.inference.share import shared
 
@@ -74,12 +75,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
         A chunk or partition for each block of `X`: Dask's own ways may join some, and what else
         the user has of these rows would not match.
     """
-    if isinstance(X, da.Array):
-        rows = join_column_chunks(X) if X.ndim == 2 else X
-        sizes = rows.chunks[0]
-    else:
-        rows = keep_partitions(X) if is_dataframe_like(X) or is_series_like(X) else X
-        sizes = (np.nan,) * rows.npartitions
+    rows, keys, sizes = _blocks_of(X)
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
     once, graph = shared(function), dict[Any, Any]()
     dependencies: list[Any] = [rows]
@@ -89,17 +85,24 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     elif once is not function:
         graph[f"{name}-function"] = once
         once = f"{name}-function"
-    keys = list(flatten(rows.__dask_keys__()))
     is_frame = is_dataframe_like(empty)
     inner = () if is_frame else (0,) * (empty.ndim - 1)
     graph.update({(name, i, *inner): (apply, key, once, i) for i, key in enumerate(keys)})
     layers = HighLevelGraph.from_collections(name, graph, dependencies=dependencies)
     if is_frame:
-        import dask.dataframe as dd
-
-        pieces = [Delayed((name, i), layers, layer=name) for i in range(len(keys))]
-        return dd.from_delayed(pieces, meta=empty, verify_meta=False)
+        return frame_of_tasks(layers, [(name, i) for i in range(len(keys))], empty, name)
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
+
+
+def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
+    """A collection whose graph makes blocks of rows, their keys, and their sizes."""
+    if is_dataframe_like(X) or is_series_like(X):
+        pieces = frame_pieces(X)
+        return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)
+    if isinstance(X, da.Array) and X.ndim == 2:
+        X = join_column_chunks(X)
+    sizes = X.chunks[0] if isinstance(X, da.Array) else (np.nan,) * X.npartitions
+    return X, list(flatten(X.__dask_keys__())), sizes
 
 
 def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:

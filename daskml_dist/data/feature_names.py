@@ -1,0 +1,41 @@
+"""Feature names: what a fit remembers of columns, and rows that come later must have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.utils.validation import _check_feature_names
+
+from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["check_feature_names"]
+
+
+def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
+    """Check the column names of X as scikit-learn does; nothing is computed of a Dask frame.
+
+    Parameters
+    ----------
+    estimator : estimator
+    X : pandas.DataFrame, dask DataFrame, or any other rows, which have no names
+    reset : bool
+        Set or drop ``feature_names_in_`` instead.
+
+    Raises
+    ------
+    InvalidDataError
+        The names are others than those of the fit, or in another order.
+
+    Warns
+    -----
+    UserWarning
+        Only one of `X` and the rows of the fit has names.
+    """
+    try:
+        _check_feature_names(estimator, X._meta if is_dask_frame(X) else X, reset=reset)
+    except ValueError as error:
+        raise InvalidDataError(
+            f"{str(error).rstrip()}\nPass the columns of the fit, in their order: "
+            "X[list(estimator.feature_names_in_)]."
+        ) from error

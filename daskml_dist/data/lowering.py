@@ -1,0 +1,208 @@
+"""Lowering: Dask collections as graphs whose blocks of rows belong together.
+
+Dask rewrites the expression behind a dataframe before it makes tasks of it. What it makes of two
+columns apart may be two shuffles, which give their rows in different orders, or two reads that are
+cut differently. So frames are lowered together; and what must be lowered alone (a prediction is
+lazy, and is compared with a target later) is lowered so that its shuffles are those of all else
+that is made of the same frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dask._expr import Expr, _ExprSequence  # canaries fail when these move
+from dask._task_spec import Alias
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
+from dask.tokenize import tokenize
+
+from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.row_order import shuffles_of
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["aligned_pieces", "frame_of_tasks", "frame_pieces"]
+
+#: Expressions, once lowered, that give rows in the order in which these happen to arrive.
+_UNORDERED = {"DiskShuffle", "P2PShuffle", "HashJoinP2P"}
+
+
+def aligned_pieces(inputs: dict[str, Any]) -> dict[str, list[Delayed]]:
+    """Cut lazy collections so that their blocks hold the same rows in the same order.
+
+    Parameters
+    ----------
+    inputs : dict of str to dask Array, DataFrame or Series
+        By their names in errors; at least one.
+
+    Returns
+    -------
+    dict of str to list of Delayed
+        As many blocks of each; no more than it shows (a filter that is pushed down into a read
+        may leave out partitions).
+
+    Raises
+    ------
+    InvalidDataError
+        The collections have different numbers of blocks; or shuffles of their own, whose rows do
+        not come in one order.
+    """
+    frames = {name: value for name, value in inputs.items() if is_dask_frame(value)}
+    pieces = {
+        name: list(value.to_delayed(optimize_graph=False).ravel())
+        for name, value in inputs.items()
+        if name not in frames
+    }
+    orders = {name: _order(found) for name, found in pieces.items()}
+    for lower in (_together, _each_alone, _as_shown):
+        made = _cut(lower([frame.expr for frame in frames.values()])) if frames else []
+        pieces.update(zip(frames, made, strict=True))
+        orders.update({name: _order(pieces[name]) for name in frames})
+        counts = {name: len(pieces[name]) for name in inputs}
+        if len(set(counts.values())) == len(set(orders.values())) == 1:
+            return pieces
+        if not frames:
+            break
+    if len(set(counts.values())) > 1:
+        raise _other_blocks(counts)
+    raise _other_order([name for name in inputs if orders[name]])
+
+
+def frame_pieces(frame: Any) -> list[Delayed]:
+    """Cut a frame that is lowered alone, with its shuffles as whatever else has them.
+
+    Projections of columns and filters are pushed down into reads, though not through a shuffle;
+    and nothing is fused: tasks fused in X and y apart would compute twice what both share.
+
+    Parameters
+    ----------
+    frame : dask DataFrame or Series
+
+    Returns
+    -------
+    list of Delayed
+        One for each partition.
+    """
+    return _cut(_each_alone([frame.expr]))[0]
+
+
+def frame_of_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str) -> Any:
+    """Make a frame of tasks.
+
+    Parameters
+    ----------
+    graph : HighLevelGraph
+        That makes the keys.
+    keys : list of key
+        Of the partitions.
+    meta : pandas.DataFrame
+        Without rows.
+    name : str
+        Of no other frame.
+
+    Returns
+    -------
+    dask DataFrame
+    """
+    from dask.dataframe.dask_expr import new_collection
+
+    return new_collection(_opaque(dict(graph), keys, meta, (None,) * (len(keys) + 1), name))
+
+
+# --- three ways to lower ---------------------------------------------------------------------
+
+
+def _together(exprs: list[Expr]) -> Sequence[Expr]:
+    """What the expressions share is one, with the columns that any of them needs."""
+    lowered: list[Expr] = _ExprSequence(*exprs).simplify().lower_completely().operands
+    return lowered
+
+
+def _each_alone(exprs: list[Expr]) -> Sequence[Expr]:
+    """Shuffles keep all columns, whatever is made of them."""
+    return [_settle(expr, {}).simplify().lower_completely() for expr in exprs]
+
+
+def _as_shown(exprs: list[Expr]) -> Sequence[Expr]:
+    """No partition is left out."""
+    return [_settle(expr, {}).lower_completely() for expr in exprs]
+
+
+def _settle(expr: Expr, known: dict[str, Expr]) -> Expr:
+    """Lower the shuffles in an expression, from the bottom up, each by itself."""
+    from dask.dataframe.dask_expr._expr import Blockwise
+
+    if expr._name in known:
+        return known[expr._name]
+    operands = [_settle(o, known) if isinstance(o, Expr) else o for o in expr.operands]
+    settled = expr
+    if any(new is not old for new, old in zip(operands, expr.operands, strict=True)):
+        settled = type(expr)(*operands)
+    if not isinstance(expr, Blockwise):
+        lowered = settled.simplify().lower_completely()
+        if any(type(node).__name__ in _UNORDERED for node in lowered.walk()):
+            keys, token = lowered.__dask_keys__(), tokenize(lowered._name)
+            settled = _opaque(_graph(lowered), keys, lowered._meta, lowered.divisions, token)
+    known[expr._name] = settled
+    return settled
+
+
+def _opaque(graph: dict[Any, Any], keys: list[Any], meta: Any, divisions: Any, name: str) -> Expr:
+    """An expression of tasks, which Dask leaves as they are."""
+    from dask.dataframe.dask_expr.io.io import FromGraph
+
+    # A token of ours: Dask's would hash the graph.
+    opaque: Expr = FromGraph(graph, meta, divisions, keys, "rows", _determ_token=name)
+    return opaque
+
+
+# --- graphs ----------------------------------------------------------------------------------
+
+
+def _cut(lowered: Sequence[Expr]) -> list[list[Delayed]]:
+    """Partitions of lowered expressions, in one graph."""
+    together = _ExprSequence(*lowered)
+    layer = f"lowered-{together._name}"
+    graph = HighLevelGraph.from_collections(layer, _graph(*lowered), dependencies=())
+    return [[Delayed(key, graph, layer=layer) for key in e.__dask_keys__()] for e in lowered]
+
+
+def _graph(*lowered: Expr) -> dict[Any, Any]:
+    """Tasks of lowered expressions; what these share is made once."""
+    graph: dict[Any, Any] = {}
+    seen: set[str] = set()
+    for expr in lowered:
+        for node in expr.walk():
+            if node._name not in seen:
+                seen.add(node._name)
+                graph.update(node._layer())
+    # `from_delayed` without a check of its partitions stores aliases under keys not their own.
+    for key, task in graph.items():
+        if isinstance(task, Alias) and task.key != key:
+            graph[key] = Alias(key, task.target)
+    return graph
+
+
+def _order(pieces: list[Delayed]) -> frozenset[Any]:
+    return shuffles_of(pieces[0].dask, [piece.key for piece in pieces])
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+def _other_blocks(counts: dict[str, int]) -> InvalidDataError:
+    found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
+    return InvalidDataError(
+        f"The rows cannot be aligned: {found}, of unknown chunk sizes. Call .compute_chunk_sizes() "
+        "on the Dask Array first, or make one of a dataframe with .to_dask_array(lengths=True)."
+    )
+
+
+def _other_order(names: list[str]) -> InvalidDataError:
+    return InvalidDataError(
+        f"The rows cannot be aligned: {' and '.join(names)} come out of a shuffle (shuffle, merge, "
+        "sort_values, set_index...) that the other input does not share, and a shuffle gives rows "
+        "in the order in which they arrive. Pass columns of one Dask DataFrame, or call "
+        "df = df.persist() before you take arrays, columns or predictions from it."
+    )

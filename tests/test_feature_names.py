@@ -1,0 +1,144 @@
+"""Columns are matched by name, of Dask frames as of pandas: every estimator, every method."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import pkgutil
+import warnings
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import BaseEstimator
+from sklearn.preprocessing import MaxAbsScaler as Plain
+from sklearn.utils import get_tags
+
+import daskml_dist
+from daskml_dist.compose import Blockwise, ColumnTransformer
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.preprocessing import StandardScaler
+
+# Whole numbers from 0 on, which all estimators take, and labels that are targets too.
+rng = np.random.default_rng(0)
+FRAME = pd.DataFrame(rng.integers(0, 4, size=(40, 4)).astype(float), columns=list("abcd"))
+Y = pd.Series(rng.integers(1, 3, size=40), name="y")
+
+CHANGES = {
+    "reordered": FRAME[list("badc")],
+    "renamed": FRAME.rename(columns={"b": "B"}),
+    "missing": FRAME[list("abc")],
+    "extra": FRAME.assign(e=1.0),
+}
+METHODS = (
+    "predict",
+    "predict_proba",
+    "predict_log_proba",
+    "decision_function",
+    "score",
+    "transform",
+    "partial_fit",
+)
+ARGUMENTS: dict[str, Any] = {
+    "Blockwise": lambda: Blockwise(Plain().fit(FRAME)),
+    "ColumnTransformer": lambda: ColumnTransformer([("s", StandardScaler(), ["b", "c"])]),
+}
+
+
+def _public() -> dict[str, type]:
+    """Every public estimator and transformer of rows."""
+    rooms = [m.name for m in pkgutil.iter_modules(daskml_dist.__path__) if m.ispkg]
+    found = {}
+    for room in rooms:
+        module = importlib.import_module(f"daskml_dist.{room}")
+        for name in getattr(module, "__all__", []):
+            value = getattr(module, name)
+            if inspect.isclass(value) and issubclass(value, BaseEstimator):
+                found[name] = value
+    # Hashers take text and learn nothing of it.
+    return {name: value for name, value in found.items() if _learns(name, value)}
+
+
+def _learns(name: str, kind: type) -> bool:
+    return name in ARGUMENTS or bool(get_tags(kind()).requires_fit)
+
+
+PUBLIC = _public()
+
+
+def _fitted(name: str, X: Any = FRAME, y: Any = Y) -> Any:
+    estimator = ARGUMENTS[name]() if name in ARGUMENTS else PUBLIC[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return estimator.fit(X, y)
+
+
+def _outcome(estimator: Any, method: str, X: Any, y: Any) -> str | None:
+    """The error of a call, in scikit-learn's words; None where there is none."""
+    try:
+        if method in ("score", "partial_fit"):
+            getattr(estimator, method)(X, y)
+        else:
+            getattr(estimator, method)(X)
+    except ValueError as error:
+        return str(error).partition("\nPass the columns")[0].strip()
+    return None
+
+
+def lazy(frame: pd.DataFrame) -> Any:
+    return dd.from_pandas(frame, npartitions=3)
+
+
+def test_every_room_is_looked_at() -> None:
+    assert {"LogisticRegression", "GaussianNB", "LinearSVC", "StandardScaler"} <= set(PUBLIC)
+    assert {"SimpleImputer", "TfidfTransformer", "ColumnTransformer", "Blockwise"} <= set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_other_columns_are_refused_as_in_memory(name: str) -> None:
+    estimator = _fitted(name)
+    methods = [method for method in METHODS if hasattr(estimator, method)]
+    assert methods
+    for change, method in itertools.product(CHANGES, methods):
+        truth = _outcome(estimator, method, CHANGES[change], Y)
+        with dask.config.set(scheduler=_nothing):
+            found = _outcome(estimator, method, lazy(CHANGES[change]), lazy(Y))
+        # scikit-learn's ColumnTransformer takes columns by their names.
+        assert truth or (name == "ColumnTransformer" and change != "renamed"), (change, method)
+        assert str(found).startswith(str(truth)), (change, method)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("something was computed")
+
+
+@pytest.mark.parametrize("name", ["GaussianNB", "LogisticRegression", "OneHotEncoder"])
+def test_names_of_a_lazy_fit_are_those_of_memory(name: str) -> None:
+    X, y = lazy(FRAME), lazy(Y)
+    estimator = _fitted(name, X, y)
+    assert estimator.feature_names_in_.tolist() == list("abcd")
+    method = "predict" if hasattr(estimator, "predict") else "transform"
+    for changed in CHANGES.values():
+        assert "feature names should match" in str(_outcome(estimator, method, changed, None))
+        assert _outcome(estimator, method, lazy(changed), None) == _outcome(
+            estimator, method, changed, None
+        )
+
+
+@pytest.mark.parametrize("estimator", [GaussianNB(), LogisticRegression(), StandardScaler()])
+def test_rows_without_names_are_told_of(estimator: Any) -> None:
+    method = "predict" if hasattr(estimator, "predict") else "transform"
+    array = da.from_array(FRAME.to_numpy(), chunks=(20, 4))
+    named = estimator.fit(FRAME, Y)
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        result = getattr(named, method)(array)
+    np.testing.assert_array_equal(result.compute(), getattr(named, method)(FRAME))
+    bare = estimator.fit(FRAME.to_numpy(), Y)
+    with pytest.warns(UserWarning, match="has feature names, but .* was fitted without"):
+        getattr(bare, method)(lazy(FRAME))
