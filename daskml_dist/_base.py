@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from numbers import Integral, Real
+from operator import add
 from typing import Any, ClassVar
 
 import numpy as np
@@ -165,10 +166,8 @@ class BaseSupervised(BaseEstimator):
             then=then,
         )
 
-    def _score_sums(
-        self, statistic: Callable[..., NDArray[np.float64]], X: Any, y: Any, sample_weight: Any
-    ) -> NDArray[np.float64]:
-        """Sum of ``statistic(y, raw, weight)`` over all blocks; one pass, nothing gathered."""
+    def _score_sums(self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any) -> Any:
+        """``statistic(y, raw, weight)`` of all blocks, added; one pass, nothing gathered."""
         X, y, sample_weight = take_columns(X, y, sample_weight)
         self._check_fitted(X)
         if not is_dask(y) and not self._multi_output:
@@ -177,15 +176,22 @@ class BaseSupervised(BaseEstimator):
         self._check_width(collection)
         kind = self._classification, self._multi_output
         one = partial(_score_block, statistic, self._raw(), *kind)
-        return reduce_parts(collection, one, _total)
+        total = reduce_parts(collection, one, _total)
+        if total is None:
+            raise InvalidDataError(
+                "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the "
+                "filter or the path that made the collection."
+            )
+        return total
 
 
-def _total(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.asarray(np.add.reduce(parts), dtype=np.float64)
+def _total(parts: Sequence[Any]) -> Any:
+    filled = [part for part in parts if part is not None]
+    return reduce(add, filled) if filled else None
 
 
 def _score_block(
-    statistic: Callable[..., NDArray[np.float64]],
+    statistic: Callable[..., Any],
     raw: Callable[[Any], NDArray[Any]],
     classification: bool,
     multi_output: bool,
@@ -193,7 +199,8 @@ def _score_block(
     X: Any,
     y: Any,
     sample_weight: Any,
-) -> NDArray[np.float64]:
+) -> Any:
+    """The statistic of a block; None where it has no rows."""
     block = make_block(
         index,
         X,
@@ -204,16 +211,16 @@ def _score_block(
         on_device=hasattr(raw, "on_device"),
     )
     assert block.y is not None
-    if block.n_rows == 0:
-        return np.zeros((4, *block.y.shape[1:]))
     given, ones = block.sample_weight, np.empty(0)
-    total = np.zeros((4, *block.y.shape[1:]))
+    pieces: list[Any] = []
+    if block.n_rows == 0:
+        return None
     for at, found in results_of_rows(raw, block.rows, index):
         if len(ones) < len(found):
             ones = np.ones(len(found))
         weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
-        total += statistic(block.y[at], found, weight)
-    return total
+        pieces.append(statistic(block.y[at], found, weight))
+    return _total(pieces)
 
 
 def check_placement(params: dict[str, Any]) -> None:

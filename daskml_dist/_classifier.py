@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 
 from daskml_dist._base import BaseSupervised
+from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["BaseClassifier"]
 
@@ -23,6 +24,27 @@ class BaseClassifier(ClassifierMixin, BaseSupervised):
 
     _classification = True
     classes_: NDArray[Any]
+
+    def _all_classes(self, classes: Any, first: bool) -> Any:
+        """The labels that ``partial_fit`` is to know: those named first, in each call."""
+        if classes is None:
+            if first:
+                raise InvalidParameterError(
+                    "classes must be passed on the first call to partial_fit: name every label "
+                    "that will come."
+                )
+            return self.classes_
+        labels = np.unique(classes)
+        if len(labels) != len(classes):
+            raise InvalidParameterError(
+                f"`classes={classes!r}` names a label twice. Name each once: np.unique(classes)."
+            )
+        if not first and not np.array_equal(labels, self.classes_):
+            raise InvalidParameterError(
+                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
+                f"{self.classes_!r}. Leave it out, or start with a new estimator."
+            )
+        return labels
 
     def predict(self, X: Any) -> Any:
         """Most likely labels.
@@ -52,7 +74,7 @@ class BaseClassifier(ClassifierMixin, BaseSupervised):
         """
         self._check_fitted()
         statistic = partial(_hits, self.classes_)
-        total, hits, *_ = self._score_sums(statistic, X, y, sample_weight)
+        total, hits = self._score_sums(statistic, X, y, sample_weight)
         return float(hits / total)
 
 
@@ -69,4 +91,4 @@ def _hits(
         hits = (positive & (y == classes[1])) | (~positive & (y == classes[0]))
     else:
         hits = classes[raw.argmax(axis=1)] == y
-    return np.array([weight.sum(), weight @ hits, 0.0, 0.0])
+    return np.array([weight.sum(), weight @ hits])

@@ -24,7 +24,7 @@ class BaseLinear(BaseSupervised):
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
         """Set the fitted attributes from what a round solver found."""
-        w = solution.w.astype(rows.survey.dtype)
+        w = model.uncentred(solution.w).astype(rows.survey.dtype)
         self._set_coef(w, model, rows.classes, "Scale the features (StandardScaler).")
 
     def _set_coef(

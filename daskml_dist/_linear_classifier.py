@@ -5,12 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from sklearn.utils.metaestimators import available_if
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._linear import BaseLinear
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss, get_loss
 
 __all__ = ["LinearClassifier"]
+
+
+def _has_proba(estimator: LinearClassifier) -> bool:
+    """Whether the loss has probabilities; raises an AttributeError that names the remedy."""
+    try:
+        loss = estimator._loss()
+        if not loss.proba:
+            loss.predict_proba(np.empty(0))
+    except InvalidParameterError as error:
+        raise AttributeError(str(error)) from error
+    return True
 
 
 class LinearClassifier(BaseClassifier, BaseLinear):
@@ -39,8 +52,9 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         n_outputs = None if len(self.coef_) == 1 else len(self.coef_)
         return self._map(None, X, self.coef_.dtype, n_outputs)
 
+    @available_if(_has_proba)
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes; not every loss has them.
+        """Probabilities of the classes; there where the loss has them.
 
         Parameters
         ----------
@@ -52,15 +66,13 @@ class LinearClassifier(BaseClassifier, BaseLinear):
 
         Raises
         ------
-        InvalidParameterError
-            For another loss.
+        AttributeError
+            The loss has none.
         """
         self._check_fitted(X)
-        loss = self._loss()
-        if not loss.proba:
-            loss.predict_proba(np.empty(0))
-        return self._map(loss.write_proba, X, self.coef_.dtype, len(self.classes_))
+        return self._map(self._loss().write_proba, X, self.coef_.dtype, len(self.classes_))
 
+    @available_if(_has_proba)
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
         return np.log(self.predict_proba(X))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
 from daskml_dist._linear import BaseLinear
+from daskml_dist.data.spread import Spread
 from daskml_dist.inference.predict import written
 from daskml_dist.losses import Loss, get_loss
 
@@ -56,22 +58,30 @@ class LinearRegressor(RegressorMixin, BaseLinear):
             NaN where y is constant; the mean of that of each target where there are several.
         """
         statistic = _Residuals(self._loss())
-        total, residual, sum_y, sum_y2 = self._score_sums(statistic, X, y, sample_weight)
-        spread = sum_y2 - sum_y**2 / total
+        found: _Fit = self._score_sums(statistic, X, y, sample_weight)
+        errors, spread = found.errors, found.targets.squares
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.where(spread > 0, 1 - residual / spread, np.nan).mean())
+            return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """From which R^2 is made: targets, and weighted sums of their squared errors."""
+
+    targets: Spread
+    errors: NDArray[np.float64]
+
+    def __add__(self, other: _Fit) -> _Fit:
+        return _Fit(self.targets + other.targets, self.errors + other.errors)
 
 
 class _Residuals:
-    """Weighted sums from which R^2 is made."""
+    """What R^2 is made from, of some rows."""
 
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
 
-    def __call__(
-        self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        y = y.astype(np.float64)
-        residual = y - self._loss.inverse_link(raw).reshape(y.shape)
-        total = np.full(y.shape[1:], weight.sum())
-        return np.array([total, weight @ residual**2, weight @ y, weight @ y**2])
+    def __call__(self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]) -> _Fit:
+        predicted = self._loss.inverse_link(raw).reshape(y.shape)
+        residual = np.subtract(y, predicted, dtype=np.float64)
+        return _Fit(Spread.of(y, weight), np.atleast_1d(weight @ residual**2))

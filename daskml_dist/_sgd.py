@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import (
     check_budget,
@@ -18,7 +20,7 @@ from daskml_dist._base import (
 )
 from daskml_dist._linear import BaseLinear
 from daskml_dist.compression import Compressor, get_compressor
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import get_loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import get_optimizer
@@ -142,7 +144,15 @@ class BaseSGD(BaseLinear):
             if settings.optimizer.uses_scales:
                 scales = engine.scales(self._classification)
             fit = make_fit(
-                settings, survey, lanes, classes, weighted, initial, engine.streaming, scales
+                settings,
+                survey,
+                lanes,
+                classes,
+                weighted,
+                initial,
+                engine.streaming,
+                scales,
+                None if initial is None else self._model.target_shift,
             )
             checkpoint = self.get_params(deep=False)["checkpoint"]
             if checkpoint is None:
@@ -150,6 +160,15 @@ class BaseSGD(BaseLinear):
             else:
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
         assert isinstance(result.state, ShardState)
+        reached = len(result.records) >= settings.max_iter
+        if settings.tol is not None and reached and not result.stopping.converged:
+            warnings.warn(
+                f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
+                "loss (or validation score) settled to tol. Increase max_iter, scale the features "
+                "(StandardScaler), or set tol=None to ask for just so many passes.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         self._keep(fit.step_model, result.state, classes)
         self.n_iter_ = len(result.records)
         rows = sum(record["rows"] for record in result.records) + result.partial_rows
@@ -212,12 +231,21 @@ class BaseSGD(BaseLinear):
                 f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
             )
         cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
-        # The user may have changed coef_ meanwhile, and it counts; an average is no place to go on.
-        w = (self._matrix() if state.average is None else state.w).astype(survey.dtype)
+        w = self._parameters(state).astype(survey.dtype)
         slots = cast if cast.keys() == self._slot_names() else {}
         if self.get_params(deep=False)["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)
+
+    def _parameters(self, state: ShardState) -> NDArray[Any]:
+        """Parameters to go on from, about the model's shift of the targets."""
+        if state.average is not None:  # no place to go on from
+            return state.w
+        # The user may have changed coef_ meanwhile, and it counts; else no digit may be lost.
+        w = self._matrix()
+        return (
+            state.w if np.array_equal(w, self._model.uncentred(state.w)) else self._model.centred(w)
+        )
 
     def _slot_names(self) -> Any:
         optimizer = get_optimizer(self.get_params(deep=False)["optimizer"])
@@ -226,9 +254,14 @@ class BaseSGD(BaseLinear):
     def _keep(self, model: LinearModel, state: ShardState, classes: NDArray[Any] | None) -> None:
         """Set the fitted attributes."""
         w = state.w if state.average is None else state.average
+        if not all(np.isfinite(slot).all() for slot in state.slots.values()):
+            raise DivergedError(
+                "The squares of the gradients overflow, so that steps are zero. Scale the features "
+                "(StandardScaler) and the targets."
+            )
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
-        self._set_coef(w, model, classes, remedy)
-        self._state = state
+        self._set_coef(model.uncentred(w), model, classes, remedy)
+        self._state, self._model = state, model
 
 
 def _compressor(compression: Any, policy: Policy) -> Compressor | None:

@@ -61,6 +61,10 @@ class Loss(ABC):
         Whether :meth:`predict_proba` is defined.
     in_target_units : bool
         Whether raw predictions are in the units of the targets.
+    center : {"mean", "median"} or None
+        For a function of ``raw - y`` alone: near which of the targets the best constant prediction
+        lies. A fit then takes it from the targets, and adds it to the intercept. Not inherited by
+        a class with a :meth:`value_and_gradient` of its own.
     kernel : str or None
         What backends that have one call the fused kernel that computes the same for linear models.
         Not inherited, since a subclass may compute something else.
@@ -77,6 +81,7 @@ class Loss(ABC):
     multiclass: ClassVar[Multiclass | None] = None
     proba: ClassVar[bool] = False
     in_target_units: ClassVar[bool] = False
+    center: ClassVar[Literal["mean", "median"] | None] = None
     kernel: ClassVar[str | None] = None
     at_row: ClassVar[Any] = None
     has_hessian: ClassVar[bool] = False
@@ -87,6 +92,8 @@ class Loss(ABC):
         forms = {"value_and_gradient", "_at_margin", "_at_residual", "_derivatives"}
         if forms & cls.__dict__.keys() and "at_row" not in cls.__dict__:
             cls.at_row = None
+        if "value_and_gradient" in cls.__dict__ and "center" not in cls.__dict__:
+            cls.center = None
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -168,6 +175,10 @@ class Loss(ABC):
     def inverse_link(self, raw: Array) -> Array:
         """Predicted target of a regression: the raw prediction itself, unless overridden."""
         return raw
+
+    def constant(self, mean: float) -> float:
+        """Raw prediction to start from where no feature has an effect, of the targets' mean."""
+        return 0.0
 
     def check_target(self, y: Array) -> None:  # noqa: B027
         """Raise InvalidDataError for a target outside the loss's domain."""
@@ -403,6 +414,7 @@ class _ResidualLoss(Loss):
 
     kind = "regression"
     in_target_units = True
+    center: ClassVar[Literal["mean", "median"] | None] = "median"
 
     @abstractmethod
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
@@ -418,6 +430,7 @@ class SquaredError(_ResidualLoss):
     """Half the squared error: ``(raw - y) ** 2 / 2``."""
 
     name = "squared_error"
+    center = "mean"
     kernel = "squared_error"
     has_hessian = True
 
@@ -526,6 +539,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     """
 
     name = "squared_epsilon_insensitive"
+    center = "mean"
     kernel = "squared_epsilon_insensitive"
 
     def _at_residual(self, residual: Array) -> tuple[Array, Array]:
@@ -595,6 +609,12 @@ class _Deviance(Loss):
     def link(self, mean: Any) -> Any:
         """The raw prediction of a mean; the inverse of :meth:`inverse_link`."""
 
+    def constant(self, mean: float) -> float:
+        """The link of the mean; 0 for a mean of 0, which has no logarithm."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            raw = float(self.link(mean))
+        return raw if np.isfinite(raw) else 0.0
+
     @abstractmethod
     def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         """Values, first and second derivatives, elementwise."""
@@ -620,9 +640,9 @@ class _Deviance(Loss):
         one, two = 1 - self.power, 2 - self.power
         return np.asarray(np.maximum(y, 0) ** two / (one * two))
 
-    def half_deviance(self, y: Array, raw: Array) -> Array:
-        """Half the deviance of each row, 0 for a perfect prediction; float64."""
-        y, mean = y.astype(np.float64), self.inverse_link(raw.astype(np.float64))
+    def half_deviance(self, y: Array, mean: Array) -> Array:
+        """Half the deviance of each target from a mean, 0 where they are equal; float64."""
+        y, mean = y.astype(np.float64), mean.astype(np.float64)
         if self.power == 1:
             return np.asarray(xlogy(y, y / mean) - y + mean)
         if self.power == 2:
@@ -630,6 +650,7 @@ class _Deviance(Loss):
         if self.power == 0:
             return np.asarray((y - mean) ** 2 / 2)
         one, two = 1 - self.power, 2 - self.power
+        mean = np.maximum(mean, 0)
         return np.asarray(self.convex(y) - y * mean**one / one + mean**two / two)
 
     def check_target(self, y: Array) -> None:

@@ -70,7 +70,8 @@ def test_dtype_of_dense_rows(given: str, expected: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtype_may_be_given(container: Any, dtype: str) -> None:
     block = make_block(0, container(X), X[:, 0], X[:, 1], dtype=dtype, classification=False)
-    assert (block.X.dtype, block.y.dtype, block.sample_weight.dtype) == (dtype, dtype, dtype)
+    assert (block.X.dtype, block.sample_weight.dtype) == (dtype, dtype)
+    assert block.y.dtype == np.float64  # targets keep the digits that they have
 
 
 def test_fortran_order_becomes_c_order() -> None:
@@ -210,7 +211,7 @@ def test_y_of_every_kind(y: Any) -> None:
     assert labels.dtype == np.int64
     assert labels.tolist() == [0, 1, 2, 3]
     target = make_block(0, X.astype("float32"), y, classification=False).y
-    assert target.dtype == np.float32
+    assert target.dtype == np.float64
 
 
 @pytest.mark.parametrize(
@@ -351,14 +352,15 @@ def test_facts_of_labels() -> None:
     assert info.label_counts.tolist() == [2, 2]
     assert info.label_weights.tolist() == [5.0, 5.0]
     assert info.label_weights.dtype == np.float64
-    assert info.y_sum is None
+    assert info.targets is None
 
 
 def test_facts_of_targets() -> None:
     block = make_block(0, sparse.csr_array(X, dtype="float32"), X[:, 0], classification=False)
     info = inspect_block(block, classification=False)
     assert (info.dtype, info.sparse, info.nnz, info.weight_sum) == ("float32", True, 11, 4.0)
-    assert (info.y_min, info.y_max, info.y_sum) == (0.0, 9.0, 18.0)
+    assert (info.y_min, info.y_max, info.targets.mean) == (0.0, 9.0, 4.5)
+    assert info.y_sample.tolist() == X[:, 0].tolist()
     assert info.labels is None
 
 
@@ -376,7 +378,7 @@ def test_facts_of_an_empty_block(classification: bool) -> None:
     if classification:
         assert (len(info.labels), len(info.label_weights)) == (0, 0)
     else:
-        assert (info.y_min, info.y_max, info.y_sum) == (None, None, 0.0)
+        assert (info.y_min, info.y_max, info.targets.weight) == (None, None, 0.0)
 
 
 def test_facts_without_y() -> None:

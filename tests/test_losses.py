@@ -83,7 +83,9 @@ def test_tweedie_derivatives(power: float, identity: bool) -> None:
     slope = (loss.gradient(y, raw + h) - loss.gradient(y, raw - h)) / (2 * h)
     np.testing.assert_allclose(hessian, slope, rtol=1e-5, atol=1e-7)
     deviance = metrics.mean_tweedie_deviance(y, loss.inverse_link(raw), power=power)
-    assert loss.half_deviance(y, raw).mean() == pytest.approx(deviance / 2, rel=1e-10)
+    assert loss.half_deviance(y, loss.inverse_link(raw)).mean() == pytest.approx(
+        deviance / 2, rel=1e-10
+    )
     null = loss.convex(y).mean() - loss.convex(y.mean())
     constant = metrics.mean_tweedie_deviance(y, np.full(N, y.mean()), power=power)
     assert null == pytest.approx(constant / 2, rel=1e-10)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["BlockInfo", "inspect_block"]
@@ -18,6 +19,8 @@ __all__ = ["BlockInfo", "inspect_block"]
 _Counts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 #: Labels in so small a range are counted one by one rather than sorted.
 _FEW = 16
+#: Targets of a sample, which tells roughly where most of them lie.
+_SAMPLE = 128
 #: Labels that every type here holds exactly.
 _LARGEST = 1 << 20
 
@@ -42,11 +45,12 @@ class BlockInfo:
         Rows of each label.
     label_weights : ndarray of float64, or None
         Sum of the sample weights of each label.
-    y_min, y_max, y_sum, y_squares : float or None
-        Of the targets (regression only), the sums weighted; the first two are None in an empty
-        block.
-    target_sums : ndarray of float64 of shape (n_targets,), or None
-        Weighted sum of each column of the targets.
+    y_min, y_max : float or None
+        Of the targets (regression only); None in an empty block.
+    targets : Spread or None
+        Weighted mean and variance of each column of the targets.
+    y_sample : ndarray of float64, or None
+        Some targets of rows that count, evenly spaced; of one dimension only.
     n_targets : int or None
         Columns of the targets; None for targets of one dimension.
     device : str
@@ -67,9 +71,8 @@ class BlockInfo:
     label_weights: NDArray[np.float64] | None = None
     y_min: float | None = None
     y_max: float | None = None
-    y_sum: float | None = None
-    y_squares: float | None = None
-    target_sums: NDArray[np.float64] | None = None
+    targets: Spread | None = None
+    y_sample: NDArray[np.float64] | None = None
     n_targets: int | None = None
     device: str = "cpu"
     nbytes: int = 0
@@ -159,14 +162,16 @@ def _count_numbers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts | N
 
 
 def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, Any]:
-    wide = (y if y.ndim == 2 else y[:, None]).astype(np.float64)
-    weighted = wide if weights is None else wide * weights[:, None]
-    sums = weighted.sum(axis=0)
     return {
-        "y_squares": float(np.vdot(weighted, wide)),
         "y_min": float(y.min()) if len(y) else None,
         "y_max": float(y.max()) if len(y) else None,
-        "y_sum": float(sums.sum()),
-        "target_sums": sums,
+        "targets": Spread.of(y, weights),
+        "y_sample": _sample(y, weights) if y.ndim == 1 else None,
         "n_targets": y.shape[1] if y.ndim == 2 else None,
     }
+
+
+def _sample(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
+    at = np.linspace(0, len(y) - 1, min(len(y), _SAMPLE)).round().astype(int)
+    counted = at if weights is None else at[weights[at] > 0]
+    return y[counted].astype(np.float64)

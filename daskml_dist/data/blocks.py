@@ -47,7 +47,7 @@ class Block:
         float32 or float64; C-contiguous, or CSR with sorted indices and no duplicates. Of CuPy
         where the user's rows lay so on a device; they stay there, in their process.
     y : ndarray of shape (n_rows,) or (n_rows, n_targets), or None
-        Labels as the user gave them, or targets in the dtype of `X`.
+        Labels as the user gave them, or targets: float32 where they were so, else float64.
     sample_weight : ndarray of shape (n_rows,), or None
         In the dtype of `X`.
     device : {"cpu", "gpu"}
@@ -260,9 +260,9 @@ def _has_missing(labels: NDArray[Any]) -> bool:
 
 
 def _as_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
-    target = as_numbers(y, dtype, "y", index)
-    _check_vector(target, "y", index)
-    return target
+    # The maths is in the dtype of X; until it begins, targets keep the digits that they have.
+    _check_vector(as_numbers(y, dtype, "y", index), "y", index)
+    return as_numbers(y, float_dtype(y.dtype), "y", index)
 
 
 def _as_weights(weights: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:

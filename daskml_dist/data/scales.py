@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.errors import DivergedError
 
 __all__ = ["Scales", "block_scales", "merge_scales"]
 
@@ -38,6 +39,10 @@ class Scales:
     @property
     def norm(self) -> float:
         """Mean over the rows of the summed squares of their features, in units of the largest."""
+        if not np.isfinite(self.squares).all():
+            raise DivergedError(
+                "The squares of the features overflow. Scale the features (StandardScaler)."
+            )
         largest = np.where(self.largest > 0, self.largest, 1.0)
         return float((self.squares / largest**2).sum() / max(self.n_rows, 1))
 

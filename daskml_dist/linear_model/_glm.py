@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist._base import check_count, check_number
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
+from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss, Tweedie
 from daskml_dist.models.linear import LinearModel
@@ -110,10 +113,9 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         float
             1 is best; NaN where y is constant.
         """
-        statistic = _Deviances(self._deviance())
-        total, deviance, sum_y, convex = self._score_sums(statistic, X, y, sample_weight)
-        null = convex / total - float(statistic.loss.convex(np.array(sum_y / total)))
-        return float(1 - deviance / total / null) if null > 0 else float("nan")
+        statistic = partial(_deviances, self._deviance())
+        found: _Deviances = self._score_sums(statistic, X, y, sample_weight)
+        return 1 - found.deviance / found.null if found.null > 0 else float("nan")
 
     @abstractmethod
     def _deviance(self) -> Any:
@@ -147,23 +149,47 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         if last is not None or not self.fit_intercept:
             return last
         w = np.zeros(model.shape)
-        with np.errstate(divide="ignore"):
-            at_mean = self._deviance().link(rows.survey.target_mean)
-        # A mean of 0 has no logarithm.
-        w[-1] = at_mean if np.isfinite(at_mean) else 0.0
+        w[-1] = self._loss().constant(float(rows.survey.target_mean))
         return w
 
 
+@dataclass(frozen=True)
 class _Deviances:
-    """Weighted sums from which D^2 is made."""
+    """Weighted sums from which D^2 is made, of some rows; parts are added.
 
-    def __init__(self, loss: Any) -> None:
-        self.loss: Tweedie = loss
+    A deviance is a Bregman divergence: of all rows about their mean it is the sum of that of each
+    part about its own, and of the parts' means about the whole's. No digits of a large mean cancel.
+    """
 
-    def __call__(
-        self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        self.loss.check_target(y)
-        y = y.astype(np.float64)
-        deviance = weight @ self.loss.half_deviance(y, raw)
-        return np.array([weight.sum(), deviance, weight @ y, weight @ self.loss.convex(y)])
+    loss: Tweedie
+    weight: float
+    mean: float
+    null: float  # half the deviance of the mean
+    deviance: float  # half that of the prediction
+
+    def __add__(self, other: _Deviances) -> _Deviances:
+        weight = self.weight + other.weight
+        if not weight > 0:
+            return self
+        mean = self.mean + other.weight / weight * (other.mean - self.mean)
+        null = self.null + other.null + self._to(mean) + other._to(mean)
+        return _Deviances(self.loss, weight, mean, null, self.deviance + other.deviance)
+
+    def _to(self, mean: float) -> float:
+        """What the null deviance grows by where it is about another mean."""
+        if not self.weight > 0 or self.mean == mean:
+            return 0.0
+        return self.weight * float(self.loss.half_deviance(np.array(self.mean), np.array(mean)))
+
+
+def _deviances(
+    loss: Tweedie, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+) -> _Deviances:
+    loss.check_target(y)
+    y = y.astype(np.float64)
+    total = float(weight.sum())
+    mean = float(Spread.of(y, weight).mean[0])
+    predicted = loss.inverse_link(raw.astype(np.float64))
+    nothing = mean == 0 and loss.power >= 1  # all targets are 0
+    about = 0.0 if nothing else float(weight @ loss.half_deviance(y, np.array(mean)))
+    return _Deviances(loss, total, mean, about, float(weight @ loss.half_deviance(y, predicted)))

@@ -13,6 +13,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["BaseLeastSquares"]
@@ -40,13 +41,15 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 
     def _model(self, rows: Rows) -> LinearModel:
         survey = rows.survey
+        fit_intercept = bool(self.get_params(deep=False)["fit_intercept"])
         _check_memory(survey.n_features)
         return LinearModel(
             self._loss(),
             survey.n_features,
             0,
-            bool(self.get_params(deep=False)["fit_intercept"]),
+            fit_intercept,
             survey.n_targets,
+            make_target_shift(self._loss(), fit_intercept, survey),
         )
 
     def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
@@ -54,7 +57,6 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         survey = rows.survey
         sparse = any(info.sparse for info in survey.infos)
         return {
-            "y_shift": survey.target_means if model.fit_intercept else np.zeros(model.width),
             "eps": float(np.finfo(np.float64 if sparse else survey.dtype).eps),
             "sparse": sparse,
         }

@@ -12,10 +12,11 @@ from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.losses import Huber, Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solver
 from daskml_dist.solvers.huber import HuberScale
+from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["HuberRegressor"]
@@ -149,7 +150,10 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         check_count("max_iter", self.max_iter)
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
-        model = LinearModel(self._loss(), rows.survey.n_features, 0, bool(self.fit_intercept))
+        survey, fit_intercept = rows.survey, bool(self.fit_intercept)
+        # Huber's loss, unlike the name of this one, begins at the median.
+        shift = make_target_shift(Huber(), fit_intercept, survey)
+        model = LinearModel(self._loss(), survey.n_features, 0, fit_intercept, target_shift=shift)
         warm = self._last_fit(model) is not None
         solver = HuberScale(
             float(self.epsilon),
@@ -162,4 +166,5 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         return model, solver
 
     def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
-        return self._last_fit(model)
+        last = self._last_fit(model)
+        return None if last is None else model.centred(last)

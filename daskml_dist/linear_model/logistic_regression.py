@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from numbers import Real
 from typing import Any, Self
 
@@ -29,13 +30,14 @@ class LogisticRegression(LinearClassifier, BaseRounds):
 
     Parameters
     ----------
-    penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` and ``"elasticnet"`` need a solver that handles them (``"boosting"`` does;
-        ``"lbfgs"`` by orthant-wise steps).
+    penalty : {"auto", "l2", "l1", "elasticnet"} or None, default="auto"
+        ``"auto"`` is what `l1_ratio` says, as in scikit-learn; the other names are those of its
+        older versions. An l1 part needs a solver that handles it (``"boosting"`` does; ``"lbfgs"``
+        by orthant-wise steps).
     C : float, default=1.0
         Inverse strength of the penalty; infinite: no penalty.
     l1_ratio : float, default=0.0
-        Share of l1 in ``"elasticnet"``.
+        Share of l1 in the penalty: 0 is l2, 1 is l1.
     tol : float, default=1e-4
         Largest component of the gradient of the mean objective at which the solver stops.
     fit_intercept : bool, default=True
@@ -77,7 +79,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
 
     def __init__(
         self,
-        penalty: str | None = "l2",
+        penalty: str | None = "auto",
         *,
         C: float = 1.0,
         l1_ratio: float = 0.0,
@@ -150,14 +152,30 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         solver = get_solver(self.solver)
         if self._strengths(1.0).l1 and not solver.handles_l1:
             raise InvalidParameterError(
-                f"solver={self.solver!r} does not handle penalty={self.penalty!r}. "
-                'Use solver="lbfgs", or penalty="l2".'
+                f"solver={self.solver!r} does not handle penalty={self.penalty!r} with "
+                f'l1_ratio={self.l1_ratio!r}. Use solver="lbfgs", or the l2 penalty (l1_ratio=0).'
             )
+        self._warn_of_contradictions()
+
+    def _warn_of_contradictions(self) -> None:
+        """Say which of two parameters counts."""
+        name, ratio, text = self.penalty, self.l1_ratio, ""
+        if name == "elasticnet" and ratio == 0:
+            text = "is the l2 penalty. Set l1_ratio above 0 for an elastic net"
+        elif name == "l2" and ratio != 0:
+            text = 'is the l2 penalty: l1_ratio is not used. Leave penalty="auto" to use it'
+        elif name == "l1" and ratio not in (0, 1):
+            text = 'is the l1 penalty: l1_ratio is not used. Leave penalty="auto" to use it'
+        elif name is None and self.C != 1:
+            text = f"is no penalty: C={self.C!r} is not used. Leave penalty out to use it"
+        if text:
+            warnings.warn(f"penalty={name!r} with l1_ratio={ratio!r} {text}.", stacklevel=4)
 
     def _strengths(self, weight_sum: float) -> Penalty:
         alpha = 1.0 / (float(self.C) * weight_sum)
         ratio = self.l1_ratio if isinstance(self.l1_ratio, Real) else np.nan
-        return get_penalty(self.penalty, alpha, float(ratio))
+        name = "elasticnet" if self.penalty == "auto" else self.penalty
+        return get_penalty(name, alpha, float(ratio))
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
         assert rows.classes is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import numpy as np
-
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._sgd import BaseSGD
 from daskml_dist.compression import Compressor
@@ -268,17 +266,13 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         -------
         self
         """
-        if classes is None:
-            if not hasattr(self, "classes_"):
-                raise InvalidParameterError(
-                    "classes must be passed on the first call to partial_fit: name every label "
-                    "that will come."
-                )
-            classes = self.classes_
-        elif hasattr(self, "classes_") and not np.array_equal(np.unique(classes), self.classes_):
+        if isinstance(self.class_weight, str):
             raise InvalidParameterError(
-                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
-                f"{self.classes_!r}. Leave it out, or start with a new estimator."
+                f"class_weight={self.class_weight!r} is not supported for partial_fit: nobody "
+                "knows how many rows of each class will come. Pass a dict, for example of "
+                'sklearn.utils.class_weight.compute_class_weight("balanced", classes=..., y=...) '
+                "of a large sample."
             )
+        classes = self._all_classes(classes, not hasattr(self, "classes_"))
         self._one_pass(X, y, sample_weight, policy, client, classes)
         return self

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ import sklearn.metrics
 from numpy.typing import NDArray
 from sklearn.exceptions import UndefinedMetricWarning
 
+from daskml_dist.data.spread import Spread
 from daskml_dist.metrics._columns import Columns, Rows, check_total, is_lazy
 from daskml_dist.metrics._means import weighted_mean
 from daskml_dist.metrics._readers import check_not_negative, read_numbers
@@ -110,8 +113,8 @@ def r2_score(
         message = "R^2 score is not well-defined with less than two samples."
         warnings.warn(message, UndefinedMetricWarning, stacklevel=2)
         return math.nan
-    check_total(moments.weight)
-    return _explained(moments.errors, moments.spread, force_finite)
+    check_total(moments.targets.weight)
+    return _explained(moments.errors, float(moments.targets.squares[0]), force_finite)
 
 
 def _squares(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
@@ -126,42 +129,21 @@ def _sizes(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
 
 
 class _Moments(NamedTuple):
-    """Of `y_true`, but for the errors."""
-
     n_rows: int
-    weight: float
-    origin: float  # some value, so that no digits of the mean go into what all values share
-    mean: float  # from the origin on
-    spread: float  # weighted sum of squared distances from the mean
+    targets: Spread
     errors: float  # weighted sum of squared errors
 
 
 def _moments(rows: Rows) -> _Moments:
     weights = rows.weights
     check_not_negative(weights)
-    y = rows.y_true.astype("float64", copy=False)
-    total = float(weights.sum())
-    mean = float(weights @ (y - y[0]) / total) if total > 0 else 0.0
-    spread = float(weights @ (y - y[0] - mean) ** 2)
-    errors = float(weights @ _squares(y, rows.y_pred))
-    return _Moments(len(y), total, float(y[0]), mean, spread, errors)
+    errors = float(weights @ _squares(rows.y_true, rows.y_pred))
+    return _Moments(len(rows.y_true), Spread.of(rows.y_true, weights), errors)
 
 
 def _merge_moments(parts: list[_Moments]) -> _Moments:
-    merged = parts[0]
-    for part in parts[1:]:
-        merged = _merge_two(merged, part)
-    return merged
-
-
-def _merge_two(a: _Moments, b: _Moments) -> _Moments:
-    weight = a.weight + b.weight
-    # A block without weight has no mean: it moves nothing, and is moved all the way.
-    share = b.weight / weight if weight > 0 else 0.0
-    distance = (b.origin - a.origin) + (b.mean - a.mean)
-    mean = a.mean + share * distance
-    spread = a.spread + b.spread + a.weight * share * distance**2
-    return _Moments(a.n_rows + b.n_rows, weight, a.origin, mean, spread, a.errors + b.errors)
+    n_rows, targets, errors = zip(*parts, strict=True)
+    return _Moments(sum(n_rows), reduce(add, targets), sum(errors))
 
 
 def _explained(errors: float, spread: float, force_finite: bool) -> float:

@@ -31,6 +31,9 @@ class LinearModel:
     fit_intercept : bool
     n_targets : int or None
         Columns of the targets of a regression; None for targets of one dimension.
+    target_shift : tuple of float
+        What is taken from the targets of each output before the maths begins, and belongs to its
+        intercept: a number near them, so that none of the parameters is far away. Empty: nothing.
     """
 
     loss: Loss
@@ -38,6 +41,7 @@ class LinearModel:
     n_classes: int
     fit_intercept: bool
     n_targets: int | None = None
+    target_shift: tuple[float, ...] = ()
 
     @property
     def width(self) -> int:
@@ -72,6 +76,8 @@ class LinearModel:
         ndarray of shape (n,)
         """
         if classes is None:
+            if self.target_shift:
+                y = y - np.array(self.target_shift if y.ndim == 2 else self.target_shift[0])
             return y.astype(dtype, copy=False)
         if self.width > 1:
             return np.searchsorted(classes, y).astype(np.int32)
@@ -79,6 +85,20 @@ class LinearModel:
         signs *= 2
         signs -= 1
         return signs
+
+    def centred(self, w: NDArray[Any]) -> NDArray[Any]:
+        """Parameters as the maths has them, of those of the user's targets; a new array."""
+        return self._moved(w, -1.0)
+
+    def uncentred(self, w: NDArray[Any]) -> NDArray[Any]:
+        """Parameters for the user's targets, of those that the maths has; a new array."""
+        return self._moved(w, 1.0)
+
+    def _moved(self, w: NDArray[Any], sign: float) -> NDArray[Any]:
+        w = w.copy()
+        if self.target_shift:
+            w[-1, :] += sign * np.array(self.target_shift)
+        return w
 
     def raw_prediction(self, w: Any, X: Any, backend: Backend) -> Any:
         """``X @ coef + intercept``: (n,) for width 1, else (n, width)."""

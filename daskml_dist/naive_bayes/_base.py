@@ -89,18 +89,7 @@ class BaseNB(BaseClassifier, BaseRounds):
         self
         """
         first = not hasattr(self, "_sums")
-        if classes is None and first:
-            raise InvalidParameterError(
-                "classes must be passed on the first call to partial_fit: name every label that "
-                "will come."
-            )
-        if not first:
-            if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-                raise InvalidParameterError(
-                    f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
-                    f"{self.classes_!r}. Leave it out, or start with a new estimator."
-                )
-            classes = self.classes_
+        classes = self._all_classes(classes, first)
         self._fit(X, y, sample_weight, client, classes=classes, reset=first)
         return self
 

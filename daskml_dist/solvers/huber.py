@@ -14,6 +14,7 @@ from daskml_dist.backends.namespace import namespace, scalar, total
 from daskml_dist.models.curvature import row_blocks
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lbfgs import quasi_newton
+from daskml_dist.solvers.objective import check_squares
 from daskml_dist.solvers.rows import to_rows
 
 __all__ = ["HuberScale", "HuberSums"]
@@ -110,10 +111,15 @@ class HuberScale(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
         """Minimise; ``extra["scale"]`` is the scale."""
-        shape = start.shape
+        shape, begun = start.shape, False
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
-            return self._objective(model, sums, flat[:-1].reshape(shape), float(flat[-1]))
+            nonlocal begun
+            found = self._objective(model, sums, flat[:-1].reshape(shape), float(flat[-1]))
+            if not begun:
+                check_squares(found[1])
+                begun = True
+            return found
 
         found = quasi_newton(
             evaluate,

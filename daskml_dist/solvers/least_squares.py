@@ -28,24 +28,21 @@ class LeastSquares(Solver):
 
     Parameters
     ----------
-    y_shift : ndarray of float64 of shape (n_targets,)
-        About the mean of the targets; zero without an intercept.
     eps : float
         Relative precision of the products of dense rows: that of their dtype; of sparse rows:
         float64's.
     sparse : bool
-        Sparse rows are looked at once.
+        Whether there are sparse rows, which another look makes dense, some at a time.
     """
 
     name = "least_squares"
-    y_shift: Array
     eps: float
     sparse: bool
 
     @property
     def max_passes(self) -> int:
-        """One, unless too few digits are left."""
-        return 1 if self.sparse else MAX_LOOKS
+        """One is made, unless too few digits are left."""
+        return MAX_LOOKS
 
     @property
     def _l2(self) -> float:
@@ -66,11 +63,10 @@ class LeastSquares(Solver):
         reduced = reduce_rows(
             model,
             sums,
-            self.y_shift,
             eps=self.eps,
             l2=self._l2,
             cut=self._cut,
-            max_looks=self.max_passes,
+            dear=self.sparse,
         )
         coef, facts = self._coef(reduced, sums.n_rows, start[: model.n_features])
         if model.fit_intercept:
@@ -186,6 +182,8 @@ def non_negative(R: Array, z: Array) -> Array:
     TrainingError
         The active set does not settle.
     """
+    if not R.any():  # no row tells anything; SciPy's result is then what was in memory
+        return np.zeros((R.shape[1], z.shape[1]))
     try:
         found = [optimize.nnls(R, column, maxiter=_MANY * R.shape[1])[0] for column in z.T]
     except RuntimeError as error:

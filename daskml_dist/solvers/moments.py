@@ -10,7 +10,7 @@ import numpy as np
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, ones, zeros
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.rows import is_sparse, row_blocks
+from daskml_dist.solvers.rows import as_dense, is_sparse, row_blocks
 
 __all__ = ["Moments"]
 
@@ -25,8 +25,8 @@ class Moments(Statistic):
     """Upper triangle of ``A.T @ A`` for the rows ``A = [X, 1, y - y_shift]``, weighted.
 
     Dense rows are multiplied in their own dtype at first sight, at the speed of BLAS. A second
-    look, at dense rows only, is in float64: `A` then begins with ``X - x_shift``, or with
-    ``(X - x_shift) @ transform``.
+    look is in float64, and makes sparse rows dense, a few at a time: `A` then begins with
+    ``X - x_shift``, or with ``(X - x_shift) @ transform``.
 
     Parameters
     ----------
@@ -48,8 +48,9 @@ class Moments(Statistic):
         self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
         """Add the moments of some rows, piece by piece."""
-        # Sparse rows add up in float64 whatever their number.
-        for at in row_blocks(X, backend, cached=_PIECE, at_least=_FEW_ROWS):
+        again = self.x_shift is not None
+        # At first sight sparse rows add up in float64 whatever their number.
+        for at in row_blocks(X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS):
             rows, given = backend.rows(X, at), None if weight is None else weight[at]
             with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
                 side = self._side(y[at, ...], backend)
@@ -72,7 +73,8 @@ class Moments(Statistic):
         self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend
     ) -> None:
         assert self.x_shift is not None
-        xp, rows = namespace(X), X - backend.to_device(self.x_shift)
+        rows = as_dense(X) - backend.to_device(self.x_shift)
+        xp = namespace(rows)
         if self.transform is not None:
             rows = rows @ backend.to_device(self.transform)
         rows = xp.concat([rows, side], axis=1)

@@ -9,11 +9,12 @@ import numpy as np
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors import DivergedError
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, Statistic, Sums
 from daskml_dist.solvers.rows import to_rows
 
-__all__ = ["LossGradient", "SmoothObjective", "row_strengths"]
+__all__ = ["LossGradient", "SmoothObjective", "check_squares", "row_strengths"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,7 @@ class SmoothObjective:
     def __init__(self, model: Any, sums: Sums, penalty: Penalty) -> None:
         self._model = model
         self._sums = sums
+        self._begun = False
         self.l2 = row_strengths(model, penalty.l2, penalty.intercept_scaling, power=2)
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
@@ -60,11 +62,30 @@ class SmoothObjective:
 
     def penalised(self, loss: float, gradient: Array, w: Array) -> tuple[float, Array]:
         """Value and gradient with the penalty, of those of the mean loss."""
+        if not self._begun:
+            check_squares(gradient)
+            self._begun = True
         if self.l2.any():
             pull = self.l2 * w
             loss += float(np.vdot(pull, w)) / 2
             gradient += pull
         return loss, gradient
+
+
+def check_squares(gradient: Array) -> None:
+    """Check that a solver can square the gradient that it starts from.
+
+    Raises
+    ------
+    DivergedError
+    """
+    with np.errstate(over="ignore"):
+        square = np.vdot(gradient, gradient)
+    if not np.isfinite(square):
+        raise DivergedError(
+            "The squares of the gradient overflow. Scale the features (StandardScaler) and the "
+            "targets."
+        )
 
 
 def row_strengths(model: Any, strength: float, scaling: float | None, power: int) -> Array:

@@ -34,6 +34,10 @@ MAX_LOOKS = 4
 #: of them.
 _DIGITS = 1e5
 _EPS = float(np.finfo(np.float64).eps)
+#: Root mean squares from which on squares keep their digits, in float64 and float32.
+_SMALL, _SMALL_SINGLE = 1e-146, 1e-15
+#: The least singular value that a look tells from zero for sure, in roots of its error.
+_DEAR = 4.0
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,11 @@ class Reduced:
 def reduce_rows(
     model: Any,
     sums: Sums,
-    y_shift: Array,
     *,
     eps: float,
     l2: float,
     cut: float,
-    max_looks: int = MAX_LOOKS,
+    dear: bool = False,
 ) -> Reduced:
     """Reduce all rows.
 
@@ -77,8 +80,6 @@ def reduce_rows(
     ----------
     model : LinearModel
     sums : Sums
-    y_shift : ndarray of shape (n_targets,)
-        About the mean of the targets; zero without an intercept.
     eps : float
         Relative precision of the first look.
     l2 : float
@@ -86,16 +87,25 @@ def reduce_rows(
         few digits.
     cut : float
         Singular values below this share of the largest will be taken for zero, so they need none.
-    max_looks : int
-        Looks at most; sparse rows get one, since a transform would make them dense.
+    dear : bool
+        Whether another look costs much more than the first: then a direction that is as small as
+        a look can tell counts as zero too (dependent columns, of one-hot codes for instance).
 
     Raises
     ------
     DivergedError
         The squares overflow.
     """
-    seen, floor = _plain_look(model, sums, Moments(y_shift)), 0.0
-    for n_looks in range(1, max_looks + 1):
+    y_shift = np.zeros(model.width)  # the model's own shift leaves the targets near zero
+    try:
+        seen = _plain_look(model, sums, Moments(y_shift), eps)
+    except DivergedError:
+        if eps <= _EPS:
+            raise
+        # Squares that float32 cannot hold.
+        seen, eps = _plain_look(model, sums, Moments(y_shift, np.zeros(model.n_features))), _EPS
+    floor = 0.0
+    for n_looks in range(1, MAX_LOOKS + 1):
         penalised = seen.gram + l2 * seen.transform.T @ seen.transform
         certain = max(_DIGITS * eps, np.sqrt(eps))
         if _least_value(penalised) >= certain:
@@ -107,7 +117,8 @@ def reduce_rows(
         roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
         rows = roots[:, None] * (vectors.T @ seen.inverse)
         known = values > floor
-        if n_looks == max_looks or sums.should_stop or _cut_away(rows, known, cut):
+        least = _DEAR * np.sqrt(len(values) * eps) if dear and cut else 0.0
+        if n_looks == MAX_LOOKS or sums.should_stop or _cut_away(rows, known, max(cut, least)):
             break
         if eps > _EPS:
             seen, eps = _plain_look(model, sums, Moments(seen.y_mean, seen.x_mean)), _EPS
@@ -121,7 +132,7 @@ def _cut_away(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
     """Whether all directions that are not known count as zero for sure."""
     if not cut or not known.any():
         return False
-    return bool(2 * linalg.norm(rows[~known]) <= cut * linalg.norm(rows[known], 2))
+    return bool(2 * linalg.norm(rows[~known], 2) <= cut * linalg.norm(rows[known], 2))
 
 
 @dataclass(frozen=True)
@@ -152,10 +163,11 @@ class _Look:
         return roots * (vectors.T @ self.inverse), vectors.T @ self.xy / roots
 
 
-def _plain_look(model: Any, sums: Sums, statistic: Moments) -> _Look:
+def _plain_look(model: Any, sums: Sums, statistic: Moments, eps: float = _EPS) -> _Look:
     """Look at the rows as they are; each feature is scaled by its norm afterwards."""
     total = _sums(sums, statistic)
     norms = np.sqrt(np.diag(total)[: model.n_features])
+    _check_norms(norms, total, model.n_features, _SMALL if eps <= _EPS else _SMALL_SINGLE)
     scales = np.divide(1.0, norms, out=np.zeros(len(norms)), where=norms > 0)
     gram, xy, y_squares, x_mean, y_mean = _centred(model, total)
     filler = np.diag(np.where(norms > 0, 0.0, 1.0))
@@ -189,6 +201,19 @@ def _sums(sums: Sums, statistic: Moments) -> Array:
             "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
         )
     return np.asarray(np.triu(total) + np.triu(total, 1).T)
+
+
+def _check_norms(norms: Array, total: Array, d: int, small: float) -> None:
+    """Check that no feature's squares vanish where its values do not."""
+    sums, n = np.abs(total[:d, d]), total[d, d]
+    # By Cauchy and Schwarz a mean is no larger than the root of the mean square.
+    vanished = sums > 2 * np.sqrt(n) * norms
+    vanished |= (norms > 0) & (norms < np.sqrt(n) * small)
+    if vanished.any():
+        raise DivergedError(
+            f"The squares of feature {int(vanished.argmax())} are too small for float64. Scale the "
+            "features (StandardScaler)."
+        )
 
 
 def _centred(model: Any, total: Array) -> tuple[Array, Array, Array, Array, Array]:

@@ -135,15 +135,6 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
         self.n_iter_ = self._fit(X, y, sample_weight, client, self.class_weight).n_iter
         return self
 
-    @property
-    def predict_proba(self) -> Any:
-        """Not there: wrap the machine in sklearn.calibration.CalibratedClassifierCV."""
-        raise AttributeError(
-            "LinearSVC has no probabilities. Wrap it in sklearn.calibration.CalibratedClassifierCV."
-        )
-
-    predict_log_proba = predict_proba
-
     def _loss(self) -> Loss:
         return SquaredHinge()
 

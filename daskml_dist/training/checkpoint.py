@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from daskml_dist import __version__
 from daskml_dist.errors import CheckpointError, InvalidParameterError
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
@@ -450,6 +451,7 @@ def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "passes": fit.first_pass,
         "seed": fit.seed,
+        "target_shift": fit.step_model.target_shift,
         "best": rule.best,
         "stale_passes": rule.stale_passes,
         "records": records,
@@ -468,6 +470,7 @@ def _resumed(
             )
     if fit.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
+    state = _about(state, tuple(facts.get("target_shift", ())), fit.step_model)
     stopping = dataclasses.replace(
         fit.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
@@ -475,3 +478,16 @@ def _resumed(
         fit, initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
     )
     return resumed, facts["records"]
+
+
+def _about(state: ShardState, shift: tuple[float, ...], model: LinearModel) -> ShardState:
+    """The state about the model's own shift of the targets, not a digit changed if it was so."""
+    if shift == model.target_shift:
+        return state
+    old = dataclasses.replace(model, target_shift=shift)
+    w, average = (
+        None if values is None else model.centred(old.uncentred(values))
+        for values in (state.w, state.average)
+    )
+    assert w is not None
+    return dataclasses.replace(state, w=w, average=average)

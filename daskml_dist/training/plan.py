@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add
 from typing import Any, Literal
 
 import dask
@@ -13,6 +15,7 @@ from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.scales import Scales
+from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
@@ -25,10 +28,19 @@ from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.spec import FitSpec, Streaming
 
-__all__ = ["Settings", "Survey", "make_class_weight", "make_fit", "make_weight_scale"]
+__all__ = [
+    "Settings",
+    "Survey",
+    "make_class_weight",
+    "make_fit",
+    "make_target_shift",
+    "make_weight_scale",
+]
 
 #: Steps of a pass at most, with automatic batches.
 _MANY_STEPS = 4096
+#: Distance of the quartiles of a normal distribution, in standard deviations.
+_QUARTILES = 1.349
 #: Features from which a sparse batch may push and pull only what it touches.
 _MANY_FEATURES = 2048
 #: ...if it touches at most this share of them.
@@ -170,17 +182,33 @@ class Survey:
         ends = [end for i in self.infos for end in (i.y_min, i.y_max) if end is not None]
         return np.array(ends, dtype=np.float64)
 
+    @cached_property
+    def targets(self) -> Spread:
+        """Weighted mean and spread of each column of the targets."""
+        return reduce(add, [info.targets for info in self.infos if info.targets is not None])
+
     @property
     def target_mean(self) -> np.float64:
         """Weighted mean of the targets of one dimension."""
-        return np.float64(sum(info.y_sum or 0.0 for info in self.infos) / self.weight_sum)
+        return np.float64(self.targets.mean[0])
 
     @property
     def target_spread(self) -> float:
         """Standard deviation of the targets; 1 where they are all the same."""
-        square = sum(info.y_squares or 0.0 for info in self.infos) / self.weight_sum
-        variance = square - self.target_mean**2
-        return float(np.sqrt(variance)) if variance > 1e-12 * square else 1.0
+        return float(self.targets.deviation[0]) or 1.0
+
+    @cached_property
+    def target_quartiles(self) -> NDArray[np.float64]:
+        """Rough quartiles of the targets of one dimension, of a sample of each block."""
+        known = [i for i in self.infos if i.y_sample is not None and len(i.y_sample)]
+        if not known:
+            return np.zeros(3)
+        values = np.concatenate([i.y_sample for i in known if i.y_sample is not None])
+        shares = [np.full(len(s), i.weight_sum / len(s)) for i in known for s in [i.y_sample]]
+        order = np.argsort(values, kind="stable")
+        weight = np.concatenate(shares)[order].cumsum()
+        at = np.searchsorted(weight, np.array([0.25, 0.5, 0.75]) * weight[-1])
+        return np.asarray(values[order][np.minimum(at, len(values) - 1)])
 
     @property
     def n_targets(self) -> int | None:
@@ -202,8 +230,7 @@ class Survey:
     @property
     def target_means(self) -> NDArray[np.float64]:
         """Weighted mean of each column of the targets."""
-        sums = [info.target_sums for info in self.infos if info.target_sums is not None]
-        return np.asarray(np.sum(sums, axis=0) / self.weight_sum)
+        return self.targets.mean
 
     @property
     def nonzeros_per_row(self) -> float | None:
@@ -222,6 +249,7 @@ def make_fit(
     initial: ShardState | None,
     streaming: Streaming | None = None,
     scales: Scales | None = None,
+    target_shift: tuple[float, ...] | None = None,
 ) -> FitSpec:
     """Put the maths of a fit together.
 
@@ -240,9 +268,19 @@ def make_fit(
         How to read blocks that are not kept.
     scales : Scales or None
         Of the features, where the optimizer uses them.
+    target_shift : tuple of float or None
+        That of the model that `initial` is of; None: near the targets, where the loss allows it.
     """
     n_classes = 0 if classes is None else len(classes)
-    model = LinearModel(settings.loss, survey.n_features, n_classes, settings.fit_intercept)
+    if target_shift is None:
+        target_shift = make_target_shift(settings.loss, settings.fit_intercept, survey)
+    model = LinearModel(
+        settings.loss,
+        survey.n_features,
+        n_classes,
+        settings.fit_intercept,
+        target_shift=target_shift,
+    )
     fraction = settings.validation_fraction
     _check_held_out(lanes, fraction)
     single_rows = _steps_row_by_row(settings, survey, model)
@@ -283,7 +321,9 @@ def make_fit(
         classes=classes,
         class_weight=class_weight,
         weight_scale=make_weight_scale(survey, classes, class_weight, weighted),
-        initial=_scaled(initial, settings.optimizer, model, dtype, scales),
+        initial=_scaled(
+            initial or _first_state(model, survey, dtype), settings.optimizer, model, dtype, scales
+        ),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
         on_lost_data=settings.on_lost_data,
@@ -302,8 +342,33 @@ def _policy(settings: Settings, n_lanes: int) -> Policy:
 def _schedule(settings: Settings, survey: Survey) -> Schedule:
     """The learning rates; an automatic one is in the units in which parameters must move."""
     if settings.auto_rate and settings.loss.in_target_units and settings.optimizer.adaptive:
-        return Constant(settings.optimizer.default_learning_rate * survey.target_spread)
+        spread = survey.target_spread
+        if settings.loss.center == "median":  # which a few targets far away do not move
+            first, _, third = survey.target_quartiles
+            spread = float(third - first) / _QUARTILES or spread
+        return Constant(settings.optimizer.default_learning_rate * spread)
     return settings.schedule
+
+
+def make_target_shift(loss: Loss, fit_intercept: bool, survey: Survey) -> tuple[float, ...]:
+    """What the model is to take from the targets; empty where the loss or the model cannot."""
+    if not fit_intercept or loss.center is None:
+        return ()
+    if loss.center == "mean" or survey.n_targets is not None:
+        return tuple(survey.target_means.tolist())
+    return (float(survey.target_quartiles[1]),)
+
+
+def _first_state(model: LinearModel, survey: Survey, dtype: str) -> ShardState | None:
+    """No effect of any feature, and the intercept that the loss begins with; None: zeros."""
+    if model.n_classes or not model.fit_intercept or model.target_shift:
+        return None
+    constant = model.loss.constant(float(survey.target_mean))
+    if not constant:
+        return None
+    w = np.zeros(model.shape, dtype=dtype)
+    w[-1] = constant
+    return ShardState(w, {})
 
 
 def _scaled(
