@@ -38,6 +38,8 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:
+        # Tracebacks keep what they passed, and with it what lies on a cluster.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         return Refusal(error)
 
 

@@ -170,14 +170,16 @@ class Target:
         From a signal (n,) of about standard normal distribution to targets.
     kind : {"classes", "real", "positive"}
     n_classes : int
-    wide : bool
-        Whether the targets are far from 0.
     """
 
     make: Callable[[NDArray[Any]], pd.Series]
     kind: str
     n_classes: int = 0
-    wide: bool = False
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the targets."""
+        return self.make(np.zeros(1)).dtype
 
 
 def _labels(names: list[Any], dtype: str) -> Target:
@@ -190,8 +192,8 @@ def _labels(names: list[Any], dtype: str) -> Target:
     return Target(make, "classes", len(names))
 
 
-def _real(dtype: str, then: Callable[[Any], Any] = lambda s: s, **facts: Any) -> Target:
-    return Target(lambda signal: pd.Series(then(signal)).astype(dtype), "real", **facts)
+def _real(dtype: str, then: Callable[[Any], Any] = lambda s: s) -> Target:
+    return Target(lambda signal: pd.Series(then(signal)).astype(dtype), "real")
 
 
 def _positive(dtype: str, then: Callable[[Any], Any]) -> Target:
@@ -218,7 +220,7 @@ TARGETS: dict[str, Target] = {
     "real bool": _real("bool", lambda s: s > 0),
     "real Float64": _real("Float64"),
     "real double[pyarrow]": _real("double[pyarrow]"),
-    "real far": _real("float64", lambda s: 1e5 + s, wide=True),
+    "real far": _real("float64", lambda s: 1e5 + s),
     "positive": _positive("float64", lambda s: np.exp(s / 2)),
     "positive int64": _positive("int64", lambda s: 1 + np.floor(np.exp(s / 2))),
     "positive Float64": _positive("Float64", lambda s: np.exp(s / 2)),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.contracts.compare import Refusal, attempt
 
-__all__ = ["drawn", "fail_simplest", "simplest", "told"]
+__all__ = ["drawn", "fail_simplest", "lines_of", "simplest", "told", "what"]
 
 #: One seed and no memory of other runs; no search for a smaller case, since `simplest` soon ends.
 drawn = settings(
@@ -31,20 +31,20 @@ def fail_simplest(case: Any, check: Check, module: str) -> NoReturn:
 
 def told(case: Any, check: Check, module: str) -> str:
     """The line that runs a case again, and what differs in it."""
-    return "\n    ".join([f'python -m {module} "{case}"', *check(case)])
+    return "\n    ".join([f'python -m {module} "{case}"', *lines_of(case, check)])
 
 
 def simplest(case: Any, check: Check) -> Any:
     """The case with as many fields at their defaults as leave the first difference where it is."""
-    what = _what(check(case))
-    if not what:
+    differs = what(lines_of(case, check))
+    if not differs:
         return case  # not each time
     for field in dataclasses.fields(case):
         if field.default is dataclasses.MISSING or getattr(case, field.name) == field.default:
             continue
         for value in _plainer(getattr(case, field.name), field.default):
             other = dataclasses.replace(case, **{field.name: value})
-            if what & _what(_lines(other, check)):
+            if differs & what(lines_of(other, check)):
                 case = other
                 break
     return case
@@ -55,12 +55,14 @@ def _plainer(value: Any, default: Any) -> list[Any]:
     return [default, *((step,) for step in value)] if isinstance(value, tuple) else [default]
 
 
-def _what(lines: list[str]) -> set[str]:
+def what(lines: list[str]) -> set[str]:
     """What differs, without numbers."""
     return {":".join(line.split(":")[:2])[:60] for line in lines}
 
 
-def _lines(case: Any, check: Check) -> list[str]:
-    """What differs; nothing for values that do not go together."""
+def lines_of(case: Any, check: Check, *, all_errors: bool = False) -> list[str]:
+    """What differs; the error itself, or nothing, where the values do not go together."""
     lines = attempt(check, case)
-    return [] if isinstance(lines, Refusal) else lines
+    if isinstance(lines, Refusal):
+        return [f"the harness: {lines}"] if all_errors else []
+    return lines

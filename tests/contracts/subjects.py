@@ -101,6 +101,11 @@ class Setting:
     twin: dict[str, Any] | None = field(default_factory=dict)
     twin_rtol: float = 1e-3
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether a few rows are enough to compare by."""
+        return self.rtol < 1e-4
+
 
 def _of(shapes: tuple[str, ...] = NUMBERS, **facts: Any) -> Callable[..., Setting]:
     return lambda **params: Setting(params, shapes, **facts)
@@ -222,6 +227,11 @@ class Subject:
     model: Any = None
     columns: Callable[[int], list[str]] = lambda n_classes: FEATURES
     is_metric: bool = False
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether it is put together of others."""
+        return hasattr(self.model, "steps")
 
     @property
     def needs_names(self) -> bool:

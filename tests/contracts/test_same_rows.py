@@ -9,9 +9,10 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contracts.cases import CONTAINERS, cases, check
+from tests.contracts.cases import CONTAINERS, cases
 from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
 from tests.contracts.report import drawn, fail_simplest
+from tests.contracts.same_rows import check
 from tests.contracts.subjects import ELSEWHERE, SETTINGS, SUBJECTS, public_names
 
 IN_MEMORY = [name for name, kind in CONTAINERS.items() if kind == "memory"]
@@ -21,7 +22,7 @@ ARRAYS = [name for name, kind in CONTAINERS.items() if kind == "array"]
 def _same(data: Any, **given: Any) -> None:
     case = data.draw(cases(**given))
     if check(case):
-        fail_simplest(case, check, "tests.contracts.cases")
+        fail_simplest(case, check, "tests.contracts.same_rows")
 
 
 def test_every_public_name_is_a_subject() -> None:
@@ -31,41 +32,41 @@ def test_every_public_name_is_a_subject() -> None:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-@settings(drawn, max_examples=3)
+@settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_in_memory(subject: str, data: Any) -> None:
     _same(data, subjects=[subject], container=data.draw(st.sampled_from(IN_MEMORY)))
 
 
 @pytest.mark.parametrize("step", FRAME_STEPS)
-@settings(drawn, max_examples=3)
+@settings(drawn, max_examples=2)
 @given(data=st.data())
 def test_steps_of_frames(step: str, data: Any) -> None:
     _same(data, container="frame", step=step)
 
 
 @pytest.mark.parametrize("source", FRAME_SOURCES)
-@settings(drawn, max_examples=3)
+@settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_sources_of_frames(source: str, data: Any) -> None:
     _same(data, container="frame", source=source)
 
 
 @pytest.mark.parametrize("step", ARRAY_STEPS)
-@settings(drawn, max_examples=3)
+@settings(drawn, max_examples=2)
 @given(data=st.data())
 def test_steps_of_arrays(step: str, data: Any) -> None:
     _same(data, container=data.draw(st.sampled_from(ARRAYS)), step=step)
 
 
 @pytest.mark.parametrize("source", ARRAY_SOURCES)
-@settings(drawn, max_examples=3)
+@settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_sources_of_arrays(source: str, data: Any) -> None:
     _same(data, container=data.draw(st.sampled_from(ARRAYS)), source=source)
 
 
-@settings(drawn, max_examples=20)
+@settings(drawn, max_examples=12)
 @given(data=st.data())
 def test_with_a_client(client: Client, data: Any) -> None:
     _same(data, container=data.draw(st.sampled_from(["frame", "array"])), client=True)
