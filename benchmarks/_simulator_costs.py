@@ -17,6 +17,7 @@ from benchmarks._common import logistic_rows
 from benchmarks._simulator import Costs
 from benchmarks._simulator_server import make_server, run_server
 from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.remote import RemoteConnection
 from daskml_dist.comm.socket import Inbox, Outbox
@@ -113,7 +114,9 @@ def _connection(n: int) -> Iterator[RemoteConnection]:
             raise TimeoutError("The server of the calibration did not start within a minute.")
         endpoint = Endpoint("", "127.0.0.1", ours.recv())
         credentials = Credentials(secret, shared_memory=False)
-        connection = RemoteConnection(endpoint, credentials, Wait(60), "f8", 1)
+        connection = RemoteConnection(
+            endpoint, credentials, Wait(60), Bounds("f8", n, 1, _IN_FLIGHT)
+        )
         yield connection
         connection.close()
         ours.send("end")

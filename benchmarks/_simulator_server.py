@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.remote import serve
 from daskml_dist.optimizers import SGD
@@ -34,7 +35,9 @@ def run_server(pipe: Any, secret: bytes, n: int, lanes: int) -> None:
     server = make_server(Asynchronous(), lanes, n)
 
     def on_pair(up: Channel, down: Channel) -> None:
-        threading.Thread(target=serve, args=(server, up, down, "f8", 1), daemon=True).start()
+        threading.Thread(
+            target=serve, args=(server, up, down, Bounds("f8", n, 1, lanes)), daemon=True
+        ).start()
 
     listener = Listener("127.0.0.1", Credentials(secret, shared_memory=False), on_pair=on_pair)
     pipe.send(listener.port)

@@ -13,6 +13,7 @@ import numpy as np
 
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Channel, Credentials, Listener, call_listener
 from daskml_dist.comm.meet import share_memory
 from daskml_dist.comm.remote import RemoteConnection, serve
@@ -120,7 +121,7 @@ def server(shared: bool, sizes: list[int], pipe: Any) -> None:
         rule = UpdateRule(get_optimizer("sgd"), Constant(0.1), Penalty(0, 0), n, 1.0)
         shard = Shard(rule, ShardState(np.zeros((n, 1), np.float32), {}))
         state = ParameterServer(Asynchronous(), [0, 1], shard, None, 2)
-        answer = partial(serve, state, dtype="float32", width=1)
+        answer = partial(serve, state, bounds=Bounds("float32", n, 1, 2))
         listener = Listener(HOST, Credentials(SECRET, shared_memory=shared), on_pair=answer)
         pipe.send(listener.port)
         pipe.recv()
@@ -132,7 +133,7 @@ def trainer(lane: int, shared: bool, plan: Plan, pipe: Any) -> None:
     for n, times in plan:
         endpoint = Endpoint("", HOST, pipe.recv())
         credentials = Credentials(SECRET, shared_memory=shared)
-        connection = RemoteConnection(endpoint, credentials, Wait(60), "float32", 1)
+        connection = RemoteConnection(endpoint, credentials, Wait(60), Bounds("float32", n, 1, 2))
         gradient, clock, version = np.zeros((n, 1), np.float32), 0, 0
         for _ in range(REPEATS):
             pipe.send("ready")

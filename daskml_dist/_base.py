@@ -11,7 +11,7 @@ from operator import add
 from typing import Any, ClassVar
 
 import numpy as np
-from dask.utils import parse_bytes
+from dask.utils import is_dataframe_like, parse_bytes
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -24,6 +24,7 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.missing import check_no_missing
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import (
@@ -34,7 +35,7 @@ from daskml_dist.errors import (
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.plan import Survey
+from daskml_dist.training.survey import Survey
 
 __all__ = [
     "BaseSupervised",
@@ -303,6 +304,9 @@ def seed_of(random_state: Any) -> int:
 def _as_column(y: Any) -> Any:
     """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
     y = to_host(y)
+    if is_dataframe_like(y) and len(y.columns) == 1:
+        column_or_1d(np.empty((1, 1)), warn=True)
+        return y.iloc[:, 0]  # with its dtype, which may be one of pandas alone
     if len(getattr(y, "shape", ())) == 2:
         try:
             return column_or_1d(y, warn=True)
@@ -318,6 +322,7 @@ def _check_labels(y: Any) -> None:
         return
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+    check_no_missing(labels, "y")
     try:
         check_classification_targets(y)
     except ValueError as error:

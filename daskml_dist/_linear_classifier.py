@@ -52,7 +52,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         n_outputs = None if len(self.coef_) == 1 else len(self.coef_)
         return self._map(None, X, self.coef_.dtype, n_outputs)
 
-    @available_if(_has_proba)
+    @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes; there where the loss has them.
 
@@ -72,7 +72,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         self._check_fitted(X)
         return self._map(self._loss().write_proba, X, self.coef_.dtype, len(self.classes_))
 
-    @available_if(_has_proba)
+    @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
         return np.log(self.predict_proba(X))

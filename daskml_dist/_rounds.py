@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist._base import BaseSupervised, check_budget, check_placement
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.history import History
+from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.solver_plan import Rows, make_solver_fit
 
@@ -32,6 +33,10 @@ class BaseRounds(BaseSupervised):
     @abstractmethod
     def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
         """Set the fitted attributes; `BaseLinear` has those of linear models."""
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        """Set what an estimator has of this."""
+        self.n_iter_: Any = solution.n_iter
 
     def _start(self, model: Any, rows: Rows) -> NDArray[Any] | None:
         """Parameters to start from; None: zeros."""
@@ -78,24 +83,28 @@ class BaseRounds(BaseSupervised):
                 on_lost_data=params["on_lost_data"],
             )
             result = engine.train(fit, self._callbacks(None))
-        solution = result.state
-        assert isinstance(solution, Solution)
+            solution = result.state
+            assert isinstance(solution, Solution)
+            self._set_fitted(solution, model, rows)
+            self.history_ = History(
+                result.records,
+                extra={
+                    "policy": fit.policy.name,
+                    "n_lanes": len(lanes),
+                    "streamed": fit.streaming is not None,
+                    "generations": result.events,
+                    "lost_rows": result.lost_rows,
+                    **engine.facts,
+                },
+                interrupted=result.interrupted is not None,
+            )
+        if result.interrupted is not None:
+            self._set_n_iter(solution)
+            raise_interrupt(result.interrupted, len(self.history_))
         for text in solution.extra.get("warnings", ()):
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         if not solution.converged:
             self._warn(solution)
-        self._set_fitted(solution, model, rows)
-        self.history_ = History(
-            result.records,
-            extra={
-                "policy": fit.policy.name,
-                "n_lanes": len(lanes),
-                "streamed": fit.streaming is not None,
-                "generations": result.events,
-                "lost_rows": result.lost_rows,
-                **engine.facts,
-            },
-        )
         return solution
 
     def _warn(self, solution: Solution) -> None:

@@ -29,9 +29,12 @@ from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
+from daskml_dist.training.engine import FitResult
 from daskml_dist.training.history import History
-from daskml_dist.training.plan import Settings, Survey, make_fit
+from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.plan import Settings, make_fit
 from daskml_dist.training.run import open_engine
+from daskml_dist.training.survey import Survey
 
 __all__ = ["BaseSGD"]
 
@@ -159,7 +162,32 @@ class BaseSGD(BaseLinear):
                 result = engine.train(fit, callbacks)
             else:
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
-        assert isinstance(result.state, ShardState)
+            assert isinstance(result.state, ShardState)
+            self._keep(fit.step_model, result.state, classes)
+            self.n_iter_ = len(result.records)
+            rows = sum(record["rows"] for record in result.records) + result.partial_rows
+            self.t_: float = rows if initial is None else self.t_ + rows
+            self.history_ = History(
+                result.records,
+                extra={
+                    "policy": settings.policy.name,
+                    "n_lanes": len(lanes),
+                    "n_servers": len(fit.layout.slices()) if fit.policy.uses_shards else 0,
+                    "partial_rows": result.partial_rows,
+                    "streamed": fit.streaming is not None,
+                    "generations": result.events,
+                    "dropped_pushes": result.dropped,
+                    "compression": None if fit.compression is None else fit.compression.name,
+                    "lost_rows": result.lost_rows,
+                    **engine.facts,
+                },
+                interrupted=result.interrupted is not None,
+            )
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, self.n_iter_)
+        self._warn(settings, result)
+
+    def _warn(self, settings: Settings, result: FitResult) -> None:
         reached = len(result.records) >= settings.max_iter
         if settings.tol is not None and reached and not result.stopping.converged:
             warnings.warn(
@@ -167,27 +195,8 @@ class BaseSGD(BaseLinear):
                 "loss (or validation score) settled to tol. Increase max_iter, scale the features "
                 "(StandardScaler), or set tol=None to ask for just so many passes.",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-        self._keep(fit.step_model, result.state, classes)
-        self.n_iter_ = len(result.records)
-        rows = sum(record["rows"] for record in result.records) + result.partial_rows
-        self.t_: float = rows if initial is None else self.t_ + rows
-        self.history_ = History(
-            result.records,
-            extra={
-                "policy": settings.policy.name,
-                "n_lanes": len(lanes),
-                "n_servers": len(fit.layout.slices()) if fit.policy.uses_shards else 0,
-                "partial_rows": result.partial_rows,
-                "streamed": fit.streaming is not None,
-                "generations": result.events,
-                "dropped_pushes": result.dropped,
-                "compression": None if fit.compression is None else fit.compression.name,
-                "lost_rows": result.lost_rows,
-                **engine.facts,
-            },
-        )
 
     def _goes_on(self) -> bool:
         return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")

@@ -85,7 +85,7 @@ class BlockTransformer(BaseEstimator):
             For a block that scikit-learn cannot take, which is named.
         """
         if not (is_lazy(X) or is_lazy(y)):
-            super().fit(X, y)
+            super().fit(plain_frame(X), y)
             self._keep(X)
             return self
         return self._fit_lazy(X, y)
@@ -153,7 +153,7 @@ class BlockTransformer(BaseEstimator):
             Dask where `X` is; a DataFrame where ``set_output(transform="pandas")`` asks for it.
         """
         if not is_lazy(X):
-            return super().transform(X)
+            return super().transform(plain_frame(X))
         return self._map("transform", X)
 
     def inverse_transform(self, X: Any) -> Any:
@@ -185,7 +185,7 @@ class BlockTransformer(BaseEstimator):
         as :meth:`transform`
         """
         if not (is_lazy(X) or is_lazy(y)):
-            result = super().fit_transform(X, y, **params)
+            result = super().fit_transform(plain_frame(X), y, **params)
             self._keep(X)
             return result
         return self.fit(X, y, **params).transform(X)

@@ -58,7 +58,8 @@ class Optimizer(ABC):
         step size. Arithmetic and `math` only, so that numba compiles it. None: the optimizer has
         only its array form.
     single_rows : bool
-        Whether rows may be steps of their own: a parameter that a row does not touch stays.
+        Whether rows may be steps of their own, by threads that race: a parameter that a row does
+        not touch stays, and whatever state is lost, no step is longer than from a new state.
     """
 
     name: ClassVar[str]
@@ -110,7 +111,8 @@ class Optimizer(ABC):
         Parameters
         ----------
         w : ndarray
-            Parameters, or some rows of them.
+            Parameters, or some rows of them. Others may read them meanwhile, so nothing but
+            parameters is ever written there.
         grad : ndarray of the shape and dtype of `w`
             Gradient of the smooth part of the objective. Destroyed.
         slots : dict of ndarray
@@ -509,12 +511,10 @@ class FTRL(Optimizer):
         dual[...] = xp.where(w != 0, xp.copysign(bound, -w), dual)
         z = grad
         z += dual
-        w /= rate
-        z -= w
+        z -= w / rate
         bound += l1
         dual[...] = xp.maximum(xp.minimum(z, bound), -bound)
-        w[...] = dual - z
-        w *= rate
+        w[...] = (dual - z) * rate
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
         rate = self._rate(grad, slots, lr)

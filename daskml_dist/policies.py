@@ -378,10 +378,11 @@ class ModelAveraging(Policy):
 
 @dataclass(frozen=True)
 class Hogwild(Policy):
-    """Lock-free threads on one array: ``"hogwild"``.
+    """Threads that race on one array: ``"hogwild"``.
 
-    The threads of a process update one parameter array without locks, components racing;
-    processes send what they changed to the server and take what the others changed.
+    The threads of a process update one parameter array: single sparse rows without locks,
+    components racing; batches in turn, read by others meanwhile. Processes send what they changed
+    to the server and take what the others changed.
 
     Choose it for sparse data, where two batches rarely touch the same coordinates, on workers
     with several threads.

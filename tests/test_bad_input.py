@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.exceptions import DataConversionWarning
 
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.errors import (
@@ -15,7 +18,9 @@ from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
 )
-from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.linear_model import LinearRegression, SGDClassifier, SGDRegressor
+from daskml_dist.metrics import accuracy_score, mean_squared_error
+from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.policies import BoundedStaleness, get_policy
 
 X = np.random.default_rng(0).normal(size=(60, 3))
@@ -143,3 +148,40 @@ def test_continuous_targets_are_no_labels(n_rows: int) -> None:
     y[-1] = np.nan
     with pytest.raises(InvalidDataError, match="Input y contains NaN"):
         SGDClassifier().fit(rows, y)
+
+
+_MISSING: dict[str, Any] = {
+    "NaN": pd.Series(["a", np.nan, "b"], dtype=object),
+    "None": pd.Series(["a", None, "b"], dtype=object),
+    "NA": pd.Series(["a", pd.NA, "b"], dtype="string"),
+    "str": pd.Series(["a", None, "b"], dtype="str"),
+    "category": pd.Series(["a", None, "b"], dtype="category"),
+    "date": pd.Series(pd.to_datetime(["2020-01-01", None, "2020-01-02"])),
+    "Int64": pd.Series([0, pd.NA, 1], dtype="Int64"),
+    "boolean": pd.Series([False, pd.NA, True], dtype="boolean"),
+    "numbers": pd.Series([0, pd.NA, 1], dtype=object),
+}
+
+
+@pytest.mark.parametrize("kind", _MISSING)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_missing_labels_are_told_of_as_nan(kind: str, lazy: bool) -> None:
+    y, rows = _MISSING[kind], pd.DataFrame(X[:3], columns=list("abc"))
+    calls = [
+        lambda: GaussianNB().fit(rows, y),
+        lambda: LinearRegression().fit(rows, y),
+        lambda: accuracy_score(y, y),
+        lambda: mean_squared_error(y, y),
+    ]
+    if lazy:
+        rows, y = (dd.from_pandas(values, npartitions=1) for values in (rows, y))
+    for call in calls:
+        with pytest.raises(InvalidDataError, match=r"contains NaN.*row 1|contains NaN or inf"):
+            call()
+
+
+def test_a_frame_of_one_column_keeps_its_dtype() -> None:
+    y = pd.DataFrame({"y": pd.Series(Y).astype("boolean")})
+    with pytest.warns(DataConversionWarning, match="column-vector"):
+        model = GaussianNB().fit(X, y)
+    assert model.classes_.dtype == bool

@@ -349,7 +349,6 @@ def test_facts_of_labels() -> None:
     assert (info.index, info.n_rows, info.n_features, info.nnz) == (3, 4, 3, None)
     assert (info.dtype, info.sparse, info.weight_sum, info.device) == ("float64", False, 10, "cpu")
     assert info.labels.tolist() == ["a", "b"]
-    assert info.label_counts.tolist() == [2, 2]
     assert info.label_weights.tolist() == [5.0, 5.0]
     assert info.label_weights.dtype == np.float64
     assert info.targets is None
@@ -431,7 +430,6 @@ def test_labels_are_counted_as_numpy_counts_them(labels: Any) -> None:
         np.testing.assert_array_equal(info.labels, expected)
         assert info.labels is not None
         assert info.labels.dtype == labels.dtype
-        np.testing.assert_array_equal(info.label_counts, counts)
         sums = counts if sample_weight is None else np.bincount(inverse, weights)
         np.testing.assert_allclose(info.label_weights, sums)
 

@@ -307,3 +307,15 @@ def test_a_block_that_cannot_be_read_is_named() -> None:
     lazy = Blockwise(Normalizer()).fit_transform(da.from_array(X, chunks=(70, 2)))
     with pytest.raises(InvalidDataError, match=r"Block 1 of X: Input X contains NaN"):
         lazy.compute()
+
+
+def test_a_fit_in_memory_transforms_dask_and_the_other_way_round() -> None:
+    def ours() -> Any:
+        return make_column_transformer((OneHotEncoder(sparse_output=False), ["job"]))
+
+    here, lazily = ours().fit(FRAME), ours().fit(_lazy(FRAME))
+    truth = here.transform(FRAME)
+    np.testing.assert_array_equal(here.transform(_lazy(FRAME)).compute(), truth)
+    np.testing.assert_array_equal(lazily.transform(FRAME), truth)
+    with pytest.raises(InvalidDataError, match="only supported for"):
+        here.transform(da.ones((4, FRAME.shape[1]), chunks=2))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.metrics import log_loss
 
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.comm.wire import Reader, encode_request
 from daskml_dist.compression import (
@@ -158,7 +159,7 @@ def test_packed_pushes_travel_whole(compression: Any, sparse_push: bool) -> None
     index = np.arange(30) if sparse_push else None
     sent = Request((3, 5), 1, 2, 4, 8.0, None, index, pull_index=index, packed=packed)
     data = b"".join(bytes(buffer) for buffer in encode_request(sent, {}))
-    found = Reader(_Bytes(data), "float64", 2).read()
+    found = Reader(_Bytes(data), Bounds("float64", 30, 2, 6)).read()
     assert isinstance(found, Request)
     assert found.packed is not None
     assert (found.lanes, found.clock, found.rows) == ((3, 5), 2, 8.0)

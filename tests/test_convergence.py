@@ -73,7 +73,7 @@ def test_fits_by_steps_warn_only_of_an_end_that_nobody_asked_for(kind: Any, tmp_
 
 @pytest.mark.parametrize("params", [
     {}, {"l1_ratio": 1}, {"l1_ratio": 1.0}, {"l1_ratio": 0.5}, {"C": np.inf},
-    {"C": np.inf, "l1_ratio": 0.5}, {"l1_ratio": 0, "C": 0.1},
+ {"l1_ratio": 0, "C": 0.1},
 ], ids=str)  # fmt: skip
 def test_the_penalty_follows_l1_ratio(params: dict[str, Any]) -> None:
     """As in scikit-learn, whose saga knows of every penalty."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import CancelledError, Client, LocalCluster, get_client, get_worker
 
@@ -15,10 +21,16 @@ from daskml_dist.training.dask_internals import (
     count_actors,
     evict,
     forget_closing,
+    free_tasks,
     is_dasks,
+    is_killed_worker,
     is_wanted,
+    is_workers_own,
     list_workers,
+    process_group,
     retire,
+    shield,
+    unshield,
 )
 
 
@@ -111,6 +123,95 @@ def test_data_is_asked_for_by_its_key(client: Client) -> None:
 
     assert held.result(timeout=10) == 7
     assert client.submit(fetch, held.key, workers=[second], pure=False).result(timeout=20) == 7
+
+
+def test_a_client_of_tasks_is_told_apart(client: Client) -> None:
+    assert client.submit(lambda: is_workers_own(get_client()), pure=False).result(timeout=20)
+    assert not is_workers_own(client)
+
+
+def test_workers_of_the_process_group_ignore_ctrl_c(client: Client) -> None:
+    """`Client.run` calls in a worker's event loop, and that runs in the main thread."""
+    pids = client.run(os.getpid)
+    group = process_group()
+    assert group is not None
+    assert not any(client.run(shield, "canary", os.getpid(), (*group, "other")).values())
+    assert all(client.run(shield, "canary", os.getpid(), group).values())
+    for pid in pids.values():
+        os.kill(pid, signal.SIGINT)
+    assert client.run(os.getpid) == pids
+    client.run(unshield, "canary")
+    assert not any(client.run(_ignores_ctrl_c).values())
+
+
+def _ignores_ctrl_c() -> bool:
+    return getattr(signal.getsignal(signal.SIGINT), "__module__", "") == shield.__module__
+
+
+def test_a_shield_ends_with_its_client() -> None:
+    """It is tried in a process of its own, which has a main thread as a worker has."""
+    script = (
+        "import signal, subprocess, sys\n"
+        "from daskml_dist.training.dask_internals import process_group, shield\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "client = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "assert shield('fit', client.pid, process_group())\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "client.communicate(b'\\n')\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('ended')\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout == "ended\n", found.stderr
+
+
+def _pause(share: float, dask_worker: Any) -> None:
+    dask_worker.memory_manager.memory_pause_fraction = share
+
+
+def test_tasks_of_a_paused_worker_are_freed(client: Client) -> None:
+    first = sorted(list_workers(client))[:1]
+    begun = client.submit(time.sleep, 0.5, workers=first, pure=False)
+    behind = client.submit(int, 6, workers=first, pure=False)
+    client.run(_pause, 1e-9, workers=first)
+    try:
+        assert _until(lambda: list_workers(client)[first[0]]["status"] == "paused")
+        pinned = client.submit(int, 7, workers=first, pure=False)
+        needs = client.submit(int.__add__, pinned, behind, pure=False)
+        assert begun.result(timeout=20) is None
+        assert not pinned.done()
+        free_tasks(client, [needs.key])
+        assert needs.result(timeout=20) == 13
+    finally:
+        client.run(_pause, 0.8, workers=first)
+
+
+def _die_unless_told(file: str) -> int:
+    if not os.path.exists(file):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 5
+
+
+@pytest.mark.slow
+def test_a_task_that_dask_gave_up_is_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "told"
+    with (
+        dask.config.set(
+            {
+                "distributed.scheduler.allowed-failures": 0,
+                "distributed.deploy.lost-worker-timeout": "1h",
+            }
+        ),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        future = client.submit(_die_unless_told, str(file), pure=False)
+        assert is_killed_worker(future.exception(timeout=60))
+        file.touch()
+        free_tasks(client, [future.key], [future.key])
+        assert _until(lambda: future.status == "finished", 60)
 
 
 def test_a_worker_is_evicted_and_another_retired() -> None:

@@ -14,7 +14,7 @@ from scipy import optimize, sparse
 from sklearn.metrics import d2_tweedie_score, r2_score
 
 from daskml_dist import linear_model, metrics
-from daskml_dist.errors import DivergedError
+from daskml_dist.errors import CheckpointError, DivergedError
 from daskml_dist.linear_model import LinearRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, Loss, SquaredError
 from daskml_dist.optimizers import OPTIMIZERS
@@ -101,6 +101,16 @@ def test_going_on_keeps_every_digit(tmp_path: Path) -> None:
     for reg in (twice, resumed, passes):
         np.testing.assert_array_equal(reg.coef_, whole.coef_)
         np.testing.assert_array_equal(reg.intercept_, whole.intercept_)
+
+
+@pytest.mark.parametrize("shift", [None, [1.0, 2.0], ["1"], [float("nan")], 3])
+def test_a_damaged_shift_is_refused(tmp_path: Path, shift: Any) -> None:
+    saved = Checkpoint(tmp_path / "fit.npz")
+    _sgd(checkpoint=saved).set_params(max_iter=1).fit(X, Y)
+    state, facts = saved.load()
+    saved.save(state, {**facts, "target_shift": shift})
+    with pytest.raises(CheckpointError, match="target_shift"):
+        _sgd(checkpoint=Checkpoint(tmp_path / "fit.npz", resume=True)).fit(X, Y)
 
 
 def test_going_on_with_other_rows() -> None:

@@ -240,3 +240,13 @@ def test_other_columns_than_those_of_the_fit() -> None:
     encoder = preprocessing.OrdinalEncoder().fit(_lazy(frame))
     with pytest.raises(InvalidDataError, match="feature names should match"):
         encoder.transform(_lazy(frame[["b", "a"]]))
+
+
+def test_missing_values_of_pandas_are_taken_in_memory_as_lazily() -> None:
+    text = pd.Series(["a", pd.NA, "b", "a"], dtype="string")
+    frame = pd.DataFrame({"s": text, "i": pd.Series([1, pd.NA, 2, 1], dtype="Int64")})
+    encoder = preprocessing.OneHotEncoder(sparse_output=False)
+    here = encoder.fit_transform(frame)
+    np.testing.assert_array_equal(encoder.fit(frame).transform(frame), here)
+    lazy = dd.from_pandas(frame, npartitions=2)
+    np.testing.assert_array_equal(encoder.fit_transform(lazy).compute(), here)

@@ -27,9 +27,9 @@ def rows() -> tuple[NDArray[Any], NDArray[Any]]:
     return X, X @ rng.normal(size=6) + rng.normal(size=len(X))
 
 
-def _descend(X: Any, slope: Any, width: int, weight: Any) -> tuple[Any, Any]:
-    """Full-batch gradient descent in float64; `slope` is d loss / d raw."""
-    w, b = np.zeros((X.shape[1], width)), np.zeros(width)
+def _descend(X: Any, slope: Any, width: int, weight: Any, start: float = 0.0) -> tuple[Any, Any]:
+    """Full-batch gradient descent in float64; `slope` is d loss / d raw, `start` an intercept."""
+    w, b = np.zeros((X.shape[1], width)), np.full(width, start)
     for _ in range(PASSES):
         g = slope(X @ w + b) * weight[:, None] / weight.sum()
         w, b = w - RATE * (X.T @ g + ALPHA * w), b - RATE * g.sum(axis=0)
@@ -70,7 +70,7 @@ def test_full_batches_equal_gradient_descent(
         est = SGDClassifier(policy=policy, n_servers=2, **FULL_BATCH)
     else:
         y = t
-        w, b = _descend(X, lambda raw: raw - y[:, None], 1, weight)
+        w, b = _descend(X, lambda raw: raw - y[:, None], 1, weight, weight @ y / weight.sum())
         est = SGDRegressor(policy=policy, n_servers=2, **FULL_BATCH)
     est.fit(_lazy(X), _lazy(y), _lazy(weight) if weighted else None)
     np.testing.assert_allclose(np.atleast_2d(est.coef_).T, w, rtol=1e-10)

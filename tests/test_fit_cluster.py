@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -17,7 +13,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Security
 
-from daskml_dist.errors import CallbackError, InvalidDataError
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
 from daskml_dist.training.fleet import Fleet
@@ -126,16 +122,18 @@ class Fail:
         raise self.error
 
 
+class Pruned(Exception):
+    """As `optuna.TrialPruned`, which its study knows by its type."""
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_callback_that_raises_ends_the_fit(client: Client, policy: str) -> None:
-    with pytest.raises(CallbackError, match="on_pass_end raised ValueError: oh"):
-        _endless(policy, Fail(ValueError("oh"))).fit(*_lazy())
-
-
-@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
-def test_an_interrupt_ends_the_fit(client: Client, policy: str) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        _endless(policy, Fail(KeyboardInterrupt())).fit(*_lazy())
+def test_a_callbacks_exception_ends_the_fit_as_itself(client: Client, policy: str) -> None:
+    pruned = Pruned("oh")
+    with pytest.raises(Pruned) as caught:
+        _endless(policy, Fail(pruned)).fit(*_lazy())
+    assert caught.value is pruned
+    assert pruned.__cause__ is None
+    assert pruned.__notes__ == ["raised by the callback Fail.on_pass_end"]
 
 
 def test_nan_names_its_block(client: Client) -> None:
@@ -160,45 +158,6 @@ def test_a_result_that_takes_long_to_fetch_comes() -> None:
     fleet: Any = SimpleNamespace(_is_there=lambda address: True)
     seat: Any = SimpleNamespace(future=Large(), address="")
     assert Fleet.result(fleet, seat) == "all of it"
-
-
-def test_ctrl_c_cleans_up(cluster: LocalCluster, client: Client, assert_clean: Any) -> None:
-    script = f"""
-    import signal
-    import dask.array as da, numpy as np
-    from distributed import Client
-    from daskml_dist.linear_model import SGDClassifier
-
-    # Tests started in the background hand down a Ctrl-C that is ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    class Ready:
-        def on_pass_end(self, run, record):
-            if record["pass"] == 1:
-                print("ready", flush=True)
-
-    X = np.random.default_rng(0).normal(size=(1000, 4))
-    client = Client({cluster.scheduler_address!r})
-    try:
-        SGDClassifier(max_iter=10**7, tol=None, callbacks=[Ready()]).fit(
-            da.from_array(X, chunks=(250, -1)), da.from_array(X[:, 0] > 0, chunks=250))
-    except KeyboardInterrupt:
-        left = client.run(lambda dask_worker: len(dask_worker.state.actors))
-        print("stopped", sum(left.values()), flush=True)
-    client.close()
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == "stopped 0\n"
-            assert process.wait(timeout=20) == 0
-        finally:
-            process.kill()
-    assert_clean(client)
 
 
 def test_two_fits_at_once(cluster: LocalCluster, client: Client) -> None:

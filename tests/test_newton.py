@@ -83,7 +83,9 @@ def test_two_classes(C: float, fit_intercept: bool) -> None:
 def test_weights_and_sparse_rows() -> None:
     rows = sparse.csr_matrix(SPARSE)
     _same(_fit(rows, Y, WEIGHT), rows, Y, WEIGHT)
-    _same(_fit(rows, Y, class_weight="balanced"), rows, Y, class_weight="balanced")
+    for weight in (None, WEIGHT):  # balanced as scikit-learn does it: a weight of 2 is a row twice
+        balanced = _fit(rows, Y, weight, class_weight="balanced")
+        _same(balanced, rows, Y, weight, class_weight="balanced")
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])

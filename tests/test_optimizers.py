@@ -244,6 +244,44 @@ def test_update_is_in_place_and_keeps_the_dtype(name: str, l1: Any, dtype: Any) 
     assert np.all(w < 1)
 
 
+class _Watched(np.ndarray):
+    """An array that knows the farthest from 1 that it has ever been."""
+
+    farthest = 0.0
+
+    def _watch(self) -> None:
+        self.farthest = max(self.farthest, float(abs(np.asarray(self) - 1).max()))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        def plain(arrays: Any) -> Any:
+            return tuple(a.view(np.ndarray) if a is self else a for a in arrays)
+
+        out = options.pop("out", ())
+        if out:
+            options["out"] = plain(out)
+        result = getattr(ufunc, method)(*plain(inputs), **options)
+        if not any(a is self for a in out):
+            return result
+        self._watch()
+        return self
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        super().__setitem__(at, value)
+        self._watch()
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.1])
+@EVERY
+def test_parameters_are_never_scratch(name: str, l1: float) -> None:
+    """Under ``"hogwild"`` others read them in the middle of an update."""
+    optimizer = get_optimizer(name)
+    w = np.ones((6, 2)).view(_Watched)
+    slots = optimizer.init(np.asarray(w))
+    for step in range(1, 4):
+        optimizer.update(w, np.full((6, 2), 0.5), slots, 0.01, step, l1)
+    assert 0 < w.farthest < 0.1
+
+
 @DTYPES
 @pytest.mark.parametrize("l1", [0.0, 0.05, "rows"])
 @EVERY

@@ -73,6 +73,24 @@ def test_one_entry_equals_the_array_form(name: str) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_no_step_is_longer_for_what_races_lost(name: str) -> None:
+    """Each part of an entry's state may be any that was ever written; the first is the longest."""
+    optimizer, rng = OPTIMIZERS[name](), np.random.default_rng(0)
+    numbers, new = optimizer.numbers(1), [np.zeros(1), *optimizer.init(np.zeros(1)).values()]
+    written = [[array[0]] for array in new]
+    for _ in range(300):
+        grad = rng.normal() * 10 ** rng.uniform(-3, 3)
+        first = [array.copy() for array in new]
+        optimizer.at_entry(first, 0, grad, RATE, numbers)
+        state = [np.array([rng.choice(values)]) for values in written]
+        before = state[0][0]
+        optimizer.at_entry(state, 0, grad, RATE, numbers)
+        assert abs(state[0][0] - before) <= abs(first[0][0]) + 1e-12 * abs(before)
+        for values, array in zip(written, state, strict=True):
+            values.append(array[0])
+
+
 def _by_hand(X: Any, y: Any, order: Any, adagrad: bool, l1: float, l2: float) -> NDArray[Any]:
     """SGD or Adagrad row by row; a touched coefficient pays the penalty of all steps since."""
     dense = np.hstack([X.toarray(), np.ones((X.shape[0], 1))])

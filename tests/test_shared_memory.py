@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -21,12 +22,13 @@ from distributed import Client
 from daskml_dist.comm import shared_memory
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.meet import TwoLevels, share_memory
 from daskml_dist.comm.remote import RemoteConnection, serve
 from daskml_dist.comm.ring import RING_BYTES, Offer, RingInbox, RingOutbox, accept_offer
 from daskml_dist.comm.shared_group import SharedGroup
-from daskml_dist.comm.shared_memory import Segment
+from daskml_dist.comm.shared_memory import Bell, Segment
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import get_optimizer
@@ -162,11 +164,12 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
     rule = UpdateRule(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
     shard = Shard(rule, ShardState(np.zeros((5, 1)), {}))
     server = ParameterServer(Asynchronous(), [0], shard, None, 1)
-    answer = partial(serve, server, dtype="float64", width=1)
+    bounds = Bounds("float64", 5, 1, 1)
+    answer = partial(serve, server, bounds=bounds)
     listener = Listener(HOST, Credentials(SECRET, shared_memory=listening), on_pair=answer)
     endpoint = Endpoint("", HOST, listener.port)
     credentials = Credentials(SECRET, shared_memory=caller)
-    connection = RemoteConnection(endpoint, credentials, Wait(20), "float64", 1)
+    connection = RemoteConnection(endpoint, credentials, Wait(20), bounds)
     try:
         assert isinstance(connection._in, RingInbox) == (caller and listening)
         connection.send(Request((0,), 0, 1, rows=2.0, values=np.full((5, 1), 4.0)))
@@ -380,12 +383,35 @@ def test_a_segment_is_its_users_alone() -> None:
     segment, descriptor = Segment.make(100)
     try:
         assert os.fstat(descriptor).st_mode & 0o777 == 0o600
-        again = Segment.find(os.getpid(), descriptor)
+        again = Segment.find(os.getpid(), descriptor, 100)
         again.data[7] = 42
         assert segment.data[7] == 42
         assert again.token == segment.token
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 10)
+        with pytest.raises(OSError, match="private segment"):
+            Segment.find(os.getpid(), descriptor, 200)
     finally:
         os.close(descriptor)
+
+
+def test_only_memory_and_pipes_are_taken_up(tmp_path: Path) -> None:
+    """A number names whatever file has it: nothing else is mapped, or written to."""
+    file = tmp_path / "private"
+    file.write_bytes(bytes(10_000))
+    file.chmod(0o600)
+    with file.open("r+b") as opened, pytest.raises(OSError):  # noqa: PT011 (the system's words)
+        Segment.find(os.getpid(), opened.fileno(), file.stat().st_size - 4096)
+    with file.open("r+b") as opened, pytest.raises(OSError, match="not a bell"):
+        Bell.find(os.getpid(), opened.fileno())
+    unsealed = os.memfd_create("daskml_dist")
+    try:
+        os.fchmod(unsealed, 0o600)
+        os.ftruncate(unsealed, 10_000)
+        with pytest.raises(OSError, match="private segment"):
+            Segment.find(os.getpid(), unsealed, 10_000 - 4096)
+    finally:
+        os.close(unsealed)
 
 
 # -- a fit -----------------------------------------------------------------------------------------

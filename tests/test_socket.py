@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.remote import RemoteConnection, serve
 from daskml_dist.errors import CommunicationError
@@ -21,6 +22,7 @@ from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.schedules import Constant
 
 HOST, SECRET = "127.0.0.1", b"s" * 32
+BOUNDS = Bounds("float64", 1, 1, 1)
 
 
 def _server(n_rows: int, n_lanes: int) -> ParameterServer:
@@ -34,10 +36,11 @@ def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
     """Parameters larger than the system's buffers, both ways at once."""
     n_rows, n_lanes = 1_000_000, 4
     server = _server(n_rows, n_lanes)
-    answer = partial(serve, server, dtype="float64", width=1)
+    bounds = Bounds("float64", n_rows, 1, n_lanes)
+    answer = partial(serve, server, bounds=bounds)
     listener = Listener(HOST, Credentials(SECRET), on_pair=answer)
     endpoint = Endpoint("", HOST, listener.port)
-    connection = RemoteConnection(endpoint, Credentials(SECRET), Wait(20), "float64", 1)
+    connection = RemoteConnection(endpoint, Credentials(SECRET), Wait(20), bounds)
     try:
         for clock in (1, 2):
             for lane in range(n_lanes):
@@ -57,8 +60,8 @@ def test_a_wrong_secret_is_refused() -> None:
     listener = Listener(HOST, Credentials(SECRET), on_pair=lambda up, down: None)
     endpoint = Endpoint("", HOST, listener.port)
     try:
-        with pytest.raises(CommunicationError, match="Lost the connection"):
-            RemoteConnection(endpoint, Credentials(b"other"), Wait(10), "float64", 1)
+        with pytest.raises(CommunicationError, match="does not know this run's secret"):
+            RemoteConnection(endpoint, Credentials(b"other"), Wait(10), BOUNDS)
     finally:
         listener.close()
 
@@ -67,4 +70,4 @@ def test_nobody_listening_names_the_remedy() -> None:
     with socket.create_server((HOST, 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(CommunicationError, match="allow TCP between"):
-        RemoteConnection(Endpoint("", HOST, port), Credentials(SECRET), Wait(5), "float64", 1)
+        RemoteConnection(Endpoint("", HOST, port), Credentials(SECRET), Wait(5), BOUNDS)

@@ -22,7 +22,7 @@ from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
-from daskml_dist.training import cluster_rows
+from daskml_dist.training import membership
 from daskml_dist.training.checkpoint import Checkpoint
 
 N, D = 4000, 5
@@ -62,7 +62,7 @@ def test_what_a_gpu_cannot_hold_is_streamed(
     parquet: str, client: Client, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where Dask knows of GPUs, by the memory of the smallest, unless the fit is the CPU's."""
-    listed = cluster_rows.list_workers
+    listed = membership.list_workers
 
     def with_gpus(client: Client) -> Any:
         workers = listed(client)
@@ -70,7 +70,7 @@ def test_what_a_gpu_cannot_hold_is_streamed(
             worker["gpu"] = {"name": "small", "memory-total": [SMALL, None][i]}
         return workers
 
-    monkeypatch.setattr(cluster_rows, "list_workers", with_gpus)
+    monkeypatch.setattr(membership, "list_workers", with_gpus)
     model = SGDClassifier(device=device, max_iter=1, tol=None).fit(*_frame(parquet))
     assert model.history_.extra["streamed"] is (device == "auto")
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
-import math
 import socket
 import threading
 import time
@@ -21,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.listener import Credentials, Listener, call_peer
-from daskml_dist.comm.socket import Inbox, Outbox
+from daskml_dist.comm.packing import pack, unpack
+from daskml_dist.comm.socket import Inbox, Outbox, close_socket
 
-__all__ = ["PeerGroup", "PeerListener", "pack", "unpack"]
+__all__ = ["PeerGroup", "PeerListener"]
 
 #: Bytes up to which a send surely fits the system's buffers, so that all may send first.
 _SMALL = 1 << 15
@@ -32,6 +32,8 @@ _SMALL = 1 << 15
 _MESH = 1 << 18
 #: Bytes that are added at a time, while they are still in the processor's cache.
 _PIECE = 1 << 18
+#: Bytes that are made room for before any of them has come.
+_TRUSTED = 1 << 26
 
 
 class PeerListener:
@@ -41,16 +43,22 @@ class PeerListener:
     ----------
     host : str
     credentials : Credentials
+    key : str
+        Name of the listener: the run, and the trainer's rank in a generation.
     """
 
-    def __init__(self, host: str, credentials: Credentials) -> None:
+    def __init__(self, host: str, credentials: Credentials, key: str = "") -> None:
         self._sockets: dict[int, socket.socket] = {}
         self._came = threading.Condition()
-        self._listener = Listener(host, credentials, on_peer=self._add)
-        self.endpoint = Endpoint("", host, self._listener.port)
+        self._closed = False
+        self._listener = Listener(host, credentials, on_peer=self._add, key=key)
+        self.endpoint = self._listener.endpoint
 
     def _add(self, rank: int, sock: socket.socket) -> None:
         with self._came:
+            if self._closed or rank in self._sockets:  # a trainer calls once
+                close_socket(sock)
+                return
             self._sockets[rank] = sock
             self._came.notify_all()
 
@@ -66,6 +74,10 @@ class PeerListener:
     def close(self) -> None:
         """Close the listener and all that came in."""
         self._listener.close()
+        with self._came:
+            self._closed = True
+            for sock in self._sockets.values():
+                close_socket(sock)
 
 
 class PeerGroup(Communicator):
@@ -178,9 +190,21 @@ class PeerGroup(Communicator):
     def _receive_arrays(self, rank: int) -> list[NDArray[Any]]:
         length = np.empty(1, dtype="<i8")
         self._receive(rank, length)
-        data = np.empty(int(length[0]), dtype=np.uint8)
-        self._receive(rank, data)
-        return unpack(data)
+        return unpack(self._receive_bytes(rank, int(length[0])))
+
+    def _receive_bytes(self, rank: int, length: int) -> NDArray[np.uint8]:
+        """So many bytes; room is made for no more than twice those that have come."""
+        if length < 0:
+            raise malformed(f"{length} bytes")
+        data, done = np.empty(min(length, _TRUSTED), dtype=np.uint8), 0
+        while True:
+            self._receive(rank, data[done:])
+            if len(data) == length:
+                return data
+            done = len(data)
+            more = np.empty(min(length, 2 * done), dtype=np.uint8)
+            more[:done] = data
+            data = more
 
     def among(self, ranks: list[int]) -> PeerGroup:
         """The group of some ranks, this one among them; their numbers there are their places."""
@@ -204,25 +228,3 @@ class PeerGroup(Communicator):
             inbox.close()
         self._listener.close()
         self._sender.shutdown(wait=False)
-
-
-def pack(arrays: list[NDArray[Any]]) -> bytes:
-    """Arrays of any shapes and dtypes, as bytes."""
-    text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
-    parts: list[Any] = [len(text).to_bytes(8, "little"), text, bytes(-len(text) % 8)]
-    for array in arrays:
-        if array.size:
-            parts += [np.ascontiguousarray(array).data.cast("B"), bytes(-array.nbytes % 8)]
-    return b"".join(parts)
-
-
-def unpack(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """Undo `pack`; the arrays are parts of `data`, and aligned as it is."""
-    length = int(data[:8].view("<i8")[0])
-    at = 8 + length + -length % 8
-    arrays = []
-    for dtype, shape in json.loads(data[8 : 8 + length].tobytes()):
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        arrays.append(data[at : at + size].view(dtype).reshape(shape))
-        at += size + -size % 8
-    return arrays

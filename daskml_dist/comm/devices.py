@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, new_identifier
 from daskml_dist.errors import CommunicationError
 
@@ -275,7 +276,10 @@ def meet_devices(
 
 def _all_places(host: Communicator, own: Place) -> list[Place]:
     data = np.frombuffer(json.dumps(asdict(own)).encode(), np.uint8)
-    return [Place(**json.loads(said[0].tobytes())) for said in host.allgather([data])]
+    try:
+        return [Place(**json.loads(said[0].tobytes())) for said in host.allgather([data])]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise malformed(f"no place of its GPU ({type(error).__name__})") from error
 
 
 def _open(

@@ -1,31 +1,42 @@
-"""Where the sockets of a run come in, and how both sides prove that they belong to it.
+"""Where the sockets of a run come in, and how a process calls there.
 
 A connection is two channels, one a direction, since a TLS socket must not be read and written at
-the same time. Every socket begins with a challenge: the caller proves that it knows the run's
-secret (HMAC-SHA256 of a nonce), then names its role and its pair. For a channel the caller also
-offers a ring of shared memory, which a listener of the same host and user takes up; the socket
-then only shows that both sides live.
+the same time. Every socket begins with a proof of both sides (`handshake`). For a channel the
+caller then offers a ring of shared memory, which a listener of the same host and user takes up; the
+socket then only shows that both sides live.
+
+Whoever reaches the port may open a socket, so nothing before the proof can cost much: a handshake
+has one deadline, few are under way at a time, and no failure of one ends the listening.
 """
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.handshake import DOWN, NAME, PEER, UP, Deadline, Session, greet, introduce
 from daskml_dist.comm.ring import Offer, Ring, RingInbox, RingOutbox, accept_offer
 from daskml_dist.comm.socket import Inbox, Outbox, close_socket, gone
 from daskml_dist.errors import CommunicationError
 
 __all__ = ["Channel", "Credentials", "Listener", "call_listener", "call_peer"]
 
-_NONCE, _DIGEST, _NAME = 16, 32, 16
-_UP, _DOWN, _PEER = b"U", b"D", b"P"
+#: Words of the two sides after the handshake's first.
+_CALLER, _ANSWER = b"caller", b"answer"
+#: Sockets whose handshake is under way at a time.
+_MOST_GREETED = 128
+#: Seconds that a handshake has in any case; an older one gives way where there are too many.
+_GRACE = 3.0
+#: Seconds between two looks at what has expired.
+_TICK = 1.0
+#: Seconds to wait where the system has no descriptor or thread left.
+_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -38,12 +49,15 @@ class Credentials:
     listen, connect : ssl.SSLContext, optional
     shared_memory : bool
         Whether processes of one host may use it, instead of their sockets.
+    patience : float
+        Seconds that a whole handshake may take, TLS's included.
     """
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     listen: ssl.SSLContext | None = None
     connect: ssl.SSLContext | None = None
     shared_memory: bool = True
+    patience: float = 15.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,23 @@ class Channel:
         close_socket(self.sock)
 
 
+@dataclass(eq=False)
+class _Guest:
+    """A socket that came in; with TLS its wrapper takes its place."""
+
+    sock: socket.socket
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class _Half:
+    """The channel of a connection that came first."""
+
+    role: bytes
+    channel: Channel
+    since: float = field(default_factory=time.monotonic)
+
+
 class Listener:
     """Accepts the sockets of a run and hands on whole connections.
 
@@ -79,9 +110,19 @@ class Listener:
         Address to bind to; the port is the system's choice.
     credentials : Credentials
     on_pair : callable, optional
-        Called in a thread of its own with the two channels (to read, to write) of a connection.
+        Called in a thread of its own with the two channels (to read, to write) of a connection,
+        which the listener closes with itself until the call returns.
     on_peer : callable, optional
-        Called with (rank, socket) for the socket of another trainer.
+        Called with (rank, socket) for the socket of another trainer, which is then the callee's.
+    key : str, default=""
+        Name of the listener, which its callers must know.
+    announced : str, optional
+        Host that callers are told; by default `host`.
+
+    Attributes
+    ----------
+    endpoint : Endpoint
+        What to tell callers; another one they cannot prove.
     """
 
     def __init__(
@@ -91,120 +132,214 @@ class Listener:
         *,
         on_pair: Callable[[Channel, Channel], None] | None = None,
         on_peer: Callable[[int, socket.socket], None] | None = None,
+        key: str = "",
+        announced: str | None = None,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=512)
+        self._server.settimeout(_TICK)
         self.port: int = self._server.getsockname()[1]
+        self.endpoint = Endpoint(key, announced or host, self.port)
         self._credentials = credentials
         self._on_pair = on_pair
         self._on_peer = on_peer
-        self._half: dict[bytes, tuple[bytes, Channel]] = {}
-        self._open: list[socket.socket] = []
+        self._guests: dict[_Guest, None] = {}  # in the order in which they came
+        self._half: dict[bytes, _Half] = {}
+        self._open: set[socket.socket] = set()
         self._closed = False
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         threading.Thread(target=self._accept, daemon=True, name="daskml-listen").start()
+
+    # -- accepting -----------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed:
+            self._expire()
+            self._make_room()
             try:
                 sock, _ = self._server.accept()
+            except TimeoutError:
+                continue
             except OSError:
-                return
-            threading.Thread(
-                target=self._greet, args=(sock,), daemon=True, name="daskml-serve"
-            ).start()
+                # No descriptor is left, or the caller is gone again: others can still come.
+                self._pause()
+                continue
+            self._admit(sock)
 
-    def _greet(self, sock: socket.socket) -> None:
-        ring = None
+    def _pause(self) -> None:
+        with self._changed:
+            if not self._closed:
+                self._changed.wait(_PAUSE)
+
+    def _admit(self, sock: socket.socket) -> None:
+        guest = _Guest(sock)
+        with self._changed:
+            self._guests[guest] = None
+        greeter = threading.Thread(
+            target=self._greet, args=(guest,), daemon=True, name="daskml-serve"
+        )
         try:
-            sock.settimeout(10)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._credentials.listen is not None:
-                sock = self._credentials.listen.wrap_socket(sock, server_side=True)
-            nonce = secrets.token_bytes(_NONCE)
-            sock.sendall(nonce)
-            proof = _recv_exactly(sock, _DIGEST)
-            role, name = _recv_exactly(sock, 1), _recv_exactly(sock, _NAME)
-            if not hmac.compare_digest(proof, _proof(self._credentials.secret, nonce)):
-                raise ConnectionError("wrong secret")
-            if role != _PEER:
-                offer = _recv_exactly(sock, Offer.SIZE)
-                ring, answer = accept_offer(offer, self._credentials.shared_memory)
-                sock.sendall(answer)
-        except OSError:
-            close_socket(sock)
-            return
-        self._sort(role, name, Channel(sock, ring))
+            greeter.start()
+        except RuntimeError:  # no thread is left
+            self._dismiss(guest)
+            self._pause()
 
-    def _sort(self, role: bytes, name: bytes, channel: Channel) -> None:
-        with self._lock:
-            if self._closed:
-                channel.close()
-                return
-            self._open.append(channel.sock)
-            other = None
-            if role != _PEER:
-                other = self._half.pop(name, None)
-                if other is None:
-                    self._half[name] = (role, channel)
-                    return
-        if role == _PEER:
-            if self._on_peer is not None:
-                self._on_peer(int.from_bytes(name, "big"), channel.sock)
-        elif self._on_pair is not None and other is not None:
-            up, down = (channel, other[1]) if role == _UP else (other[1], channel)
+    def _make_room(self) -> None:
+        """Wait until one more handshake may begin; the oldest one gives way after its grace."""
+        with self._changed:
+            while len(self._guests) >= _MOST_GREETED and not self._closed:
+                oldest = next(iter(self._guests))
+                left = oldest.since + _GRACE - time.monotonic()
+                if left <= 0:
+                    del self._guests[oldest]
+                    close_socket(oldest.sock)
+                else:
+                    self._changed.wait(left)
+
+    def _dismiss(self, guest: _Guest) -> None:
+        with self._changed:
+            self._guests.pop(guest, None)
+            close_socket(guest.sock)
+            self._changed.notify_all()
+
+    def _expire(self) -> None:
+        """Close the channels whose other half does not come."""
+        before = time.monotonic() - self._credentials.patience
+        with self._changed:
+            for name, half in list(self._half.items()):
+                if half.since < before:
+                    del self._half[name]
+                    self._forget(half.channel)
+
+    # -- one socket ----------------------------------------------------------------------------
+
+    def _greet(self, guest: _Guest) -> None:
+        try:
+            role, name, channel = self._welcome(guest)
+        except Exception:  # whoever it was does not speak as we do, and is no concern of others
+            self._dismiss(guest)
+            return
+        with self._changed:
+            # One that had to give way is closed already.
+            known = guest in self._guests and not self._closed
+            self._guests.pop(guest, None)
+            self._changed.notify_all()
+            pair = self._paired(role, name, channel) if known and role != PEER else None
+        if not known:
+            channel.close()
+        elif role == PEER and self._on_peer is not None:
+            self._on_peer(int.from_bytes(name, "big"), channel.sock)
+        elif pair is not None and self._on_pair is not None:
+            self._serve(*pair)
+        elif role == PEER:
+            channel.close()
+
+    def _welcome(self, guest: _Guest) -> tuple[bytes, bytes, Channel]:
+        """Pass the handshake; what the caller has proved."""
+        credentials, deadline = self._credentials, Deadline(self._credentials.patience)
+        guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if credentials.listen is not None:
+            with self._changed:  # which also closes guests
+                guest.sock = _wrapped(guest.sock, credentials.listen, server_side=True)
+            _shake(guest.sock, deadline)
+        role, name, session = greet(guest.sock, deadline, credentials.secret, self.endpoint)
+        words = session.hear(_CALLER, 0 if role == PEER else Offer.SIZE)
+        ring = None
+        if role != PEER:
+            ring, answer = accept_offer(words, credentials.shared_memory)
+            session.say(_ANSWER, answer)
+        return role, name, Channel(guest.sock, ring)
+
+    def _paired(self, role: bytes, name: bytes, channel: Channel) -> tuple[Channel, Channel] | None:
+        """The channels to read and to write, once both are there."""
+        self._open.add(channel.sock)
+        other = self._half.pop(name, None)
+        if other is None:
+            self._half[name] = _Half(role, channel)
+            return None
+        if other.role == role:  # one end of each direction, or nothing
+            self._forget(channel, other.channel)
+            return None
+        return (channel, other.channel) if role == UP else (other.channel, channel)
+
+    def _serve(self, up: Channel, down: Channel) -> None:
+        assert self._on_pair is not None
+        try:
             self._on_pair(up, down)
+        finally:
+            with self._changed:
+                self._open.difference_update((up.sock, down.sock))
+
+    def _forget(self, *channels: Channel) -> None:
+        for channel in channels:
+            self._open.discard(channel.sock)
+            channel.close()
 
     def close(self) -> None:
         """Stop listening and close every socket that came in; may be called twice."""
-        with self._lock:
+        with self._changed:
             self._closed = True
-            for sock in [self._server, *self._open]:
+            for sock in [self._server, *(guest.sock for guest in self._guests), *self._open]:
                 close_socket(sock)
+            self._guests.clear()
+            self._half.clear()
             self._open.clear()
+            self._changed.notify_all()
 
 
-def _proof(secret: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(secret, nonce, "sha256")
+# -- calling -----------------------------------------------------------------------------------
 
 
-def _recv_exactly(sock: socket.socket, n: int) -> bytes:
-    data = b""
-    while len(data) < n:
-        part = sock.recv(n - len(data))
-        if not part:
-            raise ConnectionError("end of file in the handshake")
-        data += part
-    return data
+def _wrapped(
+    sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False, host: str = ""
+) -> ssl.SSLSocket:
+    """A socket under TLS, whose handshake is still to come."""
+    return context.wrap_socket(
+        sock,
+        server_side=server_side,
+        do_handshake_on_connect=False,
+        server_hostname=None if server_side else host,
+    )
+
+
+def _shake(sock: socket.socket, deadline: Deadline) -> None:
+    """Make TLS's handshake."""
+    assert isinstance(sock, ssl.SSLSocket)
+    deadline.bound(sock)
+    sock.do_handshake()
 
 
 def _connect(
     endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
-) -> socket.socket:
-    """Open one socket to a listener and pass its challenge."""
+) -> tuple[socket.socket, Session]:
+    """Open one socket to a listener, which has proved itself when this returns."""
+    deadline, sock = Deadline(credentials.patience), None
     try:
-        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=10)
+        address = endpoint.host, endpoint.port
+        sock = socket.create_connection(address, timeout=credentials.patience)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials.connect is not None:
-            sock = credentials.connect.wrap_socket(sock, server_hostname=endpoint.host)
-        nonce = _recv_exactly(sock, _NONCE)
-        sock.sendall(_proof(credentials.secret, nonce) + role + name)
+            sock = _wrapped(sock, credentials.connect, host=endpoint.host)
+            _shake(sock, deadline)
+        return sock, introduce(sock, deadline, credentials.secret, endpoint, role, name)
     except OSError as error:
+        if sock is not None:
+            close_socket(sock)
         raise CommunicationError(
             f"Cannot connect to a worker of the fit at {endpoint.host}:{endpoint.port} ({error}). "
-            "Trainers open connections of their own: allow TCP between the workers' hosts."
+            "Trainers open connections of their own: allow TCP between the workers' hosts. If the "
+            "worker there is gone, another program may have its port; fit again."
         ) from error
-    return sock
 
 
 def _open_channel(
     endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
 ) -> Channel:
-    sock = _connect(endpoint, credentials, role, name)
+    sock, session = _connect(endpoint, credentials, role, name)
     offer = Offer(credentials.shared_memory)
     try:
-        sock.sendall(offer.data)
-        return Channel(sock, offer.taken(_recv_exactly(sock, Offer.ANSWER)))
+        session.say(_CALLER, offer.data)
+        return Channel(sock, offer.taken(session.hear(_ANSWER, Offer.ANSWER)))
     except OSError as error:
         close_socket(sock)
         raise CommunicationError(gone("connecting to", error)) from error
@@ -214,10 +349,10 @@ def _open_channel(
 
 def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel, Channel]:
     """Open a connection: the channel to send on, and the one to receive from."""
-    name = secrets.token_bytes(_NAME)
-    up = _open_channel(endpoint, credentials, _UP, name)
+    name = secrets.token_bytes(NAME)
+    up = _open_channel(endpoint, credentials, UP, name)
     try:
-        return up, _open_channel(endpoint, credentials, _DOWN, name)
+        return up, _open_channel(endpoint, credentials, DOWN, name)
     except BaseException:
         up.close()
         raise
@@ -225,4 +360,10 @@ def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel
 
 def call_peer(endpoint: Endpoint, credentials: Credentials, rank: int) -> socket.socket:
     """Open the socket on which trainer `rank` sends to another."""
-    return _connect(endpoint, credentials, _PEER, rank.to_bytes(_NAME, "big"))
+    sock, session = _connect(endpoint, credentials, PEER, rank.to_bytes(NAME, "big"))
+    try:
+        session.say(_CALLER)
+    except OSError as error:
+        close_socket(sock)
+        raise CommunicationError(gone("connecting to", error)) from error
+    return sock

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.allreduce import PeerGroup, pack, unpack
+from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.packing import pack, unpack
 from daskml_dist.comm.shared_group import SharedGroup, see_hosts
 
 __all__ = ["TwoLevels", "share_memory"]

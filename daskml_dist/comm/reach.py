@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numpy.typing import DTypeLike
-
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import LocalConnection, find_server
 from daskml_dist.comm.remote import RemoteConnection
@@ -13,7 +12,7 @@ __all__ = ["reach"]
 
 
 def reach(
-    endpoint: Endpoint, credentials: Credentials, wait: Wait, dtype: DTypeLike, width: int
+    endpoint: Endpoint, credentials: Credentials, wait: Wait, bounds: Bounds
 ) -> ServerConnection:
     """Connect to a server.
 
@@ -22,11 +21,10 @@ def reach(
     endpoint : Endpoint
     credentials : Credentials
     wait : Wait
-    dtype : dtype of the parameters
-    width : int
-        Second dimension of the parameters.
+    bounds : Bounds
+        What the server and its trainers may send.
     """
     server = find_server(endpoint.key)
     if server is not None:
         return LocalConnection(server, wait)
-    return RemoteConnection(endpoint, credentials, wait, dtype, width)
+    return RemoteConnection(endpoint, credentials, wait, bounds)

@@ -8,6 +8,7 @@ ring was offered on carries nothing any more: its end of file is the end of the 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import socket
 import struct
@@ -80,7 +81,7 @@ class Offer:
         self.close()
         if answer == _NO:
             return None
-        if ring is None or answer != ring.segment.token:
+        if ring is None or not hmac.compare_digest(answer, ring.segment.token):
             raise ConnectionError("a false answer to an offer of shared memory")
         return ring
 
@@ -97,8 +98,8 @@ def accept_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
     if not (allowed and place and place == here()):
         return None, _NO
     try:
-        segment = Segment.find(pid, memory)
-        if hashlib.sha256(segment.token).digest() != digest:
+        segment = Segment.find(pid, memory, RING_BYTES)
+        if not hmac.compare_digest(hashlib.sha256(segment.token).digest(), digest):
             return None, _NO  # another object under the same number
         return Ring(segment, Bell.find(pid, reader), Bell.find(pid, writer)), segment.token
     except OSError:

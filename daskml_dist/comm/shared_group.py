@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.allreduce import PeerGroup, pack, unpack
+from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.bounds import malformed
+from daskml_dist.comm.packing import pack, unpack
 from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
 from daskml_dist.errors import CommunicationError
@@ -48,7 +50,7 @@ def see_hosts(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], Places]
     if own is not None:
         place = np.array([here(), os.getpid(), own[2], own[1].descriptor])
     try:
-        places = [arrays[0].tolist() for arrays in peers.allgather([place])]
+        places = [_numbers(arrays) for arrays in peers.allgather([place])]
         seen = {
             rank: pair
             for rank, place in enumerate(places)
@@ -57,13 +59,27 @@ def see_hosts(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], Places]
         read = np.zeros((peers.size, TOKEN), np.uint8)
         for rank, (segment, _) in seen.items():
             read[rank] = np.frombuffer(segment.token, np.uint8)
-        tokens = [arrays[0] for arrays in peers.allgather([read])]
+        tokens = [_tokens(arrays, peers.size) for arrays in peers.allgather([read])]
     finally:
         if own is not None:
             os.close(own[2])
     hosts = _hosts(tokens)
     mine = next(ranks for ranks in hosts if peers.rank in ranks)
     return hosts, {rank: seen[rank] for rank in mine if rank in seen}
+
+
+def _numbers(arrays: list[NDArray[Any]]) -> list[int]:
+    """Where a rank says that its memory is."""
+    if [(a.dtype, a.shape) for a in arrays] != [(_NOWHERE.dtype, _NOWHERE.shape)]:
+        raise malformed("no place of its memory")
+    return [int(number) for number in arrays[0]]
+
+
+def _tokens(arrays: list[NDArray[Any]], size: int) -> NDArray[np.uint8]:
+    """What a rank has read in the others' memory."""
+    if [(a.dtype, a.shape) for a in arrays] != [(np.dtype(np.uint8), (size, TOKEN))]:
+        raise malformed("no tokens")
+    return arrays[0]
 
 
 def _hosts(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
@@ -93,7 +109,7 @@ def _find(place: list[int]) -> tuple[Segment, Bell] | None:
     host, pid, memory, bell = place
     if host and host == here():
         with contextlib.suppress(OSError):
-            return Segment.find(pid, memory), Bell.find(pid, bell)
+            return Segment.find(pid, memory, 2 * _AREA), Bell.find(pid, bell)
     return None
 
 

@@ -2,12 +2,15 @@
 
 A segment is an anonymous file (``memfd_create``) that the other process opens through
 ``/proc/PID/fd``: it has no name in ``/dev/shm``, so whatever ends a process, nothing is left.
-That both see the same object is proved by a random token read from it, not by a host's name.
+That both see the same object is proved by a random token read from it, not by a host's name. What
+is opened by a number must be what it is said to be: memory of this user alone, of the size that is
+expected and that nobody can change any more, or a pipe of this user.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import mmap
 import os
@@ -15,6 +18,7 @@ import secrets
 import select
 import socket
 import ssl
+import stat
 import threading
 import time
 from pathlib import Path
@@ -68,6 +72,10 @@ def _reopen(pid: int, descriptor: int) -> int:
     return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
+def _seals() -> int:
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
 class Segment:
     """A mapped piece of memory: 64-bit counters (`words`) and bytes (`data`)."""
 
@@ -90,10 +98,12 @@ class Segment:
         """
         if not hasattr(os, "memfd_create"):
             raise OSError("no memfd_create on this system")
-        descriptor = os.memfd_create("daskml_dist", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("daskml_dist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(descriptor, 0o600)
             os.ftruncate(descriptor, _HEAD + size)
+            # Whoever cuts off memory that another process has mapped would kill it.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
             memory = mmap.mmap(descriptor, _HEAD + size)
         except BaseException:
             os.close(descriptor)
@@ -102,18 +112,21 @@ class Segment:
         return cls(memory), descriptor
 
     @classmethod
-    def find(cls, pid: int, number: int) -> Segment:
-        """The segment of another process, by its descriptor there.
+    def find(cls, pid: int, number: int, size: int) -> Segment:
+        """The segment of another process, by its descriptor there and the size of its data.
 
         Raises
         ------
         OSError
-            Where it cannot be reached, or is not this user's alone.
+            Where it cannot be reached, or is no such segment of this user's alone.
         """
         descriptor = _reopen(pid, number)
         try:
             state = os.fstat(descriptor)
-            if state.st_uid != os.geteuid() or state.st_mode & 0o077 or state.st_size <= _HEAD:
+            private = state.st_uid == os.geteuid() and not state.st_mode & 0o077
+            # Only memory has seals; to ask another file for them is an error.
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() == _seals()
+            if not (private and sealed and state.st_size == _HEAD + size):
                 raise OSError("not a private segment of this user")
             return cls(mmap.mmap(descriptor, state.st_size))
         finally:
@@ -139,8 +152,18 @@ class Bell:
 
     @classmethod
     def find(cls, pid: int, number: int) -> Bell:
-        """The bell of another process, by its descriptor there."""
-        return cls(_reopen(pid, number))
+        """The bell of another process, by its descriptor there.
+
+        Raises
+        ------
+        OSError
+            Where it cannot be reached, or is no pipe of this user.
+        """
+        bell = cls(_reopen(pid, number))
+        state = os.fstat(bell.descriptor)
+        if not stat.S_ISFIFO(state.st_mode) or state.st_uid != os.geteuid():
+            raise OSError("not a bell of this user")
+        return bell
 
     def ring(self) -> None:
         """Wake whoever sleeps at it; nothing happens where it rings already."""

@@ -33,7 +33,7 @@ class Outbox:
     holds = _BUFFER
 
     def __init__(self, sock: socket.socket, wait: Wait | None = None) -> None:
-        sock.settimeout(SLICE if wait else SEND_TIMEOUT)
+        _bound(sock, SLICE if wait else SEND_TIMEOUT)
         self._sock = sock
         self._wait = wait
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Inbox:
     """
 
     def __init__(self, sock: socket.socket, wait: Wait | None) -> None:
-        sock.settimeout(SLICE if wait else None)
+        _bound(sock, SLICE if wait else None)
         self.sock = sock
         self._wait = wait
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -131,6 +131,13 @@ class Inbox:
     def close(self) -> None:
         """Close the socket."""
         close_socket(self.sock)
+
+
+def _bound(sock: socket.socket, seconds: float | None) -> None:
+    try:
+        sock.settimeout(seconds)
+    except OSError as error:  # closed already
+        raise CommunicationError(gone("speaking to", error)) from error
 
 
 def gone(doing: str, error: object) -> str:

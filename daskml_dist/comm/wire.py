@@ -3,20 +3,27 @@
 A push of the rows that its lane pulled last does not name them again: both ends remember the keys
 of the last pull (key caching; Li et al., "Scaling Distributed Machine Learning with the Parameter
 Server", OSDI 2014, section 3.4).
+
+Frames are data, and nothing that a frame says of itself is believed: every length is held against
+the `Bounds` of the connection before memory is taken for it.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
+import math
 import struct
+from collections.abc import Container
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from daskml_dist.comm.bounds import Bounds, array_layout, malformed
+from daskml_dist.comm.packing import kinds, put_together, take_apart
 from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
+from daskml_dist.ps.image import SENT
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
 __all__ = [
@@ -40,10 +47,12 @@ _REQUEST = struct.Struct("<B??HqqqddqqqB")
 _ARRAY = struct.Struct("<8sq")
 # kind, status, stop, lane, version, clock, values (-1: none)
 _REPLY = struct.Struct("<BB?qqqq")
-# kind, length of the JSON text, length of the pickled object (-1: none)
-_CALL = struct.Struct("<BIq")
+# kind, length of the JSON text: dtype and shape of each array, and the tree that names them
+_CALL = struct.Struct("<BI")
 
-_PULLED_LAST = -2
+_NONE, _PULLED_LAST = -1, -2
+#: What a call may bring along besides plain values.
+_KINDS = kinds(SENT)
 
 Buffers = list[Any]
 #: The rows that each lane pulled last; one of each connection at either end.
@@ -62,7 +71,7 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def _length(array: NDArray[Any] | None) -> int:
-    return -1 if array is None else len(array)
+    return _NONE if array is None else len(array)
 
 
 def encode_request(request: Request, keys: Keys) -> Buffers:
@@ -100,13 +109,10 @@ def encode_reply(reply: Reply) -> Buffers:
 
 
 def encode_call(message: Call) -> Buffers:
-    """Buffers of a control call or its answer; both sides have proved that they know the secret."""
-    blob = message.get("blob")
-    text = json.dumps({k: v for k, v in message.items() if k != "blob"}).encode()
-    if blob is None:
-        return [_CALL.pack(CALL, len(text), -1) + text]
-    data = pickle.dumps(blob, protocol=pickle.HIGHEST_PROTOCOL)
-    return [_CALL.pack(CALL, len(text), len(data)) + text, data]
+    """Buffers of a control call or its answer: plain values, arrays and images."""
+    tree, arrays = take_apart(message, _KINDS)
+    text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
+    return [_CALL.pack(CALL, len(text)) + text, *(_bytes_of(a) for a in arrays if a.size)]
 
 
 class Reader:
@@ -115,15 +121,19 @@ class Reader:
     Parameters
     ----------
     source : object with ``read_into(memoryview)``
-    dtype : dtype of the parameters
-    width : int
-        Second dimension of the parameters.
+    bounds : Bounds
+        What the frames may hold.
+    kinds : container of int
+        Frames that the other side may send.
     """
 
-    def __init__(self, source: _Source, dtype: DTypeLike, width: int) -> None:
+    def __init__(
+        self, source: _Source, bounds: Bounds, kinds: Container[int] = (REQUEST, REPLY, CALL)
+    ) -> None:
         self._source = source
-        self._dtype = np.dtype(dtype)
-        self._width = width
+        self._bounds = bounds
+        self._dtype = np.dtype(bounds.dtype)
+        self._kinds = kinds
         self._keys: Keys = {}
         self._kind = bytearray(1)
         self._heads = {
@@ -145,57 +155,110 @@ class Reader:
         return layout.unpack(buffer)
 
     def read(self) -> Request | Reply | Call:
-        """Read one frame, whatever it is."""
+        """Read one frame, whatever it is.
+
+        Raises
+        ------
+        CommunicationError
+            The source ended, or the frame is none that a worker of this fit sends. Nothing after
+            it can be read.
+        """
         self._source.read_into(memoryview(self._kind))
         kind = self._kind[0]
-        if kind == REQUEST:
-            return self._request()
-        if kind == REPLY:
-            return self._reply()
-        if kind != CALL:
-            raise CommunicationError(
-                f"A frame of unknown kind {kind} came in. Is something else connecting to the "
-                "workers' ports? Fit again."
-            )
-        (_, length, size) = self._header(CALL)
-        message: Call = json.loads(self._bytes(length))
-        if size >= 0:
-            message["blob"] = pickle.loads(self._bytes(size))
-        return message
+        if kind not in self._kinds:
+            raise malformed(f"a frame of unknown kind {kind}")
+        try:
+            if kind == REQUEST:
+                return self._request()
+            return self._reply() if kind == REPLY else self._call()
+        except CommunicationError:
+            raise
+        except (ValueError, TypeError, LookupError, RecursionError, MemoryError) as error:
+            raise malformed(f"a frame that cannot be read ({error!r})") from error
 
     def _bytes(self, length: int) -> bytearray:
         data = bytearray(length)
         self._source.read_into(memoryview(data))
         return data
 
+    def _call(self) -> Call:
+        (_, length) = self._header(CALL)
+        if length > self._bounds.most_text:
+            raise malformed(f"{length} bytes of text")
+        announced, tree = json.loads(self._bytes(length))
+        if len(announced) > self._bounds.most_arrays:
+            raise malformed(f"{len(announced)} arrays")
+        for dtype, shape in announced:
+            array_layout(dtype, shape, self._bounds.most_array)
+        arrays = [self._array(tuple(shape), dtype) for dtype, shape in announced]
+        message = put_together(tree, arrays, _KINDS)
+        if not isinstance(message, dict):
+            raise malformed("a call that is none")
+        return message
+
+    def _rows(self, n: int) -> int | None:
+        """A number of rows that is announced; None for none."""
+        if not _NONE <= n <= self._bounds.n_rows:
+            raise malformed(f"{n} rows of {self._bounds.n_rows}")
+        return None if n == _NONE else n
+
     def _request(self) -> Request:
         (
             _, pull, has_progress, n_lanes, generation, clock, version, rows, loss,
             n, n_index, n_wanted, n_packed,
         ) = self._header(REQUEST)  # fmt: skip
+        if not (1 <= n_lanes <= self._bounds.n_lanes and 0 <= rows < math.inf):
+            raise malformed(f"a push of {n_lanes} lanes and {rows} rows")
         lanes = tuple(self._array((n_lanes,), "<i8").tolist())
+        if not 0 <= min(lanes) <= max(lanes) < self._bounds.n_lanes:
+            raise malformed(f"a push of the lanes {lanes[:5]}")
         progress = self._array((n_lanes, 3), np.float64) if has_progress else None
-        values = self._array((n, self._width), self._dtype) if n >= 0 else None
-        index = self._array((n_index,), np.int64) if n_index >= 0 else None
-        if n_index == _PULLED_LAST:
-            index = self._keys[lanes[0]]
-        wanted = self._array((n_wanted,), np.int64) if n_wanted >= 0 else None
+        n_values = self._rows(n)
+        values = None if n_values is None else self._matrix(n_values)
+        index = self._keys[lanes[0]] if n_index == _PULLED_LAST else self._index(n_index)
+        wanted = self._index(n_wanted)
         if wanted is not None:
             self._keys[lanes[0]] = wanted
-        packed = Packed(tuple(self._packed() for _ in range(n_packed))) if n_packed else None
+        packed = self._packed(n_packed) if n_packed else None
+        if values is not None and len(values) != self._n_pushed(index):
+            raise malformed(f"{len(values)} rows of values for {self._n_pushed(index)}")
         return Request(
             lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
             owned=True, packed=packed,
         )  # fmt: skip
 
-    def _packed(self) -> NDArray[Any]:
-        dtype, length = _ARRAY.unpack(self._bytes(_ARRAY.size))
-        return self._array((length,), dtype.rstrip(b"\0").decode())
+    def _n_pushed(self, index: NDArray[np.int64] | None) -> int:
+        return self._bounds.n_rows if index is None else len(index)
+
+    def _matrix(self, n_rows: int) -> NDArray[Any]:
+        return self._array((n_rows, self._bounds.width), self._dtype)
+
+    def _index(self, n: int) -> NDArray[np.int64] | None:
+        """Rows of the shard, from the lowest to the highest."""
+        length = self._rows(n)
+        if length is None:
+            return None
+        index = self._array((length,), np.int64)
+        if length and not (
+            0 <= index[0] and index[-1] < self._bounds.n_rows and (index[1:] > index[:-1]).all()
+        ):
+            raise malformed("rows that the server has not")
+        return index
+
+    def _packed(self, n_arrays: int) -> Packed:
+        arrays, left = [], self._bounds.most_packed
+        for _ in range(n_arrays):
+            dtype, length = _ARRAY.unpack(self._bytes(_ARRAY.size))
+            found, size = array_layout(dtype.rstrip(b"\0").decode(), (length,), left)
+            left -= size
+            arrays.append(self._array((length,), found))
+        return Packed(tuple(arrays))
 
     def _reply(self) -> Reply:
         _, status, stop, lane, version, clock, rows = self._header(REPLY)
+        n_values = self._rows(rows)
         values = None
-        if rows >= 0:
-            values = self._array((rows, self._width), self._dtype)
+        if n_values is not None:
+            values = self._matrix(n_values)
             values.flags.writeable = False
         return Reply(lane, Status(status), stop, version, clock, values)

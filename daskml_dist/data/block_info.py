@@ -41,10 +41,8 @@ class BlockInfo:
         Sum of the sample weights; the number of rows where there are none.
     labels : ndarray or None
         Sorted unique labels (classification only).
-    label_counts : ndarray of int64, or None
-        Rows of each label.
     label_weights : ndarray of float64, or None
-        Sum of the sample weights of each label.
+        Sum of the sample weights of each label; its rows where there are none.
     y_min, y_max : float or None
         Of the targets (regression only); None in an empty block.
     targets : Spread or None
@@ -67,7 +65,6 @@ class BlockInfo:
     sparse: bool
     weight_sum: float
     labels: NDArray[Any] | None = None
-    label_counts: NDArray[np.int64] | None = None
     label_weights: NDArray[np.float64] | None = None
     y_min: float | None = None
     y_max: float | None = None
@@ -118,7 +115,7 @@ def inspect_block(block: Block, classification: bool) -> BlockInfo:
 def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
     weights = block.sample_weight
     try:
-        labels, counts, sums = _count_numbers(y, weights) or _count_any(y, weights)
+        labels, _, sums = _count_numbers(y, weights) or _count_any(y, weights)
     except TypeError as error:
         raise InvalidDataError(
             f"Block {block.index}: the labels in y are of different types ({error}). Make them "
@@ -126,7 +123,6 @@ def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
         ) from error
     return {
         "labels": labels,
-        "label_counts": counts.astype(np.int64),
         "label_weights": sums.astype(np.float64),
     }
 
@@ -174,4 +170,4 @@ def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, An
 def _sample(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
     at = np.linspace(0, len(y) - 1, min(len(y), _SAMPLE)).round().astype(int)
     counted = at if weights is None else at[weights[at] > 0]
-    return y[counted].astype(np.float64)
+    return np.asarray(y[counted], dtype=np.float64)

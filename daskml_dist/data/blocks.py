@@ -24,6 +24,7 @@ from daskml_dist.data.conversion import (
     to_host,
     where,
 )
+from daskml_dist.data.missing import check_no_missing
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
@@ -244,28 +245,19 @@ def _check_labels(y: NDArray[Any], index: int) -> NDArray[Any]:
     if y.dtype.kind in "fc":
         check_real(y.dtype, "y", index)
         _check_vector(y, "y", index)
-    if y.dtype.kind == "O" and _has_missing(y):
-        raise InvalidDataError(
-            f"Block {index}: Input y contains NaN (missing labels). Drop such rows first: "
-            "keep = ~y.isna(); X, y = X[keep], y[keep]."
-        )
+    check_no_missing(y, "y", index)
     return y
 
 
-def _has_missing(labels: NDArray[Any]) -> bool:
-    try:
-        return bool((labels != labels).any()) or any(label is None for label in labels)
-    except TypeError:  # pandas.NA has no truth value
-        return True
-
-
 def _as_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
+    check_no_missing(y, "y", index)
     # The maths is in the dtype of X; until it begins, targets keep the digits that they have.
     _check_vector(as_numbers(y, dtype, "y", index), "y", index)
     return as_numbers(y, float_dtype(y.dtype), "y", index)
 
 
 def _as_weights(weights: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
+    check_no_missing(weights, "sample_weight", index)
     weights = as_numbers(weights, dtype, "sample_weight", index)
     _check_vector(weights, "sample_weight", index)
     if (weights < 0).any():

@@ -365,13 +365,12 @@ def _cut(inputs: dict[str, Any], row_counts: list[int] | None) -> list[tuple[Any
     lazy = {name: value for name, value in inputs.items() if is_dask(value)}
     if row_counts is not None:
         lazy = {name: _rechunk(value, tuple(row_counts)) for name, value in lazy.items()}
-    pieces: dict[str, list[Any]] = dict(aligned_pieces(lazy))
+    scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
+    here = [name for name in inputs if name not in lazy and name not in scalars]
+    pieces: dict[str, list[Any]] = dict(aligned_pieces(lazy, here))
     n_blocks = len(next(iter(pieces.values())))
-    for name, value in inputs.items():
-        if value is None or isinstance(value, float):
-            pieces[name] = [value] * n_blocks
-        elif name not in pieces:
-            pieces[name] = _slices(value, name, row_counts, n_blocks)
+    pieces.update({name: [inputs[name]] * n_blocks for name in scalars})
+    pieces.update({name: _slices(inputs[name], name, row_counts, n_blocks) for name in here})
     return list(zip(*(pieces[name] for name in inputs), strict=True))
 
 

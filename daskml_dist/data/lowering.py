@@ -22,19 +22,23 @@ from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.row_order import shuffles_of
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["aligned_pieces", "frame_of_tasks", "frame_pieces"]
+__all__ = ["aligned_pieces", "frame_of_tasks", "frame_pieces", "has_one_order"]
 
 #: Expressions, once lowered, that give rows in the order in which these happen to arrive.
 _UNORDERED = {"DiskShuffle", "P2PShuffle", "HashJoinP2P"}
 
 
-def aligned_pieces(inputs: dict[str, Any]) -> dict[str, list[Delayed]]:
+def aligned_pieces(
+    inputs: dict[str, Any], in_memory: Sequence[str] = ()
+) -> dict[str, list[Delayed]]:
     """Cut lazy collections so that their blocks hold the same rows in the same order.
 
     Parameters
     ----------
     inputs : dict of str to dask Array, DataFrame or Series
         By their names in errors; at least one.
+    in_memory : sequence of str
+        Names of inputs of the same rows that are no Dask collections.
 
     Returns
     -------
@@ -49,12 +53,9 @@ def aligned_pieces(inputs: dict[str, Any]) -> dict[str, list[Delayed]]:
         not come in one order.
     """
     frames = {name: value for name, value in inputs.items() if is_dask_frame(value)}
-    pieces = {
-        name: list(value.to_delayed(optimize_graph=False).ravel())
-        for name, value in inputs.items()
-        if name not in frames
-    }
+    pieces = {name: _chunks(value) for name, value in inputs.items() if name not in frames}
     orders = {name: _order(found) for name, found in pieces.items()}
+    orders.update({name: frozenset() for name in in_memory})
     for lower in (_together, _each_alone, _as_shown):
         made = _cut(lower([frame.expr for frame in frames.values()])) if frames else []
         pieces.update(zip(frames, made, strict=True))
@@ -87,6 +88,11 @@ def frame_pieces(frame: Any) -> list[Delayed]:
     return _cut(_each_alone([frame.expr]))[0]
 
 
+def has_one_order(value: Any) -> bool:
+    """Whether the rows of a dask Array, DataFrame or Series come in one order, however often."""
+    return not _order(frame_pieces(value) if is_dask_frame(value) else _chunks(value))
+
+
 def frame_of_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str) -> Any:
     """Make a frame of tasks.
 
@@ -105,7 +111,7 @@ def frame_of_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str)
     -------
     dask DataFrame
     """
-    from dask.dataframe.dask_expr import new_collection
+    from dask._collections import new_collection
 
     return new_collection(_opaque(dict(graph), keys, meta, (None,) * (len(keys) + 1), name))
 
@@ -121,20 +127,24 @@ def _together(exprs: list[Expr]) -> Sequence[Expr]:
 
 def _each_alone(exprs: list[Expr]) -> Sequence[Expr]:
     """Shuffles keep all columns, whatever is made of them."""
-    return [_settle(expr, {}).simplify().lower_completely() for expr in exprs]
+    known: dict[str, Expr] = {}
+    return [_settle(expr, known).simplify().lower_completely() for expr in exprs]
 
 
 def _as_shown(exprs: list[Expr]) -> Sequence[Expr]:
     """No partition is left out."""
-    return [_settle(expr, {}).lower_completely() for expr in exprs]
+    known: dict[str, Expr] = {}
+    return [_settle(expr, known).lower_completely() for expr in exprs]
 
 
 def _settle(expr: Expr, known: dict[str, Expr]) -> Expr:
     """Lower the shuffles in an expression, from the bottom up, each by itself."""
-    from dask.dataframe.dask_expr._expr import Blockwise
+    from dask.dataframe.dask_expr._expr import Blockwise, Fused
 
     if expr._name in known:
         return known[expr._name]
+    if isinstance(expr, Fused):  # by the user's df.optimize(): all in it is lowered already
+        return expr
     operands = [_settle(o, known) if isinstance(o, Expr) else o for o in expr.operands]
     settled = expr
     if any(new is not old for new, old in zip(operands, expr.operands, strict=True)):
@@ -182,6 +192,10 @@ def _graph(*lowered: Expr) -> dict[Any, Any]:
         if isinstance(task, Alias) and task.key != key:
             graph[key] = Alias(key, task.target)
     return graph
+
+
+def _chunks(array: Any) -> list[Delayed]:
+    return list(array.to_delayed(optimize_graph=False).ravel())
 
 
 def _order(pieces: list[Delayed]) -> frozenset[Any]:

@@ -141,6 +141,7 @@ def place(
     ----------
     rows : mapping of block to its number of rows
     holders : mapping of block to the workers that hold it
+        Others than those of `threads` do not count.
     threads : mapping of worker to its number of threads
     n_lanes : int or None
         None: a lane for each thread of each worker that holds rows; no block moves. A number:
@@ -220,7 +221,8 @@ def _place_where_rows_lie(
     held: dict[str, list[int]] = {}
     load = dict.fromkeys(threads, 0)
     for block in sorted(rows):
-        worker = min(holders[block], key=lambda w: (load[w], w))
+        # What nobody holds at the moment is made, or fetched, where there is most room.
+        worker = min([w for w in holders[block] if w in load] or load, key=lambda w: (load[w], w))
         held.setdefault(worker, []).append(block)
         load[worker] += rows[block]
     segments: list[tuple[Segment, ...]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from dask.base import is_dask_collection
 from dask.local import get_sync
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.row_order import is_shuffle
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 __all__ = ["Recipes", "make_recipes"]
@@ -46,8 +48,16 @@ class Recipes:
         """Pickle the recipes of some blocks."""
         targets = {i: self.targets[i] for i in blocks}
         graph = _cull(self.graph, list(targets.values()))
-        held = self.held.intersection([*targets.values(), *_needs(graph)])
+        held = self._held_in(graph, targets)
         return bytes(cloudpickle.dumps(Recipes(targets, graph, held, self.rows)))
+
+    def held_by(self, block: int) -> frozenset[Any]:
+        """Keys of data on workers that a block is made of."""
+        target = {block: self.targets[block]}
+        return self._held_in(_cull(self.graph, list(target.values())), target)
+
+    def _held_in(self, graph: dict[Any, Any], targets: dict[int, Any]) -> frozenset[Any]:
+        return self.held.intersection([*targets.values(), *_needs(graph)])
 
     @staticmethod
     def unpack(packed: bytes) -> Recipes:
@@ -94,7 +104,12 @@ class Recipes:
 
     @property
     def repeated_work(self) -> float:
-        """Tasks that all blocks run one by one, over those that they run together."""
+        """Tasks that all blocks run one by one, over those that they run together.
+
+        Infinite where Dask's scheduler takes part in them, as in a shuffle between workers.
+        """
+        if any(map(is_shuffle, self.graph.values())):
+            return math.inf
         alone = sum(len(_cull(self.graph, [key])) for key in self.targets.values())
         return alone / max(len(self.graph), 1)
 

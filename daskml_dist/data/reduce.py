@@ -16,6 +16,8 @@ S = TypeVar("S")
 
 #: Summaries that one task merges.
 _FAN_IN = 16
+#: Times that a collection is read where Dask gives up.
+_TRIES = 4
 
 
 def reduce_parts(
@@ -42,10 +44,22 @@ def reduce_parts(
     """
     if collection.kind == "memory":
         return merge([summarise(i, *part) for i, part in enumerate(collection.parts)])
+    for left in reversed(range(_TRIES)):
+        try:
+            result: tuple[S] = compute(_merged(collection, summarise, merge))
+            return result[0]
+        except Exception as error:
+            # Dask gives a task up while whose work workers died again and again; by any cause.
+            if not left or type(error).__name__ != "KilledWorker":
+                raise
+    raise AssertionError
+
+
+def _merged(collection: Collection, summarise: Any, merge: Any) -> Any:
+    """The summary of all parts, lazy."""
     one, join = delayed(summarise, pure=False), delayed(merge, pure=False)
     level = [one(i, *part) for i, part in enumerate(collection.parts)]
     while True:
         level = [join(level[i : i + _FAN_IN]) for i in range(0, len(level), _FAN_IN)]
         if len(level) == 1:
-            result: tuple[S] = compute(level[0])
-            return result[0]
+            return level[0]

@@ -13,7 +13,7 @@ from typing import Any
 from dask._task_spec import GraphNode, convert_legacy_task  # a canary fails when they move
 from dask.blockwise import Blockwise
 
-__all__ = ["shuffles_of"]
+__all__ = ["is_shuffle", "shuffles_of"]
 
 _DISK = "dask.dataframe.shuffle"
 
@@ -32,7 +32,7 @@ def shuffles_of(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
         A name for each; empty where the rows always come in one order.
     """
     tasks = {key: task for part in _parts(graph) for key, task in part.items()}
-    if not any(_is_unordered(task) for task in tasks.values()):
+    if not any(is_shuffle(task) for task in tasks.values()):
         return frozenset()
     tasks = {**dict(graph), **tasks}
     found, seen, stack = set(), set(), list(keys)
@@ -42,7 +42,7 @@ def shuffles_of(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
             continue
         seen.add(key)
         task = convert_legacy_task(key, tasks[key], tasks)
-        if not _is_unordered(task):
+        if not is_shuffle(task):
             stack.extend(task.dependencies)
         else:
             # What is read from disk has a name of its own; keys in between are drawn at random.
@@ -57,7 +57,8 @@ def _parts(graph: Any) -> Iterator[Mapping[Any, Any]]:
             yield layer
 
 
-def _is_unordered(task: Any) -> bool:
+def is_shuffle(task: Any) -> bool:
+    """Whether a task of a graph is a step of a shuffle that gives rows as they arrive."""
     if type(task).__name__ == "P2PBarrierTask":
         # Arrays are shuffled too when they are rechunked; their blocks know their places.
         return type(task.spec).__name__ == "DataFrameShuffleSpec"

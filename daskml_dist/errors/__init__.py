@@ -15,8 +15,7 @@
         │   └── GenerationError                        the membership of the fit changed
         ├── DataLostError                              rows were lost with their worker
         ├── CheckpointError     (also ValueError)      a checkpoint cannot be written or used
-        ├── DivergedError       (also ValueError)      parameters became NaN or infinite
-        └── CallbackError                              a user's callback raised
+        └── DivergedError       (also ValueError)      parameters became NaN or infinite
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
-    "CallbackError",
     "CheckpointError",
     "CommunicationError",
     "DaskMLDistError",
@@ -103,10 +101,6 @@ class CheckpointError(TrainingError, ValueError):
 
 class DivergedError(TrainingError, ValueError):
     """The parameters became NaN or infinite."""
-
-
-class CallbackError(TrainingError):
-    """A user's callback raised; the fit was stopped and cleaned up."""
 
 
 def is_consequence(error: BaseException) -> bool:

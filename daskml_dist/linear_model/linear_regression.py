@@ -27,8 +27,8 @@ class LinearRegression(BaseLeastSquares):
     ----------
     fit_intercept : bool, default=True
     tol : float, default=1e-6
-        Singular values below this share of the largest count as zero. Of sparse rows, 1e-4 is
-        the least, since their Gram matrix is looked at once.
+        Singular values below this share of the largest count as zero. Of sparse rows, so do
+        those too small for one look to tell from zero (about 1e-6 for a thousand features).
     positive : bool, default=False
         No coefficient is negative (dense rows only).
     verbose : int, default=0

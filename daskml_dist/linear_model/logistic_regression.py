@@ -16,7 +16,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty, get_penalty
-from daskml_dist.solvers import PenalisedSolver, get_solver
+from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["LogisticRegression"]
@@ -137,8 +137,11 @@ class LogisticRegression(LinearClassifier, BaseRounds):
             When the fit cannot go on.
         """
         solution = self._fit(X, y, sample_weight, client, self.class_weight)
-        self.n_iter_ = np.array([solution.n_iter], dtype=np.int32)
+        self._set_n_iter(solution)
         return self
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        self.n_iter_ = np.array([solution.n_iter], dtype=np.int32)
 
     def _loss(self) -> Loss:
         return LogLoss()

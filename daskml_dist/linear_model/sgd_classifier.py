@@ -25,8 +25,10 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         ``"log_loss"`` (softmax for more than two classes), ``"hinge"``, ``"squared_hinge"``,
         ``"modified_huber"`` or ``"perceptron"`` (one against the rest).
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (not
-        surely under ``"local"`` and ``"average"``, which average lanes, nor ``"hogwild"``).
+        ``"l1"`` is applied by a proximal step, which makes coefficients exactly zero as far as the
+        noise of the batches lets it: fewer than at the optimum (``optimizer="ftrl"`` keeps account
+        of the penalty, and comes near to it). Few or none are with `average`, under ``"local"``
+        and ``"average"``, which average lanes, and ``"hogwild"``, whose lanes race.
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
     l1_ratio : float, default=0.15
@@ -36,7 +38,8 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         Passes over the data at most.
     tol : float or None, default=1e-3
         Stop once the training loss (or the validation score) has not improved by `tol` for
-        `n_iter_no_change` passes; None always makes `max_iter` passes.
+        `n_iter_no_change` passes; None always makes `max_iter` passes, and a fit that made them
+        without stopping gives no ConvergenceWarning.
     shuffle : bool, default=True
         Visit the rows in a new order in each pass.
     verbose : int, default=0

@@ -26,18 +26,23 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         ``"gamma"`` or ``"tweedie"``, or an object
         with other parameters such as ``Quantile(0.9)``.
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` is applied by a proximal step, so coefficients become exactly zero (not
-        surely under ``"local"`` and ``"average"``, which average lanes, nor ``"hogwild"``).
+        ``"l1"`` is applied by a proximal step, which makes coefficients exactly zero as far as the
+        noise of the batches lets it: fewer than at the optimum (``optimizer="ftrl"`` keeps account
+        of the penalty, and comes near to it). Few or none are with `average`, under ``"local"``
+        and ``"average"``, which average lanes, and ``"hogwild"``, whose lanes race.
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
     l1_ratio : float, default=0.15
         Share of l1 in ``"elasticnet"``.
     fit_intercept : bool, default=True
+        The intercept begins near the targets: at their mean, or for losses that outliers do not
+        bend at a rough median (at its logarithm for those with a log link).
     max_iter : int, default=20
         Passes over the data at most.
     tol : float or None, default=1e-3
         Stop once the training loss (or the validation score) has not improved by `tol` for
-        `n_iter_no_change` passes; None always makes `max_iter` passes.
+        `n_iter_no_change` passes; None always makes `max_iter` passes, and a fit that made them
+        without stopping gives no ConvergenceWarning.
     shuffle : bool, default=True
         Visit the rows in a new order in each pass.
     verbose : int, default=0

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import first_not_finite
-from daskml_dist.data.conversion import as_column, as_numbers, as_rows, check_real, where
+from daskml_dist.data.conversion import (
+    as_column,
+    as_numbers,
+    as_rows,
+    check_real,
+    where,
+)
+from daskml_dist.data.missing import check_no_missing
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
@@ -47,10 +54,8 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
         There are several columns, missing values, or numbers with a fraction.
     """
     labels = as_column(values, name=name, index=index)
+    check_no_missing(labels, name, index)
     if labels.dtype.kind == "O":
-        missing = np.fromiter(map(_is_missing, labels), dtype=bool, count=len(labels))
-        if missing.any():
-            raise _unusable(int(missing.argmax()), "NaN", name, index)
         return labels
     check_real(labels.dtype, name, index)
     if labels.dtype.kind == "f":
@@ -72,6 +77,7 @@ def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
         float32 where `values` is, else float64.
     """
     column = as_column(values, name=name, index=index)
+    check_no_missing(column, name, index)
     dtype = "float32" if column.dtype == np.float32 else "float64"
     numbers = as_numbers(column, dtype, name, index)
     _check_finite(numbers, name, index)
@@ -128,6 +134,7 @@ def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | 
     if isinstance(values, Real) or np.ndim(values) == 0:
         values = np.full(n_rows, values)
     weights = as_column(values, name="sample_weight", index=index)
+    check_no_missing(weights, "sample_weight", index)
     # Whole weights stay so, because a confusion matrix has their dtype.
     dtype = "int64" if weights.dtype.kind in "biu" else "float64"
     weights = as_numbers(weights, dtype, "sample_weight", index)
@@ -227,13 +234,6 @@ def _is_text(labels: NDArray[Any]) -> bool:
 
 
 # --- checks ----------------------------------------------------------------------------------
-
-
-def _is_missing(value: Any) -> bool:
-    try:
-        return value is None or bool(value != value)
-    except TypeError:  # pandas.NA has no truth value
-        return True
 
 
 def _check_finite(values: NDArray[Any], name: str, index: int | None) -> None:

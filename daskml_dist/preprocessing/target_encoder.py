@@ -15,6 +15,7 @@ from sklearn.utils.multiclass import type_of_target
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column, plain_frame, to_host
+from daskml_dist.data.lowering import has_one_order
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import is_lazy, map_pieces
@@ -94,11 +95,22 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         -------
         ndarray or dask Array of shape (n_rows, n_features * n_outputs)
             Of a Dask collection always an Array, whatever `set_output` says.
+
+        Raises
+        ------
+        InvalidDataError
+            As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
         """
         if not (is_lazy(X) or is_lazy(y)):
             return preprocessing.TargetEncoder.fit_transform(self, X, y, **params)
         if not isinstance(self.cv, Integral) or self.cv < 2:
             raise InvalidParameterError(f"cv={self.cv!r}: use a number of folds, 2 or more.")
+        if is_lazy(X) and not has_one_order(X):
+            raise InvalidDataError(
+                "A row's fold follows from its place, and X comes out of a shuffle (shuffle, "
+                "merge, sort_values...) that gives its rows in another order at each reading. "
+                "Call df = df.persist() first."
+            )
         seed, folds = self._fit_folds(X, y, n_folds=int(self.cv))
         encoders = []
         for left_out in range(len(folds)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from daskml_dist.ps.ledger import LedgerImage
+from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerImage
 from daskml_dist.ps.shard import ShardImage
 
-__all__ = ["Holding", "Images", "LaneImage", "ServerImage", "shadow_of"]
+__all__ = ["SENT", "Holding", "Images", "LaneImage", "ServerImage", "shadow_of"]
 
 #: Images that are kept of one server: servers in lock-step are one round apart at most, so the
 #: last three of each have one in common.
@@ -62,6 +62,10 @@ class ServerImage:
     shard: ShardImage | None = None
     ledger: LedgerImage | None = None
     lanes: dict[int, LaneImage] = field(default_factory=dict)
+
+
+#: What images are made of, as it goes from one process to another.
+SENT: tuple[type, ...] = (ServerImage, LaneImage, ShardImage, *LEDGER_PARTS)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LedgerImage", "PassLedger", "PassReport", "StoppingRule"]
+__all__ = ["LEDGER_PARTS", "LedgerImage", "PassLedger", "PassReport", "StoppingRule"]
 
 Record = dict[str, Any]
 
@@ -92,6 +92,10 @@ class LedgerImage:
     open: dict[int, _OpenPass]
     elapsed: float
     staleness: list[float]
+
+
+#: What the image of a ledger is made of.
+LEDGER_PARTS: tuple[type, ...] = (LedgerImage, StoppingRule, _OpenPass, PassReport)
 
 
 class PassLedger:

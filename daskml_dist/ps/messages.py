@@ -17,7 +17,7 @@ __all__ = ["Call", "CallReply", "Part", "Reply", "Request", "Status", "sum_in_la
 #: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
 Part = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 
-#: Payload of a control call and of its answer: JSON values, and any object under "blob".
+#: Payload of a control call and of its answer: plain values, arrays, and images under "blob".
 Call = dict[str, Any]
 CallReply = Callable[[Call], None]
 

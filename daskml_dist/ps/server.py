@@ -244,7 +244,7 @@ class ParameterServer:
         ----------
         op : {"rendezvous", "report", "leave", "store", "restore", "keep"}
         payload : dict
-            JSON values, ``generation`` among them, and any object under ``blob``.
+            Plain values, ``generation`` among them, and images under ``blob``.
         reply : callable
         """
         with self._lock:

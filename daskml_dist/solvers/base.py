@@ -32,7 +32,11 @@ Array = NDArray[np.float64]
 
 
 class Statistic(ABC):
-    """A sum over rows. Small and picklable: it travels to every trainer, the model does not.
+    """A sum over rows. It travels to every trainer, the model does not.
+
+    It goes as data: its attributes are numbers, text, arrays, losses, and tuples, lists or
+    dictionaries of these. Its class comes with the solver: define it where the solver's module
+    does, or imports it.
 
     Attributes
     ----------
@@ -96,6 +100,9 @@ class Sums(Protocol):
 
     def __call__(self, statistic: Statistic) -> Array:
         """The sum over all rows, float64."""
+
+    def keep(self, w: Array) -> None:
+        """Take note that an iteration ended at `w`: a fit that is interrupted ends there."""
 
 
 class Space(Protocol):

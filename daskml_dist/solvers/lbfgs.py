@@ -49,8 +49,12 @@ class LBFGS(PenalisedSolver, RangedSolver):
         objective = SmoothObjective(model, sums, self.penalty)
         shape = start.shape
 
+        last = start
+
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
-            value, gradient = objective.value_and_gradient(flat.reshape(shape))
+            nonlocal last
+            last = flat.reshape(shape)
+            value, gradient = objective.value_and_gradient(last)
             return value, gradient.ravel()
 
         if self.penalty.l1:
@@ -62,11 +66,13 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 max_iter=self.max_iter,
                 tol=self.tol,
                 should_stop=lambda: sums.should_stop,
+                on_step=lambda _: sums.keep(last),
             )
         found = quasi_newton(
             evaluate,
             start.ravel(),
             sums,
+            on_step=lambda flat: sums.keep(flat.reshape(shape)),
             maxiter=self.max_iter,
             maxls=_MAXLS,
             gtol=self.tol,
@@ -117,6 +123,7 @@ def quasi_newton(
     *,
     maxiter: int,
     bounds: list[tuple[float | None, float | None]] | None = None,
+    on_step: Callable[[NDArray[Any]], None] = lambda flat: None,
     **options: Any,
 ) -> Solution:
     """SciPy's L-BFGS-B, which also stops between iterations where the fit is to.
@@ -130,11 +137,14 @@ def quasi_newton(
         Knows whether the fit is to stop.
     maxiter : int
     bounds : list of (low, high), optional
+    on_step : callable, optional
+        Takes the vector at which an iteration ended.
     **options
         Of SciPy's method.
     """
 
     def callback(intermediate_result: OptimizeResult) -> None:
+        on_step(intermediate_result.x)
         if sums.should_stop:
             raise StopIteration
 

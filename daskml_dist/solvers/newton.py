@@ -206,6 +206,7 @@ class NewtonSteps:
                 reason = "" if solved else str(trouble)
                 return NewtonRun(self._symmetric(point.w), n_iter, solved, reason)
             n_iter += 1
+            self._sums.keep(self._symmetric(new.w))
             if self._is_solved(new, point.hessian, step):
                 return NewtonRun(self._symmetric(new.w), n_iter, True)
             point = new if new.hessian is not None else self._at(new.w)

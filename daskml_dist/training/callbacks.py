@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from daskml_dist.errors import CallbackError, InvalidParameterError
+from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["HOOKS", "CallbackList"]
 
@@ -25,10 +25,9 @@ HOOKS = ("on_fit_begin", "on_pass_end", "on_generation", "on_fit_end")
 class CallbackList:
     """The callbacks of a fit, called one after the other.
 
-    A callback that raises ends the call with a `CallbackError`; ``KeyboardInterrupt`` and
-    ``SystemExit`` pass through as they are. Whoever has seen ``on_fit_begin`` also sees
-    ``on_fit_end``, once, whatever the others do: callbacks may open things there and close
-    them here.
+    What a callback raises ends the call and is raised as it is, with a note that names the
+    callback. Whoever has seen ``on_fit_begin`` also sees ``on_fit_end``, once, whatever the
+    others do: callbacks may open things there and close them here.
 
     Parameters
     ----------
@@ -64,8 +63,8 @@ class CallbackList:
 
         Raises
         ------
-        CallbackError
-            A callback raised. Those told before it have then been told of the end.
+        BaseException
+            What a callback raised. Those told before it have then been told of the end.
         """
         self._begun, self._error = [], None
         try:
@@ -89,8 +88,8 @@ class CallbackList:
 
         Raises
         ------
-        CallbackError
-            A callback raised; the later ones are not told.
+        BaseException
+            What a callback raised; the later ones are not told.
         """
         for callback in self._callbacks:
             self._call(callback, "on_pass_end", run, record)
@@ -107,8 +106,8 @@ class CallbackList:
 
         Raises
         ------
-        CallbackError
-            A callback raised; the later ones are not told.
+        BaseException
+            What a callback raised; the later ones are not told.
         """
         for callback in self._callbacks:
             self._call(callback, "on_generation", run, event)
@@ -128,8 +127,9 @@ class CallbackList:
 
         Raises
         ------
-        CallbackError
-            A callback raised, and neither `error` nor an earlier call of this fit did so first.
+        BaseException
+            What a callback raised, unless there is an `error`, or an earlier call of this fit
+            raised first.
         """
         first = error or self._error
         raised: BaseException | None = None
@@ -141,7 +141,8 @@ class CallbackList:
                 if first is None or _outranks(later, first):
                     first = raised = later
                 else:
-                    first.add_note(f"then, as the fit ended: {later!r}")
+                    name = type(callback).__name__
+                    first.add_note(f"then, as the fit ended, {name}.on_fit_end raised {later!r}")
         self._error = None  # its traceback would keep the run alive
         if raised is not None:
             raise raised
@@ -152,13 +153,17 @@ class CallbackList:
             return
         try:
             method(*args)
-        except Exception as cause:
-            error = CallbackError(
-                f"callback {type(callback).__name__}.{hook} raised {type(cause).__name__}: "
-                f"{cause}; mend it, or leave it out of `callbacks`"
-            )
+        except BaseException as error:
+            note = f"raised by the callback {type(callback).__name__}.{hook}"
+            # Ctrl-C comes wherever it comes.
+            if isinstance(error, Exception) and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
             self._error = self._error or error
-            raise error from cause
+            raise
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Whether an error is the one that a callback of this fit raised first."""
+        return error is self._error
 
 
 def _as_tuple(callbacks: object) -> tuple[object, ...]:

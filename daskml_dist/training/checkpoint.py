@@ -9,32 +9,35 @@ the end of each part.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import reprlib
 import warnings
-import zlib
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
-from numpy.typing import NDArray
 
-from daskml_dist import __version__
-from daskml_dist.errors import CheckpointError, InvalidParameterError
+from daskml_dist.errors import CheckpointError, DivergedError, InvalidParameterError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.checkpoint_files import Files, why
+from daskml_dist.training.checkpoint_format import (
+    DamagedError,
+    decode,
+    encode,
+    is_count,
+    is_number,
+)
 from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.history import RECORD_KEYS
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["Checkpoint", "train_in_parts"]
 
-_FORMAT = 2
+#: Bytes of the facts of any fit at most; those of one pass.
+_FACTS, _PASS = 1 << 28, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Checkpoint:
     copy and delete, as in object stores; :meth:`load` finds it.
 
     A file is an ``.npz``: parameters, optimizer state and facts in JSON, with a checksum of every
-    array and without pickle. It is read only if it is whole.
+    array and without pickle. It is read only if it is whole. On a local disk only its owner may
+    read it.
 
     Parameters
     ----------
@@ -93,14 +97,17 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            One of them failed, or the file system is unknown or not installed.
+            One of them failed, the file system is unknown or not installed, or something that
+            is no regular file has one of the names.
         """
         files = self._files()
         try:
             files.probe()
+        except CheckpointError:
+            raise
         except Exception as error:
             raise CheckpointError(
-                f"Cannot write checkpoints to {self.path} ({_why(error)}). Name a file in a "
+                f"Cannot write checkpoints to {self.path} ({why(error)}). Name a file in a "
                 "folder that exists and that you may write to."
             ) from error
 
@@ -118,15 +125,17 @@ class Checkpoint:
             It could not be written, for example because the disk is full. The newest whole one
             is as it was.
         """
-        files, data = self._files(), _encode(state, facts)
+        files, data = self._files(), encode(state, facts)
         try:
             if files.is_whole(files.new):  # a crash came while the files moved
                 files.rotate()
             files.write(files.new, data)
             files.rotate()
+        except CheckpointError:
+            raise
         except Exception as error:
             raise CheckpointError(
-                f"Cannot save the checkpoint {self.path} ({_why(error)}). The last one that was "
+                f"Cannot save the checkpoint {self.path} ({why(error)}). The last one that was "
                 "saved is whole. Make room, or mend access to the file, and fit again with "
                 "resume=True to go on from there."
             ) from error
@@ -152,14 +161,14 @@ class Checkpoint:
             )
         return found
 
-    def _find(self) -> tuple[ShardState, dict[str, Any]] | None:
-        """The newest whole checkpoint; None where there is no file."""
+    def _find(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
+        """The newest whole checkpoint, of so many bytes; None where there is no file."""
         files, damaged = self._files(), ""
         for name in (files.new, *files.versions):
             try:
-                data = files.read(name)
-                found = None if data is None else _decode(data, name)
-            except _DamagedError as error:
+                data = files.read(name, most)
+                found = None if data is None else decode(data, name)
+            except DamagedError as error:
                 # A damaged path.new is a save that a crash cut short: what it is for.
                 damaged = damaged or ("" if name == files.new else str(error))
                 continue
@@ -174,184 +183,8 @@ class Checkpoint:
             )
         return None
 
-    def _files(self) -> _Files:
-        try:
-            fs, path = url_to_fs(os.fspath(self.path))
-        except Exception as error:
-            raise CheckpointError(
-                f"Cannot open the file system of the checkpoint {self.path} ({_why(error)}). "
-                f"{_remedy(error)}"
-            ) from error
-        return _Files(fs, path, self.keep)
-
-
-class _DamagedError(CheckpointError):
-    """A file is cut short, was changed, or never was a checkpoint."""
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The files of one checkpoint, on any file system."""
-
-    fs: Any
-    path: str
-    keep: int
-
-    @property
-    def new(self) -> str:
-        return f"{self.path}.new"
-
-    @property
-    def versions(self) -> list[str]:
-        """Names from the newest to the oldest."""
-        return [self.path, *(f"{self.path}.{i}" for i in range(1, self.keep))]
-
-    @property
-    def _local(self) -> bool:
-        return isinstance(self.fs, LocalFileSystem)
-
-    def read(self, name: str) -> bytes | None:
-        """Content, or None where there is no such file."""
-        try:
-            return bytes(self.fs.cat_file(name))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise CheckpointError(
-                f"Cannot read the checkpoint {name} ({_why(error)}). Mend access to the file, or "
-                "set resume=False to begin anew."
-            ) from error
-
-    def is_whole(self, name: str) -> bool:
-        with suppress(CheckpointError):
-            data = self.read(name)
-            return data is not None and bool(_decode(data, name))
-        return False
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file to the disk; what an error leaves of it is removed."""
-        try:
-            if self._local:
-                with open(name, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            else:
-                self.fs.pipe_file(name, data)
-        except BaseException:
-            with suppress(Exception):
-                self.fs.rm_file(name)
-            raise
-
-    def rotate(self) -> None:
-        """Move each file to the name of the one before it, from the oldest to the new one.
-
-        The new one is whole all the while; files that a crash left half moved are overwritten.
-        """
-        names = [self.new, *self.versions]
-        for i in reversed(range(self.keep)):
-            if self.fs.exists(names[i]):
-                self._move(names[i], names[i + 1])
-        if self._local:
-            _sync_folder(os.path.dirname(self.path))
-
-    def _move(self, source: str, target: str) -> None:
-        if self._local:
-            os.replace(source, target)
-            return
-        with suppress(FileNotFoundError):  # some file systems do not move onto a file
-            self.fs.rm_file(target)
-        self.fs.mv(source, target)
-
-    def probe(self) -> None:
-        if self.fs.isdir(self.path):
-            raise IsADirectoryError(f"{self.path} is a folder")
-        before, after = f"{self.path}.probe", f"{self.path}.probed"
-        self.write(before, b"daskml_dist")
-        self._move(before, after)
-        self.fs.rm_file(after)
-
-
-def _sync_folder(folder: str) -> None:
-    """Make moves in a folder outlast a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems cannot
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _why(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _remedy(error: Exception) -> str:
-    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
-    if isinstance(missing, ModuleNotFoundError) and missing.name:
-        return f"pip install {missing.name}"
-    return 'Use a local path, or the URL of an fsspec file system such as "s3://bucket/fit.npz".'
-
-
-# --- what a file holds -----------------------------------------------------------------------
-
-
-def _encode(state: ShardState, facts: dict[str, Any]) -> bytes:
-    arrays: dict[str, Any] = {
-        "w": state.w,
-        **{f"slot_{name}": slot for name, slot in state.slots.items()},
-    }
-    if state.average is not None:
-        arrays["average"] = state.average
-    facts = {
-        **facts,
-        "format": _FORMAT,
-        "written_by": __version__,
-        "checksums": _checksums(arrays),
-        "step": state.step,
-        "rows_seen": state.rows,
-        "n_averaged": state.n_averaged,
-    }
-    buffer = io.BytesIO()
-    np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
-    return buffer.getvalue()
-
-
-def _decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-        facts = json.loads(str(arrays.pop("facts")))
-        found = facts["format"]
-    except Exception as error:
-        # Not NumPy's words: they offer to load a strange file with pickle.
-        raise _DamagedError(
-            f"{name} is no whole checkpoint: it is cut short, was changed, or holds something "
-            f"else ({type(error).__name__})."
-        ) from error
-    if found != _FORMAT:
-        raise CheckpointError(
-            f"The checkpoint {name} has format {found!r}, written by daskml_dist "
-            f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Go on "
-            "with that version, or set resume=False to begin anew."
-        )
-    if _checksums(arrays) != facts.get("checksums"):
-        raise _DamagedError(f"{name} is no whole checkpoint: an array's checksum is wrong.")
-    slots = {
-        key.removeprefix("slot_"): array for key, array in arrays.items() if key.startswith("slot_")
-    }
-    state = ShardState(
-        arrays["w"], slots, facts["step"], facts["rows_seen"],
-        arrays.get("average"), facts["n_averaged"],
-    )  # fmt: skip
-    return state, facts
-
-
-def _checksums(arrays: dict[str, NDArray[Any]]) -> dict[str, str]:
-    return {
-        name: f"{array.dtype.str} {array.shape} {zlib.crc32(np.ascontiguousarray(array).data):08x}"
-        for name, array in arrays.items()
-    }
+    def _files(self) -> Files:
+        return Files.of(os.fspath(self.path), self.keep)
 
 
 # --- a fit in parts --------------------------------------------------------------------------
@@ -398,10 +231,11 @@ def train_in_parts(
     max_iter, partial, dropped, lost = fit.stopping.max_iter, 0.0, 0, 0
     records: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
-    if checkpoint.resume and (found := checkpoint._find()) is not None:
+    if checkpoint.resume and (found := checkpoint._find(_most_bytes(fit))) is not None:
         fit, records = _resumed(fit, checkpoint, *found)
     watched = _OneFit(callbacks)
-    result = FitResult(fit.start_state(), [], fit.stopping, 0.0)
+    result, began = FitResult(fit.start_state(), [], fit.stopping, 0.0), fit.first_pass
+    interrupted: KeyboardInterrupt | None = None
     try:
         while fit.first_pass < max_iter and not fit.stopping.converged and not watched.stopped:
             last = min(fit.first_pass + checkpoint.every, max_iter)
@@ -411,6 +245,7 @@ def train_in_parts(
             result = engine.train(part, watched)
             state = result.state
             assert isinstance(state, ShardState)
+            _check_finite(state)
             records = records + result.records
             partial += result.partial_rows
             dropped, lost = dropped + result.dropped, lost + result.lost_rows
@@ -421,12 +256,18 @@ def train_in_parts(
                 stopping=dataclasses.replace(result.stopping, max_iter=max_iter),
                 first_pass=fit.first_pass + len(result.records),
             )
+            if (interrupted := result.interrupted) is not None:
+                break  # not at the end of a pass, where a fit could go on to the same digits
             checkpoint.save(state, {**_identity(fit), **_progress(fit, records)})
     except BaseException as error:
         watched.finish(error)
-        raise
-    watched.finish()
-    return FitResult(result.state, records, fit.stopping, partial, dropped, lost, events)
+        if not isinstance(error, KeyboardInterrupt) or fit.first_pass == began:
+            raise
+        interrupted = error  # what the parts before have found stays
+    watched.finish(interrupted)
+    return FitResult(
+        result.state, records, fit.stopping, partial, dropped, lost, events, interrupted
+    )
 
 
 def _identity(fit: FitSpec) -> dict[str, Any]:
@@ -458,19 +299,31 @@ def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _most_bytes(fit: FitSpec) -> int:
+    """Bytes of a checkpoint of this fit at most."""
+    n_arrays = 2 + len(fit.rule.optimizer.slot_names)
+    size = int(np.prod(fit.model.shape)) * np.dtype(fit.dtype).itemsize
+    return n_arrays * size + _FACTS + _PASS * fit.stopping.max_iter
+
+
+def _check_finite(state: ShardState) -> None:
+    if not np.isfinite(state.w).all():
+        raise DivergedError(
+            "The parameters became NaN or infinite. Lower learning_rate, or scale the features "
+            "(StandardScaler). The last checkpoint is of an earlier pass."
+        )
+
+
 def _resumed(
     fit: FitSpec, checkpoint: Checkpoint, state: ShardState, facts: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
-    for name, value in _identity(fit).items():
-        if facts.get(name) != value:
-            raise CheckpointError(
-                f"{checkpoint.path} is of another fit: its {name} is "
-                f"{reprlib.repr(facts.get(name))}, here it is {reprlib.repr(value)}. Name another "
-                "file, or set resume=False to begin anew."
-            )
+    if problem := _difference(fit, facts) or _unfit(fit, state) or _unlikely(state, facts):
+        raise CheckpointError(
+            f"{checkpoint.path} {problem}. Name another file, or set resume=False to begin anew."
+        )
     if fit.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
-    state = _about(state, tuple(facts.get("target_shift", ())), fit.step_model)
+    state = _about(state, facts.get("target_shift", []), fit.step_model, checkpoint)
     stopping = dataclasses.replace(
         fit.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
@@ -480,11 +333,68 @@ def _resumed(
     return resumed, facts["records"]
 
 
-def _about(state: ShardState, shift: tuple[float, ...], model: LinearModel) -> ShardState:
+def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
+    """What tells another fit; empty for this one."""
+    for name, value in _identity(fit).items():
+        if facts.get(name) != value:
+            return (
+                f"is of another fit: its {name} is {reprlib.repr(facts.get(name))}, here it is "
+                f"{reprlib.repr(value)}"
+            )
+    return ""
+
+
+def _unfit(fit: FitSpec, state: ShardState) -> str:
+    """Why the fit cannot go on from a state; empty where it can."""
+    if state.w.shape != tuple(fit.model.shape) or state.w.dtype != fit.dtype:
+        return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
+    wanted = fit.rule.optimizer.init(np.zeros_like(state.w))
+    if state.slots.keys() != wanted.keys():
+        return f"holds the optimizer state {sorted(state.slots)}, and {sorted(wanted)} is needed"
+    for name, slot in state.slots.items():
+        if slot.shape != wanted[name].shape:
+            return f"holds {name} in the shape {slot.shape} instead of {wanted[name].shape}"
+    return ""
+
+
+def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
+    """Why the facts of a fit's course cannot be true; empty where they can."""
+    for name in ("passes", "seed", "stale_passes"):
+        if not is_count(facts.get(name)):
+            return f"says {name}={reprlib.repr(facts.get(name))}"
+    if not is_number(facts.get("best")):
+        return f"says best={reprlib.repr(facts.get('best'))}"
+    records = facts.get("records")
+    if not (isinstance(records, list) and all(map(_is_record, records))):
+        return "has no records of its passes"
+    if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
+        return "has records of other passes than the first ones"
+    if records and not state.step:
+        return f"has records of {len(records)} passes, and no step"
+    if len(records) != facts["passes"]:
+        return f"says passes={facts['passes']}, and has records of {len(records)}"
+    return ""
+
+
+def _is_record(record: Any) -> bool:
+    return isinstance(record, dict) and all(
+        type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
+        for key in RECORD_KEYS
+    )
+
+
+def _about(state: ShardState, shift: Any, model: LinearModel, checkpoint: Checkpoint) -> ShardState:
     """The state about the model's own shift of the targets, not a digit changed if it was so."""
-    if shift == model.target_shift:
+    known = isinstance(shift, list) and all(isinstance(value, float) for value in shift)
+    sizes = (0, model.width) if model.fit_intercept else (0,)
+    if not known or len(shift) not in sizes or not np.isfinite(shift).all():
+        raise CheckpointError(
+            f"{checkpoint.path} has target_shift={reprlib.repr(shift)}, which no fit writes. "
+            "Restore the file from a copy, or set resume=False to begin anew."
+        )
+    if tuple(shift) == model.target_shift:
         return state
-    old = dataclasses.replace(model, target_shift=shift)
+    old = dataclasses.replace(model, target_shift=tuple(shift))
     w, average = (
         None if values is None else model.centred(old.uncentred(values))
         for values in (state.w, state.average)

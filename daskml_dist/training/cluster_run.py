@@ -7,47 +7,43 @@ generation (`generations.Generations`) whenever a worker is lost, leaves or join
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from distributed import Client
 
+from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
-    DaskMLDistError,
-    SchedulerLostError,
-    TrainingError,
+    WaitTimeoutError,
     WorkerLostError,
     is_consequence,
 )
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
-from daskml_dist.training.dask_internals import evict, is_dasks, retire
+from daskml_dist.training.dask_internals import is_dasks, retire
+from daskml_dist.training.ending import Ending
 from daskml_dist.training.engine import FitResult, RunView
-from daskml_dist.training.fleet import Fleet, Gone, Host, call_workers
+from daskml_dist.training.fleet import BUSY, Fleet, Gone, Host, call_workers
 from daskml_dist.training.generations import Generations
-from daskml_dist.training.host import Outcome
-from daskml_dist.training.listening import listen, stop_listening
+from daskml_dist.training.interrupts import Interrupts
+from daskml_dist.training.listening import listen
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.orders import (
     TOPIC,
     Alarm,
-    abort_run,
-    forget_run,
     say_farewell,
     to_alarm,
 )
 from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import GoOn
-from daskml_dist.training.servers import joined_state
-from daskml_dist.training.spec import FitSpec, TrainerResult
+from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.waiting import Patience
 
 __all__ = ["GenerationEvent", "TrainingRun"]
 
@@ -57,11 +53,8 @@ _FIRST_LOOK, _LOOK = 0.01, 0.2
 _ROLL_CALL = 0.5
 #: Seconds after an alarm in which the scheduler is asked again who is gone.
 _SOON = 0.3
-#: Seconds that the end of all trainers after an error, a call to their workers, and the end of
-#: the actors may take.
-_WIND_DOWN, _CALL, _CLEAN = 15.0, 3.0, 2.0
-#: Seconds in which a worker without heartbeats may still show that it lives.
-_CONFIRM = 0.5
+#: Seconds that a call to a worker may take.
+_CALL = 3.0
 #: Seconds that a fit must last before it gets shadows: a short one is sooner begun anew.
 _SHADOW_AFTER = 0.25
 #: Seconds between two times that the client gets images, without and with shadows.
@@ -70,8 +63,8 @@ _SAVE, _SAVE_SHADOWED = 1.0, 5.0
 _SAVE_SHARE = 20
 #: Seconds for which a new worker must be there before lanes move to it.
 _SETTLED = 1.0
-#: Generations without any progress after which a fit is given up.
-_MOST_FAILURES = 6
+#: Generations without any progress after which a fit says so; after the timeout it is given up.
+_MANY_FAILURES = 6
 
 
 @dataclass(frozen=True)
@@ -111,28 +104,42 @@ class TrainingRun:
     fit : FitSpec
     placement : Placement
     rows : ClusterRows
+    interrupts : Interrupts
     """
 
     def __init__(
-        self, client: Client, fit: FitSpec, placement: Placement, rows: ClusterRows
+        self,
+        client: Client,
+        fit: FitSpec,
+        placement: Placement,
+        rows: ClusterRows,
+        interrupts: Interrupts,
     ) -> None:
         self._client = client
         self._fit = fit
         self._rows = rows
+        self._interrupts = interrupts
         self._id = f"daskml-{uuid.uuid4().hex}"
-        secret = secrets.token_bytes(32)
+        secret = Secret.make()
         self._awake = threading.Event()
         self._alarms: list[Alarm] = []
         self._membership = Membership(client)
-        self._fleet = Fleet(client, fit, self._id, secret, self._is_there, self._awake.set)
+        self._fleet = Fleet(
+            client, fit, self._id, secret, self._is_there, self._begins, self._awake.set
+        )
         self._crew = Generations(
             client, fit, placement, rows, self._membership, self._fleet, self._id, secret
+        )
+        self._ending = Ending(
+            client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
         )
         self._callbacks = CallbackList()
         self._told = 0
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
+        self._losses = Patience("an end of the losses of workers", fit.timeout, _TOO_MANY)
+        self._starts = Patience("workers to begin their parts", fit.timeout, BUSY)
         self._events: list[GenerationEvent] = []
         #: Clock that each lane was seen to reach in the present generation.
         self._reached: dict[int, int] = {}
@@ -152,39 +159,43 @@ class TrainingRun:
         )
 
     def run(self, callbacks: CallbackList) -> FitResult:
-        """Run the fit to its end, or clean up and raise."""
+        """Run the fit to its end, or clean up and raise.
+
+        An interrupted fit that has made a step returns what it had come to.
+        """
         self._callbacks = callbacks
-        self._dealt.update(self._membership.call())
+        self._dealt.update(self._membership.wait_for_any(self._fit.timeout))
         self._trainer_addresses += self._crew.first_trainers
         self._server_addresses += self._crew.place_servers()
         try:
             callbacks.on_fit_begin(self._view)
             listen(self._client, TOPIC, self._id, self._on_event)
             self._begin("the fit begins")
-            result = self._watch()
+            with self._interrupts.between_steps():
+                result = self._watch()
             self._tell(result.records[self._told :])
-        except SchedulerLostError as error:
-            # Nobody is there to clean up with; workers without a scheduler end what they hold.
-            stop_listening(self._client, self._id)
-            callbacks.on_fit_end(self._view, error)
-            raise
         except BaseException as error:
-            cause = error
-            try:
-                cause = self._wind_down(error)
-            finally:  # also when the user interrupts once more
-                self._clean_up()
-                callbacks.on_fit_end(self._view, cause)
+            with self._interrupts.held():
+                cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
+            callbacks.on_fit_end(self._view, cause)
+            if kept is not None:
+                return self._with_events(kept)
             if cause is error:
                 raise
             raise cause from error
-        self._clean_up()
+        with self._interrupts.held():
+            self._ending.clean_up()
         callbacks.on_fit_end(self._view)
-        return result
+        return self._with_events(result)
+
+    def _with_events(self, result: FitResult) -> FitResult:
+        return replace(result, events=[asdict(event) for event in self._events])
 
     def _on_alarm(self, alarm: Alarm) -> None:
         if alarm.at_work is not None:
             self._membership.note_at_work(alarm.at_work)
+            if alarm.trainer is not None:
+                self._crew.begun.add(alarm.trainer)
             return
         for lane, clock in alarm.reached:
             self._reached[lane] = max(clock, self._reached.get(lane, 0))
@@ -202,17 +213,12 @@ class TrainingRun:
             self._to_retire.add(address)
 
     def _is_there(self, address: str) -> bool:
-        return address in self._membership.call() and not self._has_stopped(address)
+        there = address in self._membership.call()
+        return there and not self._membership.has_stopped(address)
 
-    def _has_stopped(self, address: str) -> bool:
-        """Whether a worker neither sends heartbeats nor answers; then it is cast out."""
-        if not self._membership.silent([address]):
-            return False
-        if call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
-            return False
-        self._membership.cast_out(address)
-        evict(self._client, address)
-        return True
+    def _begins(self, address: str) -> bool:
+        since = self._membership.paused.get(address)
+        return since is None or time.monotonic() - since < _SETTLED
 
     # -- a generation --------------------------------------------------------------------------
 
@@ -260,16 +266,22 @@ class TrainingRun:
         return max(0, *(again or [0])) if self._fit.policy.lockstep else max(0, sum(again))
 
     def _count_failure(self, reason: str) -> None:
+        """Give up once workers have been lost for long with no progress in between."""
         self._failures += 1
-        if self._failures > _MOST_FAILURES:
-            raise WorkerLostError(
-                f"The fit lost workers {_MOST_FAILURES} times without coming further in between "
-                f"({reason}). Look at the workers' logs: do they run out of memory? Use smaller "
-                "chunks, memory_budget, or workers with more memory, then fit again."
-            )
+        if self._failures == 1:
+            self._losses.renew()
+        few = self._failures <= _MANY_FAILURES
+        if few or self._losses.lasts(f"{_MANY_FAILURES} without any progress in between"):
+            return
+        raise WorkerLostError(
+            f"The fit lost workers {self._failures - 1} times in {self._fit.timeout:g} s without "
+            f"coming further in between ({reason}). {_TOO_MANY} Then fit again."
+        )
 
     def _note_gone(self, gone: Gone) -> None:
         """Count a worker that does not answer as lost, also where the scheduler does not yet."""
+        if not self._begins(gone.address):
+            return  # it is only paused
         if gone.address in self._membership.call():
             self._membership.cast_out(gone.address)
 
@@ -289,9 +301,10 @@ class TrainingRun:
                     if reason is None and (reason := self._joined() or self._slow()):
                         even = True
                 if reason is None:
-                    result = self._gather() if self._all_done() else None
-                    if result is not None:
-                        return result
+                    if self._all_done():
+                        if (result := self._ending.gather()) is not None:
+                            return result
+                        self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
                     self._tell(self._ask_first("records", self._told))
                     if self._to_let_go:
                         self._let_go()
@@ -300,7 +313,8 @@ class TrainingRun:
                 self._note_gone(gone)
                 reason = str(gone)
             if reason is not None:
-                self._begin(reason, even=even)
+                with self._interrupts.at_once():
+                    self._begin(reason, even=even)
                 look = _FIRST_LOOK
 
     def _keep_safe(self) -> None:
@@ -319,6 +333,7 @@ class TrainingRun:
         """Sleep until something happens, but no longer than so many seconds."""
         self._awake.wait(seconds)
         self._awake.clear()
+        self._interrupts.rest()
 
     def _ask_first(self, method: str, *args: Any) -> Any:
         return self._fleet.ask(self._crew.servers[0].host, method, *args)
@@ -366,17 +381,35 @@ class TrainingRun:
         membership, members = self._membership, self._crew.members
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
-        if stopped := [address for address in sorted(members) if self._has_stopped(address)]:
+        if stopped := [
+            address for address in sorted(members) if self._membership.has_stopped(address)
+        ]:
             return f"worker {', '.join(stopped)} stopped answering"
         if leaving := self._who_is_leaving():
             return leaving
         if self._rows.missing():
             return "rows were lost with a worker"
+        self._rows.free()
+        return self._in_vain()
+
+    def _in_vain(self) -> str | None:
+        """Why trainers that have not begun yet should be elsewhere; None: they may wait on."""
+        waiting = self._crew.not_begun
+        if paused := sorted(a for a in waiting if not self._begins(a)):
+            if self._membership.ready:
+                return f"worker {', '.join(paused)} is paused"
+        if not waiting or not self._rows.are_there:
+            self._starts.renew()
+        elif not self._starts.lasts(f"{len(waiting)} of {len(self._crew.members)}"):
+            raise WaitTimeoutError(
+                f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit within "
+                f"{self._fit.timeout:g} s. {BUSY} Wait for these, or add workers, and fit again."
+            )
         return None
 
     def _who_is_leaving(self) -> str | None:
         leaving = sorted(self._crew.members & self._membership.leaving)
-        if leaving and self._membership.staying:
+        if leaving and not set(self._membership.ready) <= self._membership.leaving:
             return f"worker {', '.join(leaving)} is leaving"
         return None
 
@@ -398,7 +431,7 @@ class TrainingRun:
         now = time.monotonic()
         fresh = [
             address
-            for address in self._membership.staying
+            for address in self._membership.ready
             if address not in self._dealt
             and now - self._joined_at.setdefault(address, now) > _SETTLED
         ]
@@ -421,82 +454,16 @@ class TrainingRun:
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             self._told += 1
-            self._callbacks.on_pass_end(self._view, record)
+            with self._interrupts.at_once():
+                self._callbacks.on_pass_end(self._view, record)
 
     def _stop(self) -> None:
         self._stopping = True
         with suppress(Gone):  # the next generation is told
             self._ask_first("stop")
 
-    # -- the end -------------------------------------------------------------------------------
 
-    def _gather(self) -> FitResult | None:
-        """The result; None where a trainer ended before it heard of this generation."""
-        results: list[TrainerResult] = []
-        for seat in self._crew.seats:
-            try:
-                results.append(self._fleet.result(seat))
-            except Exception as error:
-                raise Gone(seat.address, repr(error)) from error
-        if any(result.generation != self._crew.number for result in results):
-            self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
-            return None
-        shards = [self._fleet.ask(server.host, "state") for server in self._crew.servers]
-        outcome: Outcome = self._ask_first("end")
-        return FitResult(
-            joined_state(self._fit, shards, results),
-            self._ask_first("records", 0),
-            outcome.stopping,
-            outcome.partial_rows,
-            outcome.dropped,
-            self._crew.lost_rows,
-            [asdict(event) for event in self._events],
-        )
-
-    def _wind_down(self, error: BaseException) -> BaseException:
-        """Stop all that runs; return the error to tell the user."""
-        for server in self._crew.servers:
-            with suppress(Exception):
-                server.host.proxy.abort(str(error)).result(timeout=2)
-        with suppress(Exception):
-            self._on_workers(abort_run)
-        deadline = time.monotonic() + _WIND_DOWN
-        while time.monotonic() < deadline:
-            there = self._membership.call()
-            if all(seat.future.done() or seat.address not in there for seat in self._crew.seats):
-                break
-            self._pause_for(_LOOK)
-        return self._root_cause(error)
-
-    def _root_cause(self, error: BaseException) -> BaseException:
-        if not isinstance(error, Exception) or (
-            isinstance(error, DaskMLDistError) and not is_consequence(error)
-        ):
-            return error
-        for seat in self._crew.seats:
-            if seat.future.status == "error":
-                own = seat.future.exception(timeout=_LOOK)
-                if isinstance(own, DaskMLDistError) and not is_consequence(own):
-                    return own
-        if isinstance(error, DaskMLDistError):
-            return error
-        return TrainingError(f"The fit failed on a worker: {error!r}. See the cause above.")
-
-    def _on_workers(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Call a function of the run's name on all workers that had a part in it."""
-        workers = self._crew.visited.intersection(self._membership.call())
-        return call_workers(self._client, function, {w: (self._id,) for w in workers}, _CALL)
-
-    def _clean_up(self) -> None:
-        """Leave no actor, task, socket or order behind."""
-        stop_listening(self._client, self._id)
-        self._crew.close()
-        deadline = time.monotonic() + _CLEAN
-        with suppress(Exception):
-            # Actors end in the background; whoever looks after the fit finds none.
-            while any(self._on_workers(forget_run).values()) and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-
-def _are_you_there() -> bool:
-    return True
+_TOO_MANY = (
+    "Look at the workers' logs: do they run out of memory? Use smaller chunks, memory_budget, or "
+    "workers with more memory."
+)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from distributed import Future, WorkerPlugin
+from distributed import Future, Worker, WorkerPlugin
+from distributed.scheduler import KilledWorker
 
 from daskml_dist.errors import SchedulerLostError
 
@@ -19,10 +23,16 @@ __all__ = [
     "count_actors",
     "evict",
     "forget_closing",
+    "free_tasks",
     "is_dasks",
+    "is_killed_worker",
     "is_wanted",
+    "is_workers_own",
     "list_workers",
+    "process_group",
     "retire",
+    "shield",
+    "unshield",
 ]
 
 #: Seconds that a nanny may take to kill its worker.
@@ -30,10 +40,23 @@ _NANNY = 2.0
 #: Seconds in which a retirement is tried again.
 _RETIRE = 5.0
 
+#: Process of the client of each fit that shields this one from Ctrl-C, by the fit's name; and the
+#: handler before.
+_shields: dict[str, int] = {}
+_unshielded: Any = None
+
 
 def is_dasks(error: BaseException) -> bool:
     """Whether an error is Dask's own: it tells of a lost worker or task."""
     return type(error).__module__.startswith("distributed")
+
+
+def is_killed_worker(error: BaseException | None) -> bool:
+    """Whether Dask gave a task up since several workers died while it was theirs.
+
+    It need not have been the task that killed them.
+    """
+    return isinstance(error, KilledWorker)
 
 
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:
@@ -109,6 +132,11 @@ def is_wanted(worker: Any, key: Any) -> bool:
     return task is not None and task.state in {"executing", "long-running"}
 
 
+def is_workers_own(client: Any) -> bool:
+    """Whether a client is one that a worker of this process made for its tasks."""
+    return client in Worker._initialized_clients
+
+
 def ask_for(client: Any, key: Any) -> Any:
     """A future of data that some worker holds, by its key.
 
@@ -149,6 +177,61 @@ def evict(client: Any, address: str) -> None:
     threading.Thread(target=run, daemon=True, name="daskml-evict").start()
 
 
+def free_tasks(
+    client: Any, keys: list[Any], killed: list[Any] | None = None, *, ours: bool = True
+) -> None:
+    """Let tasks begin on other workers than those that begin none, and try some once more.
+
+    A task that is pinned to workers that went, or are paused, waits for ever; so does one that
+    lies at a paused worker.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    keys : list
+        And all that they need and that is not there.
+    killed : list, optional
+        Those among the `keys` that Dask gave up, with what they need (`is_killed_worker`): they
+        are tried once more.
+    ours : bool, default=True
+        Whether the `keys` are tasks of our own; then they and what they need lose such pins.
+    """
+
+    def is_begun(worker: Any, ts: Any) -> bool:
+        return ts in worker.executing or ts in worker.long_running
+
+    def free(dask_scheduler: Any) -> None:
+        stimulus = "daskml-dist-free-tasks"
+        tasks, running = dask_scheduler.tasks, dask_scheduler.running
+        able = {worker.address for worker in running}
+        moves: dict[Any, str] = {}
+        stack, seen = [tasks[key] for key in keys if key in tasks], set()
+        while stack:
+            ts = stack.pop()
+            if ts in seen or ts.state == "memory":
+                continue
+            seen.add(ts)
+            stack.extend(ts.dependencies)
+            if ours and ts.worker_restrictions and not able.intersection(ts.worker_restrictions):
+                dask_scheduler.set_restrictions({ts.key: None})
+                if ts.state == "no-worker":
+                    moves[ts.key] = "processing"
+            worker = ts.processing_on
+            # What a paused worker works on it will finish.
+            if worker and worker not in running and not is_begun(worker, ts):
+                moves[ts.key] = "released"
+        dask_scheduler.transitions(moves, stimulus)
+        erred = [key for key in killed or () if key in tasks and tasks[key].state == "erred"]
+        if erred:
+            for ts in seen:
+                ts.suspicious = 0
+            dask_scheduler.stimulus_retry(erred)
+
+    if keys:
+        with suppress(OSError):  # the scheduler is gone: the next roll call says so
+            client.run_on_scheduler(free)
+
+
 def retire(client: Any, address: str) -> None:
     """Finish a retirement that an actor of ours was in the way of; returns at once."""
 
@@ -160,3 +243,62 @@ def retire(client: Any, address: str) -> None:
                 time.sleep(0.1)
 
     threading.Thread(target=run, daemon=True, name="daskml-retire").start()
+
+
+def process_group() -> tuple[Any, ...] | None:
+    """What tells the process group of this process from all others; None where there is none.
+
+    A terminal, and JupyterLab's button, send Ctrl-C to all processes of a group.
+    """
+    if not hasattr(os, "getpgrp"):
+        return None
+    place: list[Any] = [socket.gethostname(), os.getpgrp()]
+    with suppress(OSError):  # containers may share a host's name, and count processes from 1
+        place.append(os.readlink("/proc/self/ns/pid"))
+    return tuple(place)
+
+
+def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
+    """Let this process ignore Ctrl-C for as long as a fit of a client of its process group runs.
+
+    Dask's workers, nannies and schedulers would end for good; the client decides what ends. To be
+    called in the event loop, which a process that is one of these runs in its main thread.
+
+    Parameters
+    ----------
+    name : str
+        Of the fit.
+    pid : int
+        The client's process; once it is gone, Ctrl-C works as before.
+    group : tuple
+        The client's :func:`process_group`.
+
+    Returns
+    -------
+    bool
+        Whether it does; not in other groups, nor in the client's own process.
+    """
+    global _unshielded
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or os.getpid() == pid or process_group() != group:
+        return False
+    if not _shields:
+        _unshielded = signal.signal(signal.SIGINT, _on_sigint)
+    _shields[name] = pid
+    return True
+
+
+def unshield(name: str) -> None:
+    """Undo :func:`shield`."""
+    if _shields.pop(name, None) is not None and not _shields:
+        signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
+
+
+def _on_sigint(*_: Any) -> None:
+    for name, pid in list(_shields.items()):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            unshield(name)
+    if not _shields:
+        signal.raise_signal(signal.SIGINT)

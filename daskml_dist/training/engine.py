@@ -14,6 +14,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["Engine", "FitResult", "RunView"]
@@ -39,6 +40,8 @@ class FitResult:
         Rows that were lost for good on the way.
     events : list of dict
         Changes of membership, in order.
+    interrupted : KeyboardInterrupt or None
+        What ended the fit, still to be raised; the result is what it had come to.
     """
 
     state: ShardState | Solution
@@ -48,6 +51,7 @@ class FitResult:
     dropped: int = 0
     lost_rows: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
+    interrupted: KeyboardInterrupt | None = None
 
 
 class RunView:
@@ -90,7 +94,16 @@ class RunView:
 
 
 class Engine(ABC):
-    """Holds the rows of one fit and runs it. Use it as a context manager."""
+    """Holds the rows of one fit and runs it. Use it as a context manager.
+
+    Attributes
+    ----------
+    interrupts : Interrupts
+        Ctrl-C, from entering the context to leaving it.
+    """
+
+    def __init__(self) -> None:
+        self.interrupts = Interrupts()
 
     @abstractmethod
     def survey(self, classification: bool) -> list[BlockInfo]:
@@ -126,6 +139,7 @@ class Engine(ABC):
         """Let go of everything."""
 
     def __enter__(self) -> Self:
+        self.interrupts.__enter__()
         return self
 
     def __exit__(
@@ -134,4 +148,8 @@ class Engine(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            with self.interrupts.held():
+                self.close()
+        finally:
+            self.interrupts.__exit__(kind, error, trace)

@@ -17,13 +17,16 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.host import ServerHost, run_trainer
 from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.waiting import Patience
 
-__all__ = ["Fleet", "Gone", "Host", "Seat", "call_workers"]
+__all__ = ["BUSY", "Fleet", "Gone", "Host", "Seat", "call_workers"]
 
 #: Seconds that a call to an actor may take.
 _CALL = 30.0
 #: Bytes of parameters in a fit that travels with each task.
 _SMALL = 2**18
+#: What keeps a worker from beginning its part.
+BUSY = "Are they busy with other tasks?"
 
 
 class Gone(Exception):
@@ -70,6 +73,8 @@ class Fleet:
     secret : bytes
     is_there : callable
         Whether a worker still counts, by its address; takes the roll.
+    begins : callable
+        Whether a worker begins what it is given, by its address.
     on_end : callable
         Called in a thread of the client's when a trainer's task ends.
     """
@@ -81,6 +86,7 @@ class Fleet:
         run_id: str,
         secret: bytes,
         is_there: Callable[[str], bool],
+        begins: Callable[[str], bool],
         on_end: Callable[[], None],
     ) -> None:
         self._client = client
@@ -88,6 +94,7 @@ class Fleet:
         self._run_id = run_id
         self._secret = secret
         self._is_there = is_there
+        self._begins = begins
         self._on_end = on_end
         #: Only the state that it goes on from can be large; asking does not pickle it.
         self._is_small = fit.initial is None or fit.initial.w.nbytes <= _SMALL
@@ -138,14 +145,19 @@ class Fleet:
 
     def meet(self, host: Host) -> Endpoint:
         """Wait for an actor, and learn where it listens."""
-        deadline, patience = time.monotonic() + self._fit.timeout, SLICE
+        what = f"worker {host.address} to begin its part"
+        patience, slice_ = Patience(what, self._fit.timeout, BUSY), SLICE
         while host.proxy is None:
             with suppress(TimeoutError):
-                host.proxy = self._result(host, patience)
+                host.proxy = self._result(host, slice_)
             self._check(host)
             # Dask begins to fetch anew in each try, so the next one has longer.
-            patience *= 2 if self.is_ready(host) else 1
-            if host.proxy is None and time.monotonic() > deadline:
+            slice_ *= 2 if self.is_ready(host) else 1
+            if host.proxy is not None:
+                break
+            if not self.is_ready(host) and not self._begins(host.address):
+                raise Gone(host.address, "paused, at its memory limit")
+            if not patience.lasts():
                 raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
         endpoint: Endpoint = self.ask(host, "endpoint")
         host.endpoint = endpoint

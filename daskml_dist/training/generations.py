@@ -23,6 +23,7 @@ from daskml_dist.policies import AllReduce, LocalSGD, ModelAveraging
 from daskml_dist.ps.image import Holding, shadow_of
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.fleet import Fleet, Gone, Host, Seat, call_workers
+from daskml_dist.training.held_blocks import tell_lost
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.orders import give_orders
 from daskml_dist.training.recovery import GoOn, choose
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 _PAUSE, _DELIVERY = 2.0, 3.0
 #: Bytes of images that the client keeps in memory at most; more go to its disk.
 _MOST_SAVED = 2**25
+#: Threads that a worker counts for which is to get no more lanes.
+_NO_ROOM = 1e-6
 
 
 @dataclass
@@ -100,6 +103,8 @@ class Generations:
         self.old_hosts: list[Host] = []
         #: Workers that had a part in the run.
         self.visited: set[str] = set()
+        #: Names of trainers that their workers have begun.
+        self.begun: set[int] = set()
         self.lost_rows = 0
         #: Trainers that this generation took over from the one before it.
         self.kept = 0
@@ -135,9 +140,14 @@ class Generations:
         running = {seat.address for seat in self.seats}
         return running | {server.host.address for server in self.servers}
 
+    @property
+    def not_begun(self) -> set[str]:
+        """Workers that have not begun a trainer of theirs."""
+        return {seat.address for seat in self.seats if seat.spec.name not in self.begun}
+
     def place_servers(self) -> list[str]:
         """Workers for the servers, spread: those without rows to train on first."""
-        workers = self._membership.staying or self._membership.threads
+        workers = self._threads()
         trainers = [w for w in self.first_trainers if w in workers]
         spread = [*sorted(set(workers).difference(trainers)), *trainers]
         return list(islice(cycle(spread), n_servers(self._fit)))
@@ -206,8 +216,8 @@ class Generations:
         return choose(self._fit.policy, [self._pause(server) for server in self.servers])
 
     def _is_leaving(self, host: Host) -> bool:
-        staying = self._membership.staying or self._membership.threads
-        return host.address not in staying
+        there = self._membership
+        return host.address not in there.staying and host.address not in there.ready
 
     def _go_on(self, go_on: GoOn[Host], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
@@ -238,15 +248,10 @@ class Generations:
 
     def _mend_rows(self) -> None:
         lost = self._rows.mend()
-        if not lost.intersection(s.block for lane in self._lanes for s in lane.segments):
+        if not any(s.block in lost for lane in self._lanes for s in lane.segments):
             return
         if self._fit.on_lost_data == "raise":
-            raise DataLostError(
-                f"Blocks {sorted(lost)[:10]} went with the only worker that held them, and nothing "
-                "can make them again. Give fit a collection that knows its recipe: read it from "
-                "storage, and persist() rather than scatter() it; or keep copies "
-                '(client.replicate); or set on_lost_data="skip" to go on without these rows.'
-            )
+            raise DataLostError(tell_lost(lost))
         before = sum(lane.n_rows for lane in self._lanes)
         self._lanes = [
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in lost))
@@ -257,12 +262,13 @@ class Generations:
 
     def _assign(self, even: bool) -> list[_Part]:
         """Who runs which lanes: trainers that stay, then new ones."""
-        threads = self._membership.threads
-        seats = [s for s in self.seats if s.address in threads and s.future.status == "pending"]
+        seats = [seat for seat in self.seats if self._stays(seat)]
         for seat in self.seats:
             if seat not in seats:
                 self._fleet.discard_trainer(seat)
-        capacity = self._capacity()
+        # One that is paused keeps what it runs, and is given no more.
+        paused = {s.address for s in seats}.difference(self._membership.ready)
+        capacity = self._capacity() | dict.fromkeys(paused, _NO_ROOM)
         if even or not set(self._workers.values()) <= capacity.keys():
             holders = self._rows.holders_now()
             self._workers = reassign(self._lanes, self._workers, holders, capacity, even=even)
@@ -281,9 +287,20 @@ class Generations:
                 rest.setdefault(self._workers[lane.lane], []).append(lane)
         return parts + [_Part(address, here) for address, here in rest.items()]
 
+    def _stays(self, seat: Seat) -> bool:
+        """Whether a trainer may go on as it is."""
+        there = self._membership
+        if seat.address not in there.threads or seat.future.status != "pending":
+            return False
+        return seat.address in there.ready or (
+            seat.spec.name in self.begun
+            and seat.address in there.paused
+            and seat.address not in there.leaving
+        )
+
     def _threads(self) -> dict[str, int]:
-        """Threads of the workers that stay, or else of all."""
-        threads = self._membership.staying or self._membership.threads
+        """Threads of the workers that can be given work."""
+        threads = self._membership.ready
         if not threads:
             # The scheduler may have named workers that were dead already.
             raise Gone("of every lane", "all were lost at once")
@@ -349,7 +366,7 @@ class Generations:
         for number, server in enumerate(self.servers):
             shadow = server.shadow
             try:
-                if shadow is not None and self._is_leaving(shadow):
+                if shadow is not None and not self._may_stay(shadow):
                     raise Gone(shadow.address, "lost")
                 if shadow is None:
                     server.shadow = self._open_shadow(number)
@@ -366,9 +383,14 @@ class Generations:
                 server.shadow, server.shadow_ships = None, False
                 self._fleet.discard_host(shadow)
 
+    def _may_stay(self, shadow: Host) -> bool:
+        """Whether a shadow is there and stays, or will be: at a paused worker none begins."""
+        begins = shadow.address in self._membership.ready or self._fleet.is_ready(shadow)
+        return begins and not self._is_leaving(shadow)
+
     def _open_shadow(self, number: int) -> Host | None:
         own = self.servers[number].host.address
-        others = sorted(set(self._membership.staying) - {own})
+        others = sorted(set(self._membership.ready) - {own})
         if not others:
             return None
         address = others[number % len(others)]
@@ -416,6 +438,11 @@ class Generations:
         one = policy.uses_shards or isinstance(policy, AllReduce)
         copies = 1 if one else len(self._lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
+
+    @property
+    def saved(self) -> list[Saved]:
+        """The images that the client has; empty where there are none."""
+        return self._saved.get()
 
     def close(self) -> None:
         """Leave nothing on the cluster."""

@@ -56,6 +56,8 @@ class History:
         of which none was applied, and ``lost_rows`` the rows lost for good.
         Where blocks were moved because they lay unevenly: ``skew``, the rows of the fullest lane
         over those of an even one, and ``moved_bytes``.
+    interrupted : bool, default=False
+        Whether Ctrl-C ended the fit; the estimator then has what it had come to.
 
     Examples
     --------
@@ -69,6 +71,7 @@ class History:
 
     records: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
 
     def __len__(self) -> int:
         return len(self.records)
@@ -93,7 +96,8 @@ class History:
         parts = ["1 pass" if len(self) == 1 else f"{len(self)} passes"]
         if losses != ["nan"]:
             parts.append(f"loss {' -> '.join(losses)}")
-        return f"<History: {', '.join(parts)}, {seconds:.3g} s>"
+        end = ", interrupted" if self.interrupted else ""
+        return f"<History: {', '.join(parts)}, {seconds:.3g} s{end}>"
 
     @property
     def rows_per_second(self) -> list[float]:

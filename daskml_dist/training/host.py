@@ -10,6 +10,7 @@ import asyncio
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,13 +19,14 @@ from distributed import get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
-from daskml_dist.errors import WorkerLostError
+from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
 from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
@@ -103,7 +105,7 @@ class ServerHost:
     ) -> None:
         worker = get_worker()
         self.run_id = run_id
-        self._fit = fit
+        self._fit, self._number = fit, number
         self._server = make_server(fit, number, n_trainers, generation=generation)
         publish_server(key, self._server)
         self._credentials = _credentials(worker, secret, fit.shared_memory)
@@ -113,13 +115,11 @@ class ServerHost:
         answer = partial(
             serve,
             self._server,
-            dtype=fit.dtype,
-            width=fit.model.width,
+            bounds=fit.bounds(number),
             on_loss=partial(self._alarm, f"server {number}: a connection broke"),
         )
-        host = _host(worker)
-        listener = Listener(host, self._credentials, on_pair=answer)
-        self._endpoint = Endpoint(key, host, listener.port)
+        listener = Listener(_host(worker), self._credentials, on_pair=answer, key=key)
+        self._endpoint = listener.endpoint
         self._shipper: Shipper | None = None
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
         # garbage collector may run in any thread, whatever locks that holds, so it only says so.
@@ -205,7 +205,8 @@ class ServerHost:
         """Send an image to the shadow at once, and every so many updates."""
         self._end_shipping()
         # Its thread must not hold the actor, which ends when nobody holds it.
-        connect = partial(_connect_to, shadow, self._server, self._fit, self._credentials)
+        bounds = self._fit.bounds(self._number)
+        connect = partial(_connect_to, shadow, self._server, bounds, self._credentials)
         self._shipper = Shipper(self._server, connect, self._alarm)
         self._server.shadow(self._shipper, every)
 
@@ -228,10 +229,10 @@ class ServerHost:
 
 
 def _connect_to(
-    shadow: Endpoint, server: ParameterServer, fit: FitSpec, credentials: Credentials
+    shadow: Endpoint, server: ParameterServer, bounds: Bounds, credentials: Credentials
 ) -> ServerConnection:
     wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: server.is_over)
-    return reach(shadow, credentials, wait, fit.dtype, fit.model.width)
+    return reach(shadow, credentials, wait, bounds)
 
 
 def _close_at_end(
@@ -256,7 +257,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
     worker = get_worker()
     key = worker.get_current_task()
     secede()
-    say_hello(worker, spec.run_id)
+    say_hello(worker, spec.run_id, spec.name)
     before_closing(worker, spec.run_id, partial(take_leave, worker, spec.run_id))
     line = Line(
         spec,
@@ -273,13 +274,26 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
         _credentials(worker, spec.secret, fit.shared_memory),
         _host(worker),
         next_spec=line.next_spec,
+        rest=line.rest,
     )
     with at_work(worker, spec.run_id):
-        if not isinstance(blocks, bytes):
-            return trainer.run(blocks)
-        recipes = Recipes.unpack(blocks)
-        fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
-        return trainer.run(lambda number: recipes.make(number, fetch))
+        try:
+            return trainer.run(_source(blocks, worker, wait))
+        except TrainingError as error:
+            if not (line.is_aborted() and is_consequence(error)):
+                raise
+        # What is raised, Dask would log on the worker, for all to see in a notebook.
+        return trainer.interrupted()
+
+
+def _source(
+    blocks: dict[int, Block] | bytes, worker: Any, wait: Wait
+) -> dict[int, Block] | Callable[[int], Block]:
+    if not isinstance(blocks, bytes):
+        return blocks
+    recipes = Recipes.unpack(blocks)
+    fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
+    return lambda number: recipes.make(number, fetch)
 
 
 def _nothing_held(key: Any) -> Any:
@@ -305,7 +319,8 @@ class _Fetch:
         try:
             return future.result(timeout=self._wait.timeout)
         except Exception as error:
-            raise WorkerLostError(
+            # The client decides: they are made again, or are lost for good.
+            raise CommunicationError(
                 f"Rows that a worker held could not be fetched ({error!r}): it was probably lost. "
                 "Fit again."
             ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import nullcontext
 from typing import Any
 
 from daskml_dist.comm.base import Endpoint, Wait
@@ -18,8 +19,8 @@ from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
-from daskml_dist.training.servers import joined_state, make_server, n_servers
-from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.servers import joined_left, joined_state, make_server, n_servers
+from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.trainer import Trainer
 
 __all__ = ["InProcessEngine"]
@@ -35,6 +36,7 @@ class InProcessEngine(Engine):
     """
 
     def __init__(self, collection: Collection) -> None:
+        super().__init__()
         self._collection = collection
         self._blocks: dict[int, Block] = {}
         self._lanes: list[LaneSpec] = []
@@ -89,29 +91,58 @@ class InProcessEngine(Engine):
             nonlocal told
             while told < len(records):
                 told += 1
-                callbacks.on_pass_end(view, records[told - 1])
+                with self.interrupts.at_once():
+                    callbacks.on_pass_end(view, records[told - 1])
 
-        trainer = Trainer(fit, spec, Wait(fit.timeout), Credentials(b""), "127.0.0.1", idle=tell)
+        trainer = Trainer(
+            fit, spec, Wait(fit.timeout), Credentials(b""), "127.0.0.1",
+            idle=tell, rest=self.interrupts.rest,
+        )  # fmt: skip
         try:
             callbacks.on_fit_begin(view)
-            result = trainer.run(self._blocks)
+            result = self._run(trainer, fit)
             tell()
         except BaseException as error:
+            with self.interrupts.held():
+                is_whole = callbacks.has_raised(error) or self.interrupts.came_at_rest(error)
+                kept = None
+                if isinstance(error, KeyboardInterrupt) and (is_whole or fit.solver is not None):
+                    kept = _kept(fit, servers, trainer.interrupted(), error)
             callbacks.on_fit_end(view, error)
-            raise
+            if kept is None:
+                raise
+            return kept
         callbacks.on_fit_end(view)
-        return _result(fit, servers, [result])
+        return _result(fit, servers, result)
+
+    def _run(self, trainer: Trainer, fit: FitSpec) -> TrainerResult:
+        # A step must not be cut in two; a solver keeps whole points.
+        with nullcontext() if fit.solver else self.interrupts.between_steps():
+            return trainer.run(self._blocks)
 
     def close(self) -> None:
         """Let go of the blocks."""
         self._blocks = {}
 
 
-def _result(fit: FitSpec, servers: list[ParameterServer], results: list[Any]) -> FitResult:
+def _result(fit: FitSpec, servers: list[ParameterServer], result: TrainerResult) -> FitResult:
     ledger = servers[0].ledger
     assert ledger is not None
-    state = joined_state(fit, [server.state() for server in servers], results)
+    state = joined_state(fit, [server.state() for server in servers], [result])
     return FitResult(state, ledger.records, ledger.rule, ledger.partial_rows)
+
+
+def _kept(
+    fit: FitSpec, servers: list[ParameterServer], result: TrainerResult, error: KeyboardInterrupt
+) -> FitResult | None:
+    """What an interrupted fit had come to."""
+    ledger = servers[0].ledger
+    assert ledger is not None
+    left = joined_left(fit, [server.state() for server in servers], [result])
+    if left is None:
+        return None
+    partial = ledger.partial_rows + left.rows
+    return FitResult(left.state, ledger.records, ledger.rule, partial, interrupted=error)
 
 
 def _n_cores() -> int:

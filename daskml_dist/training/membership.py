@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import dask
 
 from daskml_dist.errors import TrainingError
-from daskml_dist.training.dask_internals import list_workers
+from daskml_dist.training.dask_internals import evict, list_workers
+from daskml_dist.training.fleet import call_workers
+from daskml_dist.training.waiting import Patience
 
 __all__ = ["Membership"]
 
@@ -18,6 +21,8 @@ __all__ = ["Membership"]
 _IMPORT = 30.0
 #: Seconds between two roll calls after which a silence says nothing: the client itself slept.
 _GAP = 2.0
+#: Seconds in which a worker without heartbeats may still show that it lives.
+_CONFIRM = 0.5
 
 
 class Membership:
@@ -48,6 +53,10 @@ class Membership:
         #: Workers that are about to leave.
         self.leaving: set[str] = set()
         self._announced: set[str] = set()
+        #: Workers at their memory limit, and since when: what they run goes on and what they
+        #: hold can be fetched, but they begin nothing.
+        self.paused: dict[str, float] = {}
+        self._workers: dict[str, dict[str, Any]] = {}
 
     def call(self) -> dict[str, int]:
         """Take the roll; return the threads of each worker that may take a part."""
@@ -62,7 +71,10 @@ class Membership:
                 self._seen[address] = worker["last_seen"], now
         self._outcast &= set(workers)
         self._announced &= set(workers)
-        closing = {a for a, w in workers.items() if w.get("status") not in _STAYING}
+        self._workers = workers
+        closing = {a for a, w in workers.items() if w.get("status") not in {*_BEGINS, "paused"}}
+        paused = {a for a, w in workers.items() if w.get("status") == "paused"}
+        self.paused = {a: self.paused.get(a, now) for a in paused}
         self.leaving = closing | self._announced
         self.threads = {
             address: worker["nthreads"]
@@ -75,6 +87,26 @@ class Membership:
     def staying(self) -> dict[str, int]:
         """Threads of each worker that is there and not about to leave."""
         return {a: threads for a, threads in self.threads.items() if a not in self.leaving}
+
+    @property
+    def ready(self) -> dict[str, int]:
+        """Threads of each worker that new work can be given to; of one that leaves if need be."""
+        begins = {a: n for a, n in self.threads.items() if self.facts(a).get("status") in _BEGINS}
+        return {a: n for a, n in begins.items() if a not in self.leaving} or begins
+
+    def facts(self, address: str) -> dict[str, Any]:
+        """What the scheduler knows of a worker, as of the last roll call."""
+        return self._workers.get(address, {})
+
+    def has_stopped(self, address: str) -> bool:
+        """Whether a worker neither sends heartbeats nor answers; then it is cast out."""
+        if not self.silent([address]):
+            return False
+        if call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
+            return False
+        self.cast_out(address)
+        evict(self._client, address)
+        return True
 
     def silent(self, addresses: Iterable[str]) -> list[str]:
         """Those without a heartbeat for as long as the lease, as of the last roll call."""
@@ -105,23 +137,48 @@ class Membership:
         self.leaving.add(address)
 
     def wait_for_any(self, timeout: float) -> dict[str, int]:
-        """Wait until some worker is there, as after a restart of all.
+        """Wait until some worker can be given work; return their threads.
+
+        Meanwhile a task waits, so that an adaptive cluster grows.
 
         Raises
         ------
         TrainingError
             None came.
         """
-        deadline = time.monotonic() + timeout
-        while not self.call():
-            if time.monotonic() > deadline:
-                raise TrainingError(
-                    f"All workers were lost, and none came within {timeout:g} s. Scale the "
-                    "cluster up and fit again; with Checkpoint(path, resume=True) it goes on "
-                    "from the last checkpoint."
-                )
-            time.sleep(0.05)
-        return self.threads
+        if self.call() and self.ready:
+            return self.ready
+        patience = Patience("workers", timeout, _SCALE)
+        task = self._client.submit(bool, pure=False)
+        try:
+            while not (self.call() and self.ready):
+                if not patience.lasts(self._who_is_there()):
+                    raise TrainingError(
+                        f"No worker that takes work was there within {timeout:g} s "
+                        f"({self._who_is_there()}). {_SCALE} Then fit again; with "
+                        "Checkpoint(path, resume=True) it goes on from the last checkpoint. "
+                        "daskml_dist.timeout in Dask's configuration is the time."
+                    )
+                time.sleep(0.05)
+        finally:
+            task.release()
+        return self.ready
+
+    def _who_is_there(self) -> str:
+        counts = Counter(str(worker.get("status")) for worker in self._workers.values())
+        if not counts:
+            return "0"
+        return f"0 of {len(self._workers)}: {counts['paused']} at their memory limit" + (
+            f", {counts.total() - counts['paused']} closing or silent"
+            if counts.total() > counts["paused"]
+            else ""
+        )
 
 
-_STAYING = {"init", "running", "paused", "undefined", None}
+def _are_you_there() -> bool:
+    return True
+
+
+#: Status of workers that begin tasks.
+_BEGINS = {"init", "running", "undefined", None}
+_SCALE = "Scale the cluster up, or give its workers more memory."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Self
 
 from distributed import Client, LocalCluster
@@ -15,6 +16,7 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.cluster_run import TrainingRun
 from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.shielding import Shielding
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["ClusterEngine"]
@@ -43,9 +45,11 @@ class ClusterEngine(Engine):
         memory_budget: int | None = None,
         device: str = "cpu",
     ) -> None:
+        super().__init__()
         self._client = client
         self._rows = ClusterRows(client, collection, memory_budget, device)
-        self._own: list[Any] = []
+        self._own = ExitStack()
+        self._shielding: Shielding | None = None
         self._placement: Placement | None = None
         self._moved: Move | None = None
 
@@ -54,16 +58,22 @@ class ClusterEngine(Engine):
         cls, collection: Collection, memory_budget: int | None = None, device: str = "cpu"
     ) -> Self:
         """Start a cluster inside this process; it is closed with the engine."""
-        cluster = LocalCluster(
-            n_workers=1, processes=False, dashboard_address=":0", silence_logs=50
-        )
-        client = Client(cluster, set_as_default=False)
-        engine = cls(collection, client, memory_budget, device)
-        engine._own = [client, cluster]
+        with ExitStack() as stack:
+            cluster = stack.enter_context(
+                LocalCluster(n_workers=1, processes=False, dashboard_address=":0", silence_logs=50)
+            )
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+            engine = cls(collection, client, memory_budget, device)
+            engine.closes(stack.pop_all())
         return engine
+
+    def closes(self, own: ExitStack) -> None:
+        """Close a stack with the engine."""
+        self._own = own
 
     def survey(self, classification: bool) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
+        self._shielding = Shielding(self._client)
         return self._rows.survey(classification)
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
@@ -114,12 +124,15 @@ class ClusterEngine(Engine):
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""
         assert self._placement is not None
-        run = TrainingRun(self._client, fit, self._placement, self._rows)
+        run = TrainingRun(self._client, fit, self._placement, self._rows, self.interrupts)
         return run.run(callbacks)
 
     def close(self) -> None:
         """Let go of the blocks, and close a cluster of our own."""
+        if self._shielding is not None:
+            self._shielding.end()
         self._rows.release()
-        for thing in self._own:
-            thing.close()
-        self._own = []
+        if self._shielding is not None:
+            self._shielding.wait()
+            self._shielding = None
+        self._own.close()

@@ -99,6 +99,8 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
     finally:
         with _changed:
             _trainers[run_id] -= 1
+            if not _trainers[run_id]:
+                del _trainers[run_id]  # here: a cluster inside the process may end with the fit
         tidy(worker, run_id)
 
 
@@ -112,7 +114,6 @@ def tidy(worker: Any, run_id: str) -> None:
         try:
             while _trainers[run_id] or count_servers(run_id):
                 await asyncio.sleep(_TIDY)
-            del _trainers[run_id]
             await forget_run(run_id, worker)
         finally:
             _tidying.discard(run_id)
@@ -157,6 +158,16 @@ class Line:
         """Whether the client ended the run."""
         return self._run in _aborted
 
+    def rest(self) -> None:
+        """Look, between two steps, whether the client ended the run.
+
+        Raises
+        ------
+        RunAbortedError
+        """
+        if self._run in _aborted:
+            raise RunAbortedError("The fit was stopped by its client.")
+
     def is_renewed(self) -> bool:
         """Whether there is an order of a newer generation."""
         order = _orders.get(self._run, {}).get(self._name)
@@ -196,7 +207,7 @@ class Alarm:
     ----------
     message : str
     trainer : int or None
-        Name of the trainer that waits for orders because of it.
+        Name of the trainer that waits for orders because of it, or that has begun.
     generation : int
         The one that it cannot go on in.
     reached : sequence of (lane, clock)
@@ -240,9 +251,10 @@ def raise_alarm(
     _send(worker, told)
 
 
-def say_hello(worker: Any, run_id: str) -> None:
-    """Tell the client that this worker has begun its part."""
-    _send(worker, {"run": run_id, "message": "at work", "at_work": worker.address})
+def say_hello(worker: Any, run_id: str, trainer: int | None = None) -> None:
+    """Tell the client that this worker has begun its part, and which trainer that is."""
+    told = {"run": run_id, "message": "at work", "at_work": worker.address, "trainer": trainer}
+    _send(worker, told)
 
 
 def _send(worker: Any, told: dict[str, Any]) -> None:

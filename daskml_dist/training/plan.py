@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import add
 from typing import Any, Literal
 
 import dask
@@ -13,9 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
-from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.scales import Scales
-from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
@@ -27,10 +23,10 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.spec import FitSpec, Streaming
+from daskml_dist.training.survey import Survey
 
 __all__ = [
     "Settings",
-    "Survey",
     "make_class_weight",
     "make_fit",
     "make_target_shift",
@@ -75,169 +71,6 @@ class Settings:
     auto_rate: bool = False
     compression: Compressor | None = None
     compute_dtype: str | None = None
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What the blocks say when read together.
-
-    Parameters
-    ----------
-    infos : list of BlockInfo
-    """
-
-    infos: list[BlockInfo]
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of all blocks."""
-        return sum(info.n_rows for info in self.infos)
-
-    @property
-    def n_features(self) -> int:
-        """Columns; the same in every block.
-
-        Raises
-        ------
-        InvalidDataError
-            Where blocks differ.
-        """
-        widths = {info.n_features for info in self.infos}
-        if len(widths) > 1:
-            raise InvalidDataError(
-                f"Blocks have different numbers of columns: {sorted(widths)}. Give every "
-                "partition the same columns."
-            )
-        return widths.pop()
-
-    def check_devices(self) -> None:
-        """Check that all rows lie on GPUs, or none.
-
-        Raises
-        ------
-        InvalidDataError
-            Names a block of either kind.
-        """
-        first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
-        if len(first) > 1:
-            raise InvalidDataError(
-                f"Block {first['gpu']} of X is of CuPy and block {first['cpu']} is not. Make all "
-                "chunks one kind: X.map_blocks(cupy.asarray) or "
-                "X.map_blocks(cupy.asnumpy)."
-            )
-
-    def device(self, asked: str, deterministic: bool) -> str:
-        """Where a fit is made, of what was asked for.
-
-        Raises
-        ------
-        InvalidParameterError
-            For a GPU that is to add up sparse rows in a fixed order.
-        """
-        if asked == "cpu" or not deterministic or not any(info.sparse for info in self.infos):
-            return asked
-        if asked == "gpu":
-            raise InvalidParameterError(
-                'deterministic=True with sparse rows and device="gpu": a GPU adds up their '
-                'gradients in no fixed order. Use device="cpu", or dense rows.'
-            )
-        return "cpu"
-
-    @property
-    def dtype(self) -> str:
-        """float32 where every block is, else float64."""
-        filled = [info for info in self.infos if info.n_rows] or self.infos
-        return "float32" if all(info.dtype == "float32" for info in filled) else "float64"
-
-    @property
-    def classes(self) -> NDArray[Any]:
-        """Sorted labels of all blocks."""
-        labels = [i.labels for i in self.infos if i.labels is not None and len(i.labels)]
-        if not labels:
-            raise InvalidDataError("y holds no labels. Give at least two classes.")
-        try:
-            return np.unique(np.concatenate(labels))
-        except TypeError as error:
-            raise InvalidDataError(
-                "Labels of different types cannot be sorted. Convert y to one type, such as str."
-            ) from error
-
-    def label_sums(self, classes: NDArray[Any], weighted: bool) -> NDArray[np.float64]:
-        """Rows, or weights, of each class."""
-        sums = np.zeros(len(classes))
-        for info in self.infos:
-            values = info.label_weights if weighted else info.label_counts
-            if info.labels is not None and values is not None:
-                np.add.at(sums, np.searchsorted(classes, info.labels), values)
-        return sums
-
-    @property
-    def weight_sum(self) -> float:
-        """Sum of the users' weights; 1 where they are all zero, so that it divides."""
-        return sum(info.weight_sum for info in self.infos) or 1.0
-
-    @property
-    def target_range(self) -> NDArray[np.float64]:
-        """Smallest and largest target of each block that has rows."""
-        ends = [end for i in self.infos for end in (i.y_min, i.y_max) if end is not None]
-        return np.array(ends, dtype=np.float64)
-
-    @cached_property
-    def targets(self) -> Spread:
-        """Weighted mean and spread of each column of the targets."""
-        return reduce(add, [info.targets for info in self.infos if info.targets is not None])
-
-    @property
-    def target_mean(self) -> np.float64:
-        """Weighted mean of the targets of one dimension."""
-        return np.float64(self.targets.mean[0])
-
-    @property
-    def target_spread(self) -> float:
-        """Standard deviation of the targets; 1 where they are all the same."""
-        return float(self.targets.deviation[0]) or 1.0
-
-    @cached_property
-    def target_quartiles(self) -> NDArray[np.float64]:
-        """Rough quartiles of the targets of one dimension, of a sample of each block."""
-        known = [i for i in self.infos if i.y_sample is not None and len(i.y_sample)]
-        if not known:
-            return np.zeros(3)
-        values = np.concatenate([i.y_sample for i in known if i.y_sample is not None])
-        shares = [np.full(len(s), i.weight_sum / len(s)) for i in known for s in [i.y_sample]]
-        order = np.argsort(values, kind="stable")
-        weight = np.concatenate(shares)[order].cumsum()
-        at = np.searchsorted(weight, np.array([0.25, 0.5, 0.75]) * weight[-1])
-        return np.asarray(values[order][np.minimum(at, len(values) - 1)])
-
-    @property
-    def n_targets(self) -> int | None:
-        """Columns of the targets; None for targets of one dimension.
-
-        Raises
-        ------
-        InvalidDataError
-            Where blocks differ.
-        """
-        found = {info.n_targets for info in self.infos}
-        if len(found) > 1:
-            raise InvalidDataError(
-                f"Blocks of y have different numbers of columns: {sorted(map(str, found))}. Give "
-                "every partition the same targets."
-            )
-        return found.pop()
-
-    @property
-    def target_means(self) -> NDArray[np.float64]:
-        """Weighted mean of each column of the targets."""
-        return self.targets.mean
-
-    @property
-    def nonzeros_per_row(self) -> float | None:
-        """Mean stored entries of a row; None where a block is dense."""
-        if not all(info.sparse for info in self.infos):
-            return None
-        return sum(info.nnz or 0 for info in self.infos) / max(self.n_rows, 1)
 
 
 def make_fit(
@@ -448,10 +281,11 @@ def make_class_weight(
     if class_weight is None or classes is None:
         return None
     if isinstance(class_weight, str):
-        counts = survey.label_sums(classes, weighted=False)
-        return np.divide(
-            survey.n_rows, len(classes) * counts, out=np.zeros(len(counts)), where=counts > 0
-        )
+        # A weight of two is as good as a row twice, here too.
+        sums = survey.label_weights(classes)
+        balanced = np.zeros(len(sums))
+        np.divide(sums.sum(), len(classes) * sums, out=balanced, where=sums > 0)
+        return balanced
     known = dict.fromkeys(classes.tolist(), 1.0)
     unknown = [label for label in class_weight if label not in known]
     if unknown:
@@ -472,7 +306,7 @@ def make_weight_scale(
     if class_weight is None and not weighted:
         return None
     if class_weight is not None and classes is not None:
-        total = float(class_weight @ survey.label_sums(classes, weighted=True))
+        total = float(class_weight @ survey.label_weights(classes))
     else:
         total = sum(info.weight_sum for info in survey.infos)
     if not total > 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import sys
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from daskml_dist.data.collection import Collection
@@ -27,38 +28,75 @@ def open_engine(
     client : distributed.Client or None
         None: the current client. Without one, rows in memory are trained in this process, and
         a Dask collection on a cluster inside this process that lives as long as the fit.
+        Inside a Dask task, rows in memory are trained in its process unless a client is given;
+        any other fit leaves the worker's slot to others until it ends.
     memory_budget : int or None
         Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
     device : {"auto", "cpu", "gpu"}, default="cpu"
         Where the fit is asked to be.
     """
-    if client is None:
-        client = _current_client()
-    elif not hasattr(client, "scheduler_info"):
+    if client is not None and not hasattr(client, "scheduler_info"):
         raise InvalidParameterError(
             f"client={client!r}: pass a distributed.Client, such as Client(address), or None."
         )
+    in_task = _in_task()
+    if client is None:
+        client = _current_client(in_task, collection.kind)
     if client is None and collection.kind == "memory":
         return InProcessEngine(collection)
     from daskml_dist.training.on_cluster import ClusterEngine
 
-    if client is None:
+    if client is None and not in_task:
         return ClusterEngine.on_own_cluster(collection, memory_budget, device)
-    if getattr(client, "asynchronous", False):
-        raise InvalidParameterError(
-            "fit needs a synchronous Client. Create one with Client(..., asynchronous=False)."
-        )
-    return ClusterEngine(collection, client, memory_budget, device)
+    with ExitStack() as stack:
+        if in_task:
+            client = _step_aside(stack, client)
+        assert client is not None
+        if getattr(client, "asynchronous", False):
+            raise InvalidParameterError(
+                "fit needs a synchronous Client, outside of its event loop. Create one with "
+                "Client(..., asynchronous=False); a task that fits is a plain function, not async."
+            )
+        engine = ClusterEngine(collection, client, memory_budget, device)
+        engine.closes(stack.pop_all())
+    return engine
 
 
-def _current_client() -> Any | None:
-    import sys
-
-    # Without distributed loaded there is no client, and no need to load it.
+def _in_task() -> bool:
+    """Whether the calling thread runs a Dask task."""
+    # Without distributed loaded there is neither a task nor a client, and no need to load it.
     if "distributed" not in sys.modules:
+        return False
+    from distributed import get_worker
+
+    with suppress(ValueError):
+        get_worker()
+        return True
+    return False
+
+
+def _step_aside(stack: ExitStack, client: Any | None) -> Any:
+    """Leave the worker's thread pool until the stack closes; a client of the cluster.
+
+    Else the fit would wait for tasks that wait for the slot of the task that calls it.
+    """
+    from distributed import worker_client
+
+    own = stack.enter_context(worker_client())
+    return own if client is None else client
+
+
+def _current_client(in_task: bool, kind: str) -> Any | None:
+    """The client that a fit takes which was given none."""
+    if in_task or "distributed" not in sys.modules:
         return None
     from distributed import Client
 
+    from daskml_dist.training.dask_internals import is_workers_own
+
     with suppress(ValueError):
-        return Client.current(allow_global=True)
+        client = Client.current(allow_global=True)
+        # Threads that a task has started: its slot is taken for as long as they run.
+        if kind != "memory" or not is_workers_own(client):
+            return client
     return None

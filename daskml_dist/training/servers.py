@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from daskml_dist.policies import AllReduce
+from daskml_dist.ps.image import LaneImage, ServerImage
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard, ShardState
 from daskml_dist.solvers import Solution
-from daskml_dist.training.spec import FitSpec, TrainerResult
+from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
-__all__ = ["joined_state", "make_server", "n_servers"]
+__all__ = ["joined_left", "joined_state", "left_in", "make_server", "n_servers", "revived"]
 
 
 def n_servers(fit: FitSpec) -> int:
@@ -73,3 +78,75 @@ def joined_state(
         # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
         whole.slots, whole.step = held.slots, held.step
     return whole
+
+
+def joined_left(
+    fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
+) -> Left | None:
+    """What an interrupted fit had come to, as far as anybody tells.
+
+    Returns
+    -------
+    Left, or None before the first step, and where parameters are not finite.
+    """
+    lefts = [r.left for r in results if r.left is not None]
+    lefts += [Left(r.state) for r in results if r.state is not None]
+    rows = sum(left.rows for left in lefts)
+    if fit.policy.uses_shards:
+        if any(shard is None for shard in shards):
+            return None
+        own = [TrainerResult(0, 0, left.state) for left in lefts[:1]]
+        state = joined_state(fit, shards, own)
+    elif not lefts:
+        return None
+    else:
+        state = lefts[0].state if isinstance(fit.policy, AllReduce) else _mean(lefts)
+    before = 0.0 if fit.initial is None else fit.initial.rows
+    if isinstance(state, ShardState) and state.rows <= before:
+        return None
+    slots = state.slots.values() if isinstance(state, ShardState) else ()
+    if not all(np.isfinite(array).all() for array in (state.w, *slots)):
+        return None
+    return Left(state, rows=rows)
+
+
+def _mean(lefts: list[Left]) -> ShardState | Solution:
+    """Where lanes of all trainers have come to, by their rows; a solver is one trainer's alone."""
+    first, total = lefts[0].state, sum(left.share for left in lefts)
+    states = [(left.share / total, left.state) for left in lefts]
+    if len(lefts) == 1 or not isinstance(first, ShardState):
+        return first
+    shards = [(share, state) for share, state in states if isinstance(state, ShardState)]
+    first.w = np.sum([n * s.w for n, s in shards], axis=0, dtype=first.w.dtype)
+    if first.average is not None:
+        averages = [n * (s.w if s.average is None else s.average) for n, s in shards]
+        first.average = np.sum(averages, axis=0, dtype=first.w.dtype)
+    return first
+
+
+def revived(
+    fit: FitSpec, images: Sequence[tuple[ServerImage, list[dict[str, Any]]]]
+) -> list[ParameterServer]:
+    """Servers in the calling process, from an image and the records of each."""
+    servers = []
+    for number, (image, records) in enumerate(images):
+        server = make_server(fit, number, n_trainers=1)
+        server.take(image, records)
+        server.renew(1, range(len(fit.lane_rows)), at=image.at)
+        servers.append(server)
+    return servers
+
+
+def left_in(fit: FitSpec, lanes: Mapping[int, LaneImage]) -> list[TrainerResult]:
+    """What trainers would leave that had come as far as the images of their lanes."""
+    total, lefts = sum(fit.lane_rows), []
+    for number, lane in lanes.items():
+        if lane.shard is not None:
+            shard = Shard(fit.rule, fit.start_state())
+            shard.restore(lane.shard)
+            lefts.append(Left(shard.state(), fit.lane_rows[number] / total))
+    rows = sum(lane.rows for lane in lanes.values())
+    return [
+        TrainerResult(0, 0, left=replace(left, rows=0.0 if i else rows))
+        for i, left in enumerate(lefts)
+    ]

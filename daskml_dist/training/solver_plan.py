@@ -19,8 +19,9 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.schedules import Constant
 from daskml_dist.solvers import RangedSolver, Solver
-from daskml_dist.training.plan import Survey, make_class_weight, make_weight_scale
+from daskml_dist.training.plan import make_class_weight, make_weight_scale
 from daskml_dist.training.spec import FitSpec, Streaming
+from daskml_dist.training.survey import Survey
 
 __all__ = ["Rows", "make_solver_fit"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
+from daskml_dist.comm.bounds import Bounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows
 from daskml_dist.models.base import Model
@@ -20,7 +21,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.solvers import Solution, Solver
 
-__all__ = ["FitSpec", "Streaming", "TrainerResult", "TrainerSpec"]
+__all__ = ["FitSpec", "Left", "Streaming", "TrainerResult", "TrainerSpec"]
 
 #: Steps of a pass from which on the last push of every pass is not compressed.
 _MANY_STEPS = 32
@@ -154,6 +155,14 @@ class FitSpec:
         n_rows, width = self.model.shape
         return ShardState(np.zeros((len(range(n_rows)[rows]), width), dtype=self.dtype), {})
 
+    def bounds(self, server: int) -> Bounds:
+        """What frames to and from a server may hold."""
+        n_rows = self.model.shape[0]
+        if self.policy.uses_shards:
+            rows = self.layout.slices()[server]
+            n_rows = rows.stop - rows.start
+        return Bounds(self.dtype, n_rows, self.model.width, len(self.lane_rows))
+
     def rows_of(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
         """Training rows of each lane."""
         fraction = self.validation_fraction
@@ -195,9 +204,32 @@ class TrainerSpec:
     clocks: tuple[int, ...]
     n_threads: int
     servers: tuple[Endpoint, ...]
-    secret: bytes
+    secret: bytes = field(repr=False)
     shadow_every: int
     lane_rows: tuple[int, ...]
+
+    def peer_key(self, rank: int) -> str:
+        """Name of the listener of a trainer of this generation."""
+        return f"{self.run_id}-trainer-{rank}-{self.generation}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a trainer leaves behind whose fit was interrupted.
+
+    Parameters
+    ----------
+    state : ShardState or Solution
+        Where its lanes have come to, averaged; the last point that a solver kept.
+    share : float
+        Its share of the fit's rows.
+    rows : float
+        Rows that it has stepped on and not reported.
+    """
+
+    state: ShardState | Solution
+    share: float = 1.0
+    rows: float = 0.0
 
 
 @dataclass
@@ -211,8 +243,14 @@ class TrainerResult:
         The one that it ended in.
     state : ShardState, Solution or None
         From rank 0 alone.
+    interrupted : bool, default=False
+        Whether the client ended the fit before its end.
+    left : Left or None
+        Of an interrupted fit, where the trainer holds anything.
     """
 
     rank: int
     generation: int
     state: ShardState | Solution | None = None
+    interrupted: bool = False
+    left: Left | None = None

@@ -66,6 +66,8 @@ class Trainer:
         Takes the spec of a generation that has ended, the error that ended it and the clock that
         each lane had reached; waits for the spec of the next one. None dismisses the trainer. By
         default the error is raised.
+    rest : callable
+        Called before each step of a lane that takes them one by one; may raise.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Trainer:
         host: str,
         idle: Callable[[], None] = lambda: None,
         next_spec: NextSpec = _no_next,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._fit = fit
         self._spec = spec
@@ -85,6 +88,7 @@ class Trainer:
         self._host = host
         self._idle = idle
         self._next_spec = next_spec
+        self._rest = rest
         self._memory: dict[str, Any] = {}
         self._at_work: list[Lane] = []
 
@@ -121,6 +125,16 @@ class Trainer:
                 spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
+    def interrupted(self) -> TrainerResult:
+        """What to hand back once :meth:`run` was interrupted."""
+        left = self._memory.get("left")
+        return TrainerResult(
+            self._spec.rank,
+            self._spec.generation,
+            interrupted=True,
+            left=None if left is None else left(),
+        )
+
     def _run_generation(self, ready: Any) -> ShardState | Solution | None:
         spec = self._spec
         # Its own, since a loop may add conditions to it.
@@ -138,6 +152,7 @@ class Trainer:
                 self._wait,
                 self._idle,
                 self._memory,
+                self._rest,
             )
             stack.callback(context.close)
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
@@ -186,8 +201,8 @@ class Trainer:
     def _connect(self) -> ShardedConnection:
         fit = self._fit
         connections = [
-            reach(endpoint, self._credentials, self._wait, fit.dtype, fit.model.width)
-            for endpoint in self._spec.servers
+            reach(endpoint, self._credentials, self._wait, fit.bounds(number))
+            for number, endpoint in enumerate(self._spec.servers)
         ]
         return ShardedConnection(connections, fit.layout, self._spec.generation, fit.compression)
 
@@ -197,12 +212,13 @@ class Trainer:
         if spec.generation and self._fit.policy.uses_shards:
             return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
         alone = spec.n_trainers == 1 or self._fit.policy.uses_shards
-        listener = None if alone else PeerListener(self._host, self._credentials)
+        own = spec.peer_key(spec.rank)
+        listener = None if alone else PeerListener(self._host, self._credentials, own)
         try:
             peers = self._rendezvous(listener)
             if listener is None:
                 return NoPeers()
-            endpoints = [Endpoint("", host, port) for host, port in peers]
+            endpoints = [Endpoint(spec.peer_key(rank), *at) for rank, at in enumerate(peers)]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             host = share_memory(group, self._wait, self._credentials.shared_memory)
             # Under "auto" ranks may differ, and all of them must meet to find out.

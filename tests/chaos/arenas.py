@@ -10,11 +10,12 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import dask
 from distributed import Client, LocalCluster
 
 from daskml_dist.training.dask_internals import list_workers
 
-__all__ = ["Arena", "NetworkArena", "ProcessArena", "network_problem"]
+__all__ = ["Arena", "KilledArena", "NetworkArena", "ProcessArena", "network_problem"]
 
 #: Seconds that a nanny may take to bring a worker back.
 _PATIENCE = 8.0
@@ -41,6 +42,14 @@ class Arena:
 
     def scale(self, n_workers: int) -> None:
         """Ask for so many workers; returns at once."""
+        raise NotImplementedError
+
+    def adapt(self, minimum: int) -> None:
+        """Let the cluster grow and shrink by itself."""
+        raise NotImplementedError
+
+    def end_adapting(self) -> None:
+        """Undo it."""
         raise NotImplementedError
 
     def cut(self, addresses: list[str]) -> None:
@@ -113,6 +122,28 @@ class ProcessArena(Arena):
         self._cluster.scale(self.n_workers)
 
 
+class KilledArena(ProcessArena):
+    """A local cluster whose places are never given up, however often their workers are killed."""
+
+    def start(self) -> None:
+        self._config = dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
+        super().start()
+
+    def close(self) -> None:
+        super().close()
+        with self._config:
+            pass  # as it was
+
+    def adapt(self, minimum: int) -> None:
+        self._adaptive = self._cluster.adapt(
+            minimum=minimum, maximum=self.n_workers, interval="200ms", wait_count=2
+        )
+
+    def end_adapting(self) -> None:
+        self._adaptive.stop()
+        self._cluster.scale(self.n_workers)
+
+
 def network_problem() -> str | None:
     """Why there can be no network namespaces here, or None."""
     if not (shutil.which("ip") and shutil.which("bridge")):
@@ -139,6 +170,14 @@ class NetworkArena(Arena):
 
     def close(self) -> None:
         self._stack.close()
+
+    def adapt(self, minimum: int) -> None:
+        """Let the cluster grow and shrink by itself."""
+        raise NotImplementedError
+
+    def end_adapting(self) -> None:
+        """Undo it."""
+        raise NotImplementedError
 
     def cut(self, addresses: list[str]) -> None:
         self._set_ports(addresses, "0")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.arenas import Arena, NetworkArena, ProcessArena, network_problem
+from chaos.arenas import Arena, KilledArena, NetworkArena, ProcessArena, network_problem
 from chaos.faults import Striker
 
 _struck: list[Striker] = []
@@ -25,6 +25,12 @@ def _opened(arena: Arena) -> Iterator[Arena]:
 def processes() -> Iterator[Arena]:
     """Three worker processes."""
     yield from _opened(ProcessArena())
+
+
+@pytest.fixture(scope="class")
+def killed() -> Iterator[Arena]:
+    """Three worker processes that come back however often they are killed."""
+    yield from _opened(KilledArena())
 
 
 @pytest.fixture(scope="class")

@@ -17,6 +17,8 @@ import pytest
 from chaos.arenas import Arena
 from chaos.disks import FillDisk, small_disk
 from chaos.faults import NETWORK_KINDS, PASSES, PROCESS_KINDS, Fault, Striker, draw, prepare
+from chaos.moments import NETWORK_TROUBLES, PROCESS_TROUBLES, draw_trouble
+from chaos.works import do
 from daskml_dist.errors import CheckpointError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.schedules import InverseScaling
@@ -28,7 +30,7 @@ BOUND = 45.0
 #: Policies whose result is the same each time, so also after a loss.
 EXACT = {"sync", "allreduce", "local", "average"}
 #: Seeds of quick faults of each policy and of most kinds; all others are marked slow.
-QUICK = {14, 108, 160}
+QUICK = {14, 108, 160, 217, 222}
 
 
 def _seeds(seeds: range) -> list[Any]:
@@ -180,3 +182,21 @@ class TestNetwork:
         self, seed: int, network: Arena, expected: Any, note: Any, assert_clean: Any
     ) -> None:
         _survive(draw(seed, NETWORK_KINDS), network, expected, note, assert_clean)
+
+
+@pytest.mark.timeout(240)
+class TestMoments:
+    """Losses at every moment of a run's life, of every kind of work."""
+
+    @pytest.mark.parametrize("seed", _seeds(range(200, 900)))
+    def test_trouble(self, seed: int, killed: Arena) -> None:
+        do(draw_trouble(seed, PROCESS_TROUBLES), killed)
+
+
+@pytest.mark.timeout(240)
+class TestNetworkMoments:
+    """A network that goes and comes, at every moment."""
+
+    @pytest.mark.parametrize("seed", _seeds(range(900, 1000)))
+    def test_trouble(self, seed: int, network: Arena) -> None:
+        do(draw_trouble(seed, NETWORK_TROUBLES), network)

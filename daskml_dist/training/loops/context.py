@@ -16,7 +16,7 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.training.lane import Lane
-from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.spec import FitSpec, Left, TrainerSpec
 
 __all__ = ["Context"]
 
@@ -41,6 +41,8 @@ class Context:
         Called in the trainer's own thread after each pass.
     memory : dict
         What a loop leaves for the trainer's next generation.
+    rest : callable
+        To be called between steps; may raise.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Context:
         wait: Wait,
         idle: Callable[[], None],
         memory: dict[str, Any],
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         self.fit = fit
         self.lanes = lanes
@@ -68,6 +71,7 @@ class Context:
         self.communicator = communicator
         self.wait = wait
         self.memory = memory
+        self.rest = rest
         self._idle = idle
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
@@ -90,6 +94,10 @@ class Context:
     def resumed(self) -> bool:
         """Whether the lanes go on from an earlier generation's steps."""
         return self.clock > self.fit.first_clock
+
+    def leaves(self, left: Callable[[], Left]) -> None:
+        """Say what makes up what the trainer leaves behind where the fit is interrupted."""
+        self.memory["left"] = left
 
     def connect(self) -> ShardedConnection:
         """Open a connection to all servers for the calling thread."""

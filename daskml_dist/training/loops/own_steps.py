@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from daskml_dist.ps.shard import Shard
@@ -19,11 +20,14 @@ class OwnSteps:
     lane : Lane
     replica : Shard
         Where the lane computes.
+    rest : callable
+        Called between steps; may raise.
     """
 
-    def __init__(self, lane: Lane, replica: Shard) -> None:
+    def __init__(self, lane: Lane, replica: Shard, rest: Callable[[], None] = lambda: None) -> None:
         self._lane = lane
         self._replica = replica
+        self._rest = rest
         self._recorded: Any | None = None
         # A replica on the host has nothing to do with what a device records.
         here = lane.backend.device == "cpu" or replica.on_device
@@ -32,6 +36,7 @@ class OwnSteps:
     def take(self, count: int) -> None:
         """Take the next steps of the lane."""
         while count > 0:
+            self._rest()
             count -= self._take_together(count) or self._take_one()
 
     def _take_one(self) -> int:

@@ -21,6 +21,7 @@ from daskml_dist.solvers import RangedSolver, Solution
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
+from daskml_dist.training.spec import Left
 
 __all__ = ["run_ranges"]
 
@@ -109,9 +110,14 @@ class _Ranges:
     def keep(self, n_iter: int) -> None:
         """Keep the last point."""
         reports = list(self._reports)
-        self._context.memory["point"] = _Point(
-            self.n_rows, self.n_done + n_iter, self._last, reports
-        )
+        point = _Point(self.n_rows, self.n_done + n_iter, self._last, reports)
+        self._context.memory["point"] = point
+        self._context.leaves(lambda: self._left(point))
+
+    def _left(self, point: _Point) -> Left:
+        assert point.w is not None
+        w = point.w.reshape(self._context.fit.model.shape)
+        return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
 
     # -- numbers -------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.own_steps import OwnSteps
 from daskml_dist.training.loops.residence import Residence
+from daskml_dist.training.spec import Left
 
 __all__ = ["run_replicas"]
 
@@ -36,6 +38,7 @@ def run_replicas(context: Context) -> ShardState | None:
             lane.seek(context.clock)
         if context.resumed:
             _restore(context, connection, run)
+        context.leaves(run.left)
         _run_passes(context, connection, run)
         state = run.state()
         return state if context.rank == 0 else None
@@ -50,6 +53,7 @@ def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | 
             most = number * n_steps - done
             if context.shadow_every:
                 most = min(most, context.shadow_every - done % context.shadow_every)
+            context.rest()
             done += run.steps(done, most)
             if context.shadow_every and done % context.shadow_every == 0:
                 connection.store(done, run.images())
@@ -77,7 +81,7 @@ class _Summed:
         self._home = Residence(context, alone)
         self._replica = self._home.shard(self._fit.start_state())
         self._in_order = self._fit.deterministic or self._fit.rule.coordinates
-        self._alone = OwnSteps(self._lanes[0], self._replica) if alone else None
+        self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; how many were taken."""
@@ -138,6 +142,10 @@ class _Summed:
     def restore(self, shards: dict[int, ShardImage]) -> None:
         self._replica.restore(self._home.enter(shards[0]))
 
+    def left(self) -> Left:
+        """The replica, as far as it came."""
+        return Left(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
+
     def validation_weights(self) -> list[Any | None]:
         return [self._replica.w] * len(self._lanes)
 
@@ -157,7 +165,9 @@ class _Averaged:
         self._replicas = {
             lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
         }
-        self._own = [OwnSteps(lane, self._replicas[lane.number]) for lane in context.lanes]
+        self._own = [
+            OwnSteps(lane, self._replicas[lane.number], context.rest) for lane in context.lanes
+        ]
         self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
         total = sum(context.lane_rows)
         self._shares = {
@@ -180,14 +190,11 @@ class _Averaged:
 
     def _mean(self, values: dict[int, Any]) -> Any:
         """Mean over all lanes, weighted by their rows; where they lie, or on the host."""
-        numbers = sorted(values)
-        parts = [values[n] * self._shares[n] for n in numbers]
         if not self._fit.deterministic:
-            total, *others = parts
-            for part in others:
-                total += part
-            return self._context.communicator.allreduce(total)
-        own = [np.array(numbers), *(self._home.to_host(part) for part in parts)]
+            return self._context.communicator.allreduce(self._own_sum(values))
+        numbers = sorted(values)
+        parts = (self._home.to_host(values[n] * self._shares[n]) for n in numbers)
+        own = [np.array(numbers), *parts]
         return sum_in_lane_order(
             [
                 (number, None, part)
@@ -195,6 +202,19 @@ class _Averaged:
                 for number, part in zip(theirs.tolist(), rest, strict=True)
             ]
         )[1]
+
+    def _own_sum(self, values: dict[int, Any]) -> Any:
+        """The own lanes' part of the mean."""
+        total, *others = (values[n] * self._shares[n] for n in sorted(values))
+        for part in others:
+            total += part
+        return total
+
+    def left(self) -> Left:
+        """The mean of the own lanes, as far as each came."""
+        share = sum(self._shares.values())
+        state = self._joined(lambda values: self._own_sum(values) / share)
+        return Left(state, share, sum(lane.sums[1] for lane in self._lanes))
 
     def images(self) -> dict[int, LaneImage]:
         """Every lane's sums and parameters."""
@@ -214,11 +234,14 @@ class _Averaged:
 
     def state(self) -> ShardState:
         """The mean of the lanes' parameters, with the first lane's optimizer state."""
+        return self._joined(self._mean)
+
+    def _joined(self, mean: Callable[[dict[int, Any]], Any]) -> ShardState:
         states = {n: self._home.leave(r.state()) for n, r in self._replicas.items()}
         first = states[min(states)]
-        first.w = self._mean({n: s.w for n, s in states.items()})
+        first.w = mean({n: s.w for n, s in states.items()})
         # Lanes see their averages at different rows, so all of them or none has one.
         averages = {n: s.average for n, s in states.items() if s.average is not None}
         if self._fit.rule.average_after is not None:
-            first.average = self._mean({n: averages.get(n, s.w) for n, s in states.items()})
+            first.average = mean({n: averages.get(n, s.w) for n, s in states.items()})
         return first

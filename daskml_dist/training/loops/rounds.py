@@ -70,6 +70,7 @@ class _Rounds:
     def run_pass(self, number: int) -> None:
         end = number * self._fit.n_steps
         while self._clock < end:
+            self._context.rest()
             batches = self._batches
             if self._apart:
                 self._push_apart(batches)

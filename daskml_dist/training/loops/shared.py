@@ -1,13 +1,21 @@
-"""Shared memory without locks (``"hogwild"``): threads race, processes meet at the server.
+"""One array that threads share (``"hogwild"``): they race, processes meet at the server.
 
 The threads of a trainer update one replica. Every now and then one of them sends the server what
 the trainer has changed since the last meeting and adds what the others changed meanwhile.
 
-A step is a batch's mean gradient; or, on sparse rows of many features, each row is an update of
-its own (`backends/row_steps.py`). Then a pass takes milliseconds, and sending all parameters would
-take most of the time; so trainers meet seldom, and each sends its changes damped by how far they
-have gone towards the minimum: what several trainers have found out is averaged, what only began
-to move is added up (`_damping`).
+A step is a batch's mean gradient, computed from parameters that others change meanwhile. Threads
+take turns only where they change whole arrays: passes over arrays that raced would lose the second
+moment of a gradient and keep the first, which an adaptive optimizer then divides by nearly nothing.
+A turn is short beside a gradient of many rows, and needs no compiler, whatever the optimizer.
+
+Or, on sparse rows of many features, each row is an update of its own, without locks
+(`backends/row_steps.py`): an entry's step is computed from its own gradient's moment, so it is no
+longer for what was lost. Only while the trainer adds what others changed do its threads stop: rows
+under way would write over the parameters that all of them touch, and the next meeting take the
+others' changes back. Then a pass takes milliseconds, and sending all parameters would take most of
+the time; so trainers meet seldom, and each sends its changes damped by how far they have gone
+towards the minimum: what several trainers have found out is averaged, what only began to move is
+added up (`_damping`).
 """
 
 from __future__ import annotations
@@ -25,7 +33,8 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.loops.turns import Turns
+from daskml_dist.training.spec import FitSpec, Left
 
 __all__ = ["run_shared"]
 
@@ -39,6 +48,8 @@ def run_shared(context: Context) -> ShardState | None:
     """Run all lanes; rank 0 returns its optimizer state (the servers hold the parameters)."""
     connection = context.connect()
     shared = _Shared(context, connection)
+    # The servers hold the parameters, and count rows.
+    context.leaves(lambda: Left(shared.replica.state()))
     try:
         if context.generation:
             shared.pull_first()
@@ -73,6 +84,9 @@ class _Shared:
         self._fit = fit
         self._connection = connection
         self._meeting = threading.Lock()
+        # The replica's parameters are read whoever's turn it is.
+        self._turns = Turns()
+        self._has_others = share < 1
         self._name = min(lane.number for lane in context.lanes)
         self._lanes = [lane.number for lane in context.lanes]
         #: Clock, rows and loss of each lane; its thread puts a new entry for each step.
@@ -80,7 +94,7 @@ class _Shared:
         self._told = dict(self._done)
         self._base = self.replica.w.copy()
         self._clock = 0
-        self._steps = 0
+        self._steps = self._steps_met = 0
         self._stopped = False
         self._rows: _RowByRow | None = None
         if fit.single_rows:
@@ -98,6 +112,7 @@ class _Shared:
                     for lane in behind:
                         if self._stopped or self._context.failed:
                             return
+                        self._context.rest()
                         self._step(lane)
                 if self._end_pass(number, lanes):
                     return
@@ -110,7 +125,8 @@ class _Shared:
         if self._rows is None:
             self._step_by_batch(lane, batch)
         else:
-            self._rows.step(lane, batch)
+            with self._turns.together():
+                self._rows.step(lane, batch)
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + batch.n_rows, loss + lane.last_loss
@@ -124,16 +140,19 @@ class _Shared:
     def _step_by_batch(self, lane: Lane, batch: Batch) -> None:
         replica = self.replica
         w = replica.w if batch.index is None else replica.w[batch.index]
-        replica.apply(lane.new_gradient(w, batch), batch.n_rows, batch.index)
+        grad = lane.new_gradient(w, batch)
+        with self._turns.alone():
+            replica.apply(grad, batch.n_rows, batch.index)
 
     def _is_due(self) -> bool:
         if self._rows is None:
-            return self._steps % _MEET_EVERY == 0
+            # Threads that count at once may skip a number.
+            return self._steps - self._steps_met >= _MEET_EVERY
         return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
 
     def _meet(self) -> Any:
         """Exchange changes with the other trainers; the lock is held."""
-        since = time.perf_counter()
+        since, self._steps_met = time.perf_counter(), self._steps
         progress = self._progress()
         delta = self.replica.w - self._base
         if self._rows is not None:
@@ -143,8 +162,10 @@ class _Shared:
             tuple(self._lanes), self._clock, progress[:, 1].sum(), delta, progress=progress
         )
         pulled = self._connection.receive(self._name)
-        # Threads went on meanwhile: add what others changed rather than overwrite.
-        self.replica.w += pulled.w - (self._base + delta)
+        if self._has_others:
+            # Threads went on meanwhile: add what others changed rather than overwrite.
+            with self._turns.alone():
+                self.replica.w += pulled.w - (self._base + delta)
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
         self._met = time.perf_counter()
@@ -188,6 +209,7 @@ class _RowByRow:
 
     def __init__(self, fit: FitSpec, replica: Shard, share: float) -> None:
         self._fit = fit
+        self._counting = threading.Lock()
         self._replica = replica
         self._cells = replica.interleave()
         self._share = share
@@ -203,7 +225,8 @@ class _RowByRow:
         lane.add_row_steps(
             lambda pieces: steps.run(list(pieces), order, self._cells, rate, charged), batch
         )
-        replica.count_row_steps(batch.n_rows, rate)
+        with self._counting:
+            replica.count_row_steps(batch.n_rows, rate)
 
     def _steps_of(self, lane: int) -> Any:
         if lane not in self._lanes:

@@ -8,19 +8,23 @@ the open question is asked anew, so a fit ends with the digits of an undisturbed
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.comm.packing import Kinds, kinds, pack_object, unpack_object
 from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.loops.context import Context
 from daskml_dist.training.loops.lane_sums import EXTRA, LaneSums, report_sum
+from daskml_dist.training.spec import Left
 
-__all__ = ["run_solver"]
+__all__ = ["question_kinds", "run_solver"]
 
 #: Bytes of sums that a trainer remembers at most; a solver that needs more begins anew.
 _MEMORY = 2**28
@@ -73,6 +77,7 @@ class _Rounds:
         if log is None or log.n_rows != n_rows or not log.is_whole:
             log = context.memory["log"] = _Log(n_rows)
         self.log = log
+        self.kinds = question_kinds()
         self._sums = LaneSums(context)
 
     def remember(self) -> None:
@@ -90,7 +95,7 @@ class _Rounds:
     def answer(self) -> None:
         """Make the sums that the first trainer asks for, until it has its solution."""
         while question := self._context.communicator.broadcast_bytes():
-            self.sum(pickle.loads(question))
+            self.sum(unpack_object(question, self.kinds))
 
     def sum(self, statistic: Statistic) -> NDArray[np.float64]:
         """The sum over all trainers' rows, with `EXTRA` numbers behind it."""
@@ -135,7 +140,7 @@ class _Asked:
         self._context = context
         self._rounds = rounds
         self._connection = connection
-        self._n_asked = 0
+        self._n_asked = self._n_kept = 0
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
         sums = self._rounds.log.sums
@@ -143,10 +148,25 @@ class _Asked:
         if self._n_asked <= len(sums):
             total = sums[self._n_asked - 1]
         else:
-            self._context.communicator.broadcast_bytes(pickle.dumps(statistic, protocol=5))
+            if self._context.communicator.size > 1:
+                self._context.communicator.broadcast_bytes(self._as_data(statistic))
             total = self._rounds.sum(statistic)
         self._report(total[-EXTRA:])
         return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
+
+    def _as_data(self, statistic: Statistic) -> bytes:
+        try:
+            return pack_object(statistic, self._rounds.kinds)
+        except TypeError as error:
+            raise InvalidParameterError(
+                f"The statistic {type(statistic).__name__} cannot travel to other workers: {error}"
+            ) from error
+
+    def keep(self, w: NDArray[np.float64]) -> None:
+        """Keep the point at which an iteration ended, for a fit that is interrupted."""
+        self._n_kept += 1
+        found = Solution(w.copy(), self._n_kept, converged=False, message="interrupted")
+        self._context.leaves(lambda: Left(found))
 
     def end(self) -> None:
         """Let the other trainers go."""
@@ -156,3 +176,14 @@ class _Asked:
         """Report the pass for all lanes; the ledger ignores what it knows already."""
         self.should_stop = report_sum(self._context, self._connection, self._n_asked, extra)
         self._context.end_pass()
+
+
+def question_kinds() -> Kinds:
+    """Classes of the questions that can be asked: those that fits have brought into the process."""
+    return kinds([*_derived(Statistic), *_derived(Loss)])
+
+
+def _derived(base: type[Any]) -> Iterator[type[Any]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _derived(kind)

@@ -1,0 +1,175 @@
+"""How both ends of a socket prove that they belong to one run, before anything else is said.
+
+The caller says in what part it calls, and a nonce. The listener answers with a nonce and its proof,
+without which the caller says nothing more; the caller's proof comes with its first words. Proofs
+are HMAC-SHA256 under the key of this one connection, which is made of the run's secret and of all
+that both must agree on: the caller's role and name (a trainer's is its rank), the listener's
+`Endpoint` and both nonces. What was said on another connection, to another listener or in another
+part is therefore worth nothing, and each proof says whose it is, so that none can be sent back.
+
+The endpoint is the one that the run *announced*, not what a socket says of itself: a listener that
+is bound to all addresses, or reached by another name, is still the same one. Its key names the run
+and, of a trainer, the rank and the generation.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+import time
+
+from daskml_dist.comm.base import Endpoint
+
+__all__ = ["DOWN", "NAME", "PEER", "UP", "Deadline", "Secret", "Session", "greet", "introduce"]
+
+#: What a caller opens a socket for: to send to a server, to receive from it, to send to a trainer.
+UP, DOWN, PEER = b"U", b"D", b"P"
+#: Bytes of a caller's name.
+NAME = 16
+_NONCE, _PROOF = 32, 32
+_PROTOCOL = b"daskml 2"
+# protocol, role, name, nonce
+_HELLO = struct.Struct(f"<8sc{NAME}s{_NONCE}s")
+
+
+class Secret(bytes):
+    """What only the workers of a run know; no log shows it."""
+
+    @classmethod
+    def make(cls) -> Secret:
+        """A new one."""
+        return cls(secrets.token_bytes(32))
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    __str__ = __repr__  # bytes have one of their own
+
+
+class Deadline:
+    """The end of a whole handshake, however many reads and writes it is made of.
+
+    Parameters
+    ----------
+    seconds : float
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def bound(self, sock: socket.socket) -> None:
+        """Let the next call of a socket take no longer than what is left."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the handshake took too long")
+        sock.settimeout(left)
+
+    def receive(self, sock: socket.socket, n: int) -> bytes:
+        """Read exactly `n` bytes."""
+        data = b""
+        while len(data) < n:
+            self.bound(sock)
+            part = sock.recv(n - len(data))
+            if not part:
+                raise ConnectionError("end of file in the handshake")
+            data += part
+        return data
+
+    def send(self, sock: socket.socket, data: bytes) -> None:
+        """Write all of `data`."""
+        self.bound(sock)
+        sock.sendall(data)
+
+
+class Session:
+    """What both sides may say once: words with the proof of who says them.
+
+    Parameters
+    ----------
+    sock : socket
+    deadline : Deadline
+    key : bytes
+        Of this connection alone.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: Deadline, key: bytes) -> None:
+        self._sock, self._deadline, self._key = sock, deadline, key
+
+    def say(self, speaker: bytes, words: bytes = b"") -> None:
+        """Send words; `speaker` names the side and the turn."""
+        self._deadline.send(self._sock, words + self._proof(speaker, words))
+
+    def hear(self, speaker: bytes, n: int = 0) -> bytes:
+        """Receive `n` bytes of words.
+
+        Raises
+        ------
+        ConnectionError
+            Their proof is false.
+        """
+        data = self._deadline.receive(self._sock, n + _PROOF)
+        words = data[:n]
+        if not hmac.compare_digest(data[n:], self._proof(speaker, words)):
+            raise ConnectionError("the other side does not know this run's secret")
+        return words
+
+    def _proof(self, speaker: bytes, words: bytes) -> bytes:
+        return hmac.digest(self._key, speaker + b"\0" + words, "sha256")
+
+
+def introduce(
+    sock: socket.socket,
+    deadline: Deadline,
+    secret: bytes,
+    listener: Endpoint,
+    role: bytes,
+    name: bytes,
+) -> Session:
+    """Begin the handshake as the caller; the listener has proved itself when this returns.
+
+    The next words are the caller's.
+
+    Raises
+    ------
+    OSError
+        The listener is another one, or too slow.
+    """
+    hello = _HELLO.pack(_PROTOCOL, role, name, secrets.token_bytes(_NONCE))
+    deadline.send(sock, hello)
+    nonce = deadline.receive(sock, _NONCE)
+    session = Session(sock, deadline, _key(secret, hello, nonce, listener))
+    session.hear(b"listener")
+    return session
+
+
+def greet(
+    sock: socket.socket, deadline: Deadline, secret: bytes, listener: Endpoint
+) -> tuple[bytes, bytes, Session]:
+    """Begin the handshake as the listener: role and name that the caller claims, and the session.
+
+    The next words are the caller's, with its proof.
+
+    Raises
+    ------
+    OSError
+        The caller speaks otherwise, or is too slow.
+    """
+    hello = deadline.receive(sock, _HELLO.size)
+    protocol, role, name, _ = _HELLO.unpack(hello)
+    if protocol != _PROTOCOL or role not in (UP, DOWN, PEER):
+        raise ConnectionError("not a caller of this package")
+    nonce = secrets.token_bytes(_NONCE)
+    session = Session(sock, deadline, _key(secret, hello, nonce, listener))
+    deadline.send(sock, nonce)
+    session.say(b"listener")
+    return role, name, session
+
+
+def _key(secret: bytes, hello: bytes, nonce: bytes, listener: Endpoint) -> bytes:
+    if not secret:
+        raise ConnectionError("this process has no secret of a run")
+    place = f"{listener.host}\0{listener.port}\0{listener.key}".encode()
+    # All but the last part have one length each, and a host has no NUL.
+    return hmac.digest(secret, b"connection\0" + hello + nonce + place, "sha256")

@@ -1,0 +1,145 @@
+"""Pieces of work that troubles happen to, each with its independent or undisturbed truth."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+
+from chaos.arenas import Arena
+from chaos.moments import Trouble, TroubleMaker
+from daskml_dist.linear_model import LinearRegression, LogisticRegression, SGDClassifier
+from daskml_dist.metrics import mean_squared_error
+from daskml_dist.policies import POLICIES
+from daskml_dist.preprocessing import StandardScaler
+from daskml_dist.schedules import InverseScaling
+
+__all__ = ["BOUND", "do"]
+
+N_ROWS, N_BLOCKS = 3_000, 6
+#: Seconds in which the work must end, whatever happens to it.
+BOUND = 90.0
+#: Policies whose result is the same each time, so also after a loss.
+_EXACT = {"sync", "allreduce", "local", "average"}
+
+_truths: dict[tuple[str, int], Any] = {}
+
+
+def do(trouble: Trouble, arena: Arena) -> TroubleMaker:
+    """Do a piece of work while the trouble happens; raise where the result is not the true one."""
+    arena.heal()
+    truth = _truth(trouble)
+    arena.heal()
+    rows = _rows(trouble, arena)
+    maker = TroubleMaker(trouble, arena)
+    began = time.monotonic()
+    with dask.config.set({"daskml_dist.timeout": 60}), maker.at_its_moment():
+        found = _work(trouble, rows, maker)
+    maker.seconds = seconds = time.monotonic() - began
+    del rows
+    assert seconds < BOUND, f"took {seconds:.1f} s"
+    if trouble.work in POLICIES:
+        assert maker.passes == list(range(1, trouble.max_iter + 1))
+        assert {record["rows"] for record in found.history_.records} == {N_ROWS}
+    _compare(trouble, found, truth)
+    _check_clean(arena)
+    return maker
+
+
+def _check_clean(arena: Arena) -> None:
+    """Nothing of the work is left on the cluster."""
+    deadline = time.monotonic() + 20
+    while left := arena.client.run_on_scheduler(_tasks):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        gc.collect()
+        time.sleep(0.05)
+
+
+def _tasks(dask_scheduler: Any) -> list[str]:
+    return [str(key) for key in dask_scheduler.tasks]
+
+
+def _numbers() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N_ROWS, 8))
+    return X, X[:, 0] + 0.3 * rng.normal(size=N_ROWS)
+
+
+def _slowly(block: Any) -> Any:
+    time.sleep(0.05)
+    return block
+
+
+def _rows(trouble: Trouble, arena: Arena) -> tuple[Any, Any]:
+    X, y = _numbers()
+    if trouble.work in POLICIES or trouble.work == "lbfgs":
+        y = y > 0
+    if trouble.rows == "memory":
+        return X, y
+    n = N_ROWS // N_BLOCKS
+    lazy = da.from_array(X, chunks=(n, -1)).map_blocks(_slowly, meta=X[:0], dtype=X.dtype)
+    column = da.from_array(y, chunks=n)
+    if trouble.rows == "persisted":
+        lazy, column = arena.client.persist([lazy, column])
+    return lazy, column
+
+
+def _work(trouble: Trouble, rows: tuple[Any, Any], maker: TroubleMaker | None) -> Any:
+    X, y = rows
+    if trouble.work == "lbfgs":
+        return LogisticRegression(solver="lbfgs", tol=1e-8, n_lanes=3).fit(X, y)
+    if trouble.work == "least squares":
+        return LinearRegression(n_lanes=3).fit(X, y)
+    if trouble.work == "scaler":
+        return StandardScaler().fit(X)
+    if trouble.work == "metric":
+        return mean_squared_error(y, X[:, 0])
+    return SGDClassifier(
+        policy=trouble.work,
+        max_iter=trouble.max_iter,
+        tol=None,
+        batch_size=32,
+        n_lanes=3,
+        random_state=0,
+        optimizer="sgd",
+        learning_rate=InverseScaling(0.5),
+        alpha=1e-3,
+        callbacks=[maker] if maker else [],
+    ).fit(X, y)
+
+
+def _truth(trouble: Trouble) -> Any:
+    """What NumPy finds, or the same work that nothing happens to."""
+    X, y = _numbers()
+    if trouble.work == "scaler":
+        return X.mean(axis=0)
+    if trouble.work == "metric":
+        return np.mean((y - X[:, 0]) ** 2)
+    key = (trouble.work, trouble.rows == "memory")
+    if key not in _truths:
+        kind = "memory" if trouble.rows == "memory" else "lazy"
+        quiet = Trouble(**{**vars(trouble), "rows": kind})
+        _truths[key] = _work(quiet, _rows(quiet, None), None)  # type: ignore[arg-type]
+    return _truths[key]
+
+
+def _compare(trouble: Trouble, found: Any, truth: Any) -> None:
+    if trouble.work == "scaler":
+        np.testing.assert_allclose(found.mean_, truth, atol=1e-12)
+    elif trouble.work == "metric":
+        np.testing.assert_allclose(found, truth, rtol=1e-12)
+    elif trouble.work in _EXACT or trouble.work not in POLICIES:
+        np.testing.assert_allclose(found.coef_, truth.coef_, atol=1e-6, rtol=0)
+        np.testing.assert_allclose(found.intercept_, truth.intercept_, atol=1e-6, rtol=0)
+    else:
+        assert abs(_loss(found) - _loss(truth)) < 0.02 * _loss(truth)
+
+
+def _loss(clf: SGDClassifier) -> float:
+    X, y = _numbers()
+    raw = X @ clf.coef_.ravel() + clf.intercept_
+    return float(np.mean(np.logaddexp(0, np.where(y > 0, -raw, raw))))
