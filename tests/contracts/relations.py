@@ -253,6 +253,7 @@ RELATIONS: dict[str, Relation] = {
             lambda s: s.is_metric,
             _is("LinearRegression", "Lasso", "ElasticNet", *_GLM),
         ),
+        _without("singular_"),
         weight="float64",
     ),
     "y moved": Relation(

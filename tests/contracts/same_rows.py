@@ -186,7 +186,15 @@ def _compare_twin(case: Case, ours: Any, theirs: Any) -> list[str]:
 
 #: What scikit-learn's transformers refuse of rows in memory and ours take lazily, and the other way
 #: round; and what cannot be aligned.
-_KNOWN = ("NAType", "pandas.NA", "value of NA", "takes no sparse chunks", "rows cannot be aligned")
+_KNOWN = (
+    "NAType",
+    "pandas.NA",
+    "value of NA",
+    "takes no sparse chunks",
+    "rows cannot be aligned",
+    "Give y the rows of X",
+    "Give sample_weight the rows of X",
+)
 
 
 def _is_known(refusal: Refusal) -> bool:

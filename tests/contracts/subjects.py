@@ -133,7 +133,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "ElasticNet": [_numbers(alpha=0.05, tol=1e-10), _numbers(alpha=0.1, l1_ratio=0.2, tol=1e-10)],
     "LogisticRegression": [
         _iterative(**_TIGHT),
-        _numbers(solver="newton-cholesky", class_weight="balanced", tol=1e-9),
+        _iterative(solver="newton-cholesky", class_weight="balanced", tol=1e-9),
         _iterative(C=0.1, fit_intercept=False, **_TIGHT),
         _of(TAME, twin=None, rtol=1e-3)(penalty="l1", **_TIGHT),
         _of(
