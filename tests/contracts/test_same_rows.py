@@ -47,7 +47,7 @@ def test_steps_of_frames(step: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize("source", FRAME_SOURCES)
-@settings(drawn, max_examples=2)
+@settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_sources_of_frames(source: str, data: Any) -> None:
     _same(data, container="frame", source=source)
@@ -69,7 +69,7 @@ def test_sources_of_arrays(source: str, container: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize("container", ["frame", "array"])
-@settings(drawn, max_examples=3)
+@settings(drawn, max_examples=2)
 @given(data=st.data())
 def test_with_a_client(client: Client, container: str, data: Any) -> None:
     _same(data, container=container, client=True)
