@@ -1,0 +1,204 @@
+"""Cases: a subject, its rows and the graph that they come from, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from random import Random
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
+from tests.contracts.inputs import DTYPES, SHAPES, TARGETS, WEIGHTS
+from tests.contracts.subjects import SUBJECTS, Subject
+
+__all__ = ["CONTAINERS", "Y_AS", "Case", "cases", "is_ordered"]
+
+#: What X is, and whether it comes from a graph of dataframes or of arrays.
+CONTAINERS = {
+    "frame": "frame",
+    "array of a frame": "frame",
+    "array": "array",
+    "sparse array": "array",
+    "list of delayed": "array",
+    "pandas": "memory",
+    "NumPy": "memory",
+    "CSR": "memory",
+    "CSC": "memory",
+}
+#: How y is passed beside a dataframe.
+Y_AS = ("series", "column frame", "array", "name")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Plain values that a case follows from."""
+
+    subject: str
+    container: str = "frame"
+    source: str = "from_pandas"
+    steps: tuple[str, ...] = ()
+    shape: str = "normal"
+    dtype: str = "float64"
+    target: str = "int64"
+    y_as: str = "series"
+    weight: str = "none"
+    n_rows: int = 60
+    n_blocks: int = 3
+    seed: int = 0
+    client: bool = False
+
+    def __str__(self) -> str:
+        plainest = type(self)(self.subject)
+        told = dataclasses.asdict(self).items()
+        return str({n: v for n, v in told if n == "subject" or v != getattr(plainest, n)})
+
+    @property
+    def of(self) -> Subject:
+        """The subject."""
+        return SUBJECTS[self.subject]
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether coefficients follow from the data."""
+        enough = self.n_rows >= 40 and self.dtype not in {"bool", "nullable booleans"}
+        return SHAPES[self.shape].unique and enough
+
+    @property
+    def rtol(self) -> float:
+        """How near results in the case's dtype and shape can be, in place of the subject's."""
+        if self.dtype in {"float32", "several nullable"}:
+            return 2e-3
+        return 1e-6 if "float32" in self.target + self.weight else 0.0 if self.is_unique else 1e-5
+
+
+# --- drawing ---------------------------------------------------------------------------------
+
+
+@st.composite
+def cases(draw: Any, *, subjects: Any = None, client: bool = False, **given: str) -> Case:
+    """Cases in which everything fits together.
+
+    Parameters
+    ----------
+    subjects : iterable of str, optional
+        Subjects to draw from.
+    client : bool, default=False
+        Whether a client will be there.
+    **given : str
+        ``container``, ``source`` and ``step`` that are not drawn.
+    """
+    # All follows from one number: hypothesis would try small changes of a case, and plain cases
+    # first, where what is wanted is as many unlike ones as there is time for.
+    number = draw(st.integers(0, 2**32))
+    return _drawn(Random(f"{number} {given}"), list(subjects or SUBJECTS), client, **given)
+
+
+def _drawn(
+    rng: Random,
+    names: list[str],
+    client: bool,
+    container: str | None = None,
+    source: str | None = None,
+    step: str | None = None,
+) -> Case:
+    possible = [n for n in names if container is None or container in _containers(SUBJECTS[n])]
+    name = rng.choice(possible)
+    subject = SUBJECTS[name]
+    where = container or rng.choice(_containers(subject))
+    shape = rng.choice(subject.setting.shapes)
+    steps = _steps(rng, CONTAINERS[where], step)
+    if client and sys.version_info < (3, 12):
+        # Dask's cached properties hold a lock there, and graphs that need divisions deadlock.
+        steps = tuple(s for s in steps if s not in {"sorted", "indexed"})
+    if where == "array of a frame" and not is_ordered(steps):
+        where = "frame"  # columns become arrays one by one, which Dask then computes apart
+    return Case(
+        name,
+        where,
+        source or rng.choice(_sources(where)),
+        steps,
+        shape,
+        rng.choice([d for d in DTYPES if _holds(d, shape, where)]),
+        rng.choice([t for t in TARGETS if _is_for(t, subject, where)]),
+        rng.choice(_ways_of_y(subject, where, steps)),
+        rng.choice(list(WEIGHTS)) if subject.weighted else "none",
+        rng.choice([150, 60, 13] if subject.setting.is_exact else [150, 60]),
+        rng.choice([1, 2, 3, 4, 5]),
+        rng.randrange(1_000),
+        client,
+    )
+
+
+def _sources(container: str) -> list[str]:
+    kind = CONTAINERS[container]
+    table: Any = {"frame": FRAME_SOURCES, "array": ARRAY_SOURCES, "memory": ["memory"]}[kind]
+    # Dask makes no array of such a frame that it could compute.
+    return [s for s in table if container != "array of a frame" or "unverified" not in s]
+
+
+def _steps(rng: Random, kind: str, step: str | None) -> tuple[str, ...]:
+    table: Any = {"frame": FRAME_STEPS, "array": ARRAY_STEPS, "memory": {}}[kind]
+    found = rng.sample(list(table), rng.randrange(3)) if table else []
+    if step is not None and step not in found:
+        found.insert(rng.randrange(len(found) + 1), step)
+    if kind == "array":
+        # Sizes are unknown from a filter on.
+        found.sort(key=lambda s: 2 * (not table[s].needs_sizes) + table[s].drops_junk)
+    return tuple(found)
+
+
+def is_ordered(steps: tuple[str, ...]) -> bool:
+    """Whether rows of a frame come in the same order each time."""
+    ordered = True
+    for step in steps:
+        ordered = step == "persisted" or (ordered and FRAME_STEPS[step].ordered)
+    return ordered
+
+
+#: Of NumPy's dtypes, each column the same.
+_PLAIN = {"float64", "float32", "int64", "int8", "uint8", "bool", "object"}
+_SPARSE = {"sparse array", "CSR", "CSC"}
+
+
+def _holds(dtype: str, shape: str, container: str) -> bool:
+    """Whether a dtype can hold a shape of data in a container."""
+    held, data = DTYPES[dtype], SHAPES[shape]
+    if container not in {"frame", "array of a frame", "pandas"} and dtype not in _PLAIN:
+        return False
+    if data.kind == "words":
+        return held.numbers if shape == "codes" else held.words
+    fits = held.missing or data.kind != "missing"
+    return held.numbers and fits and (held.wide or not data.wide)
+
+
+def _containers(subject: Subject) -> list[str]:
+    """Containers that a subject takes."""
+    words = any(SHAPES[shape].kind == "words" for shape in subject.setting.shapes)
+    dense = words or subject.is_metric or subject.is_composed
+    trained = hasattr(subject.model, "memory_budget")
+    return [
+        container
+        for container in CONTAINERS
+        if (container in {"frame", "pandas"} or not subject.needs_names)
+        and not (container in _SPARSE and dense)
+        and not (container == "list of delayed" and not trained)
+    ]
+
+
+def _is_for(target: str, subject: Subject, container: str) -> bool:
+    kind = TARGETS[target]
+    if container == "array of a frame" and not isinstance(kind.dtype, np.dtype):
+        return False
+    of_two = subject.is_metric and subject.columns(2) == ["p1"]
+    return kind.kind in subject.targets and (kind.n_classes == 2 or not of_two)
+
+
+def _ways_of_y(subject: Subject, container: str, steps: tuple[str, ...]) -> list[str]:
+    if container != "frame":
+        return ["series"]
+    by_name = not subject.is_metric and hasattr(subject.model, "memory_budget")
+    possible = {"name": by_name, "array": is_ordered(steps)}
+    return [way for way in Y_AS if possible.get(way, True)]

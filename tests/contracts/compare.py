@@ -1,0 +1,140 @@
+"""Named results of two computations, and what differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from daskml_dist.errors import DaskMLDistError
+
+__all__ = ["Refusal", "attempt", "differences", "plain"]
+
+#: Labels that may fall to the other side of a boundary by rounding.
+SLIPS = 0.01
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Error in place of results."""
+
+    error: Exception
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of the package's tree."""
+        return isinstance(self.error, DaskMLDistError)
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {' '.join(str(self.error).split())[:240]}"
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """Results, or the refusal."""
+    try:
+        return function(*args)
+    except Exception as error:
+        # Tracebacks keep what they passed, and with it what lies on a cluster.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return Refusal(error)
+
+
+def plain(values: Any) -> Any:
+    """Arrays of NumPy's dtypes, for what scikit-learn takes: missing values are NaN."""
+    if isinstance(values, pd.DataFrame):
+        return pd.DataFrame({name: _plain_series(values[name]) for name in values})
+    if isinstance(values, pd.Series):
+        return _plain_series(values)
+    return values
+
+
+def _plain_series(series: pd.Series) -> Any:
+    dtype = series.dtype
+    if isinstance(dtype, np.dtype):
+        found = series.to_numpy()
+    elif dtype.kind in "biuf" and not isinstance(dtype, pd.CategoricalDtype):
+        kind = getattr(dtype, "numpy_dtype", "float64")
+        found = (
+            series.to_numpy("float64", na_value=np.nan) if series.hasnans else series.to_numpy(kind)
+        )
+    else:
+        found = series.astype(object).where(series.notna(), np.nan).to_numpy()
+    return found
+
+
+def differences(
+    found: dict[str, Any], expected: dict[str, Any], rtol: float, *, whole: bool
+) -> list[str]:
+    """What of the found results differs from the expected ones, a line each.
+
+    Parameters
+    ----------
+    found, expected : dict
+        Results by name: numbers, arrays, strings or lists of them.
+    rtol : float
+        Of the largest absolute value of each result.
+    whole : bool
+        Whether both must have the same results, those of methods of the same dtypes; else what
+        both have is compared, by value.
+    """
+    lines = []
+    if whole and found.keys() != expected.keys():
+        lines.append(f"results: {sorted(found.keys() ^ expected.keys())} on one side alone")
+    for name in found.keys() & expected.keys():
+        if line := _difference(found[name], expected[name], rtol, whole and name.endswith(")")):
+            lines.append(f"{name}: {line}")
+    return sorted(lines)
+
+
+def _difference(found: Any, expected: Any, rtol: float, whole: bool) -> str:
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        return _of_lists(list(found), list(expected), rtol, whole)
+    a, b = _as_array(found), _as_array(expected)
+    if a.shape != b.shape:
+        return f"shape {a.shape}, expected {b.shape}"
+    if whole and a.dtype != b.dtype and {a.dtype.kind, b.dtype.kind} != {"U"}:
+        return f"dtype {a.dtype}, expected {b.dtype}"
+    if a.dtype.kind in "biufc" and b.dtype.kind in "biufc":
+        return _of_numbers(a.astype(float), b.astype(float), rtol)
+    # NaN is as good as itself, and a label may be of a string type of any kind.
+    unlike = np.array([str(x) != str(y) for x, y in zip(a.ravel(), b.ravel(), strict=True)])
+    return _of_labels(unlike, a, b)
+
+
+def _of_lists(found: list[Any], expected: list[Any], rtol: float, whole: bool) -> str:
+    if len(found) != len(expected):
+        return f"{len(found)} items, expected {len(expected)}"
+    lines = [_difference(a, b, rtol, whole) for a, b in zip(found, expected, strict=True)]
+    return "; ".join(f"item {i} {line}" for i, line in enumerate(lines) if line)
+
+
+def _of_numbers(a: Any, b: Any, rtol: float) -> str:
+    finite = np.isfinite(b)
+    if not np.array_equal(np.isfinite(a), finite) or not np.array_equal(
+        a[~finite], b[~finite], equal_nan=True
+    ):
+        return f"not finite in other places: {_few(a)}, expected {_few(b)}"
+    scale = np.abs(b[finite]).max(initial=0.0)
+    error = np.abs(a[finite] - b[finite]).max(initial=0.0)
+    if error <= rtol * scale + 1e-12:
+        return ""
+    return f"off by {error:.3g} of {scale:.3g}: {_few(a)}, expected {_few(b)}"
+
+
+def _of_labels(unlike: Any, a: Any, b: Any) -> str:
+    if not unlike.any():
+        return ""
+    return f"{unlike.sum()} of {unlike.size} differ: {_few(a)}, expected {_few(b)}"
+
+
+def _as_array(values: Any) -> Any:
+    values = values.toarray() if sparse.issparse(values) else values
+    return np.asarray(values)
+
+
+def _few(values: Any) -> str:
+    return np.array2string(np.ravel(values)[:6], precision=6, separator=", ")

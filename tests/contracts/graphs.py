@@ -1,0 +1,277 @@
+"""Graphs: ways to make a Dask collection out of rows, each of which gives these very rows.
+
+A *source* makes a collection of rows in memory; a *step* makes another collection of the same rows
+out of one. They are composed freely. Steps are functions of the module, so that they are pickled
+by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+__all__ = [
+    "ARRAY_SOURCES",
+    "ARRAY_STEPS",
+    "FRAME_SOURCES",
+    "FRAME_STEPS",
+    "ArrayStep",
+    "Context",
+    "FrameStep",
+    "junk",
+]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a graph is made with.
+
+    Parameters
+    ----------
+    n_blocks, seed : int
+    folder : Path
+        For files; new and empty.
+    """
+
+    n_blocks: int
+    seed: int
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="contracts-")))
+
+    def cuts(self, n_rows: int) -> list[int]:
+        """Where uneven blocks begin and end, one of them empty."""
+        rng = np.random.default_rng(self.seed)
+        inner = np.sort(rng.integers(0, n_rows + 1, max(self.n_blocks - 2, 0))).tolist()
+        middle = inner[len(inner) // 2 :][:1] or [0]
+        return sorted([0, *inner, *middle, n_rows])
+
+
+def junk(table: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """The table with rows that a filter drops again, one block of them alone."""
+    rng = np.random.default_rng(seed)
+    n_more = max(len(table) // 3, 1)
+    more = table.iloc[rng.integers(0, len(table), n_more)].assign(row=-1)
+    # The wrong targets, which show in what is fitted to them.
+    more["y"] = more["y"].iloc[::-1].to_numpy() if len(more) > 1 else more["y"]
+    whole = pd.concat([table, more], ignore_index=True)
+    mixed = whole.iloc[np.r_[rng.permutation(len(table) + n_more // 2),
+                             len(table) + n_more // 2:len(whole)]]  # fmt: skip
+    return mixed.reset_index(drop=True)
+
+
+# --- dataframes ------------------------------------------------------------------------------
+
+
+def _from_pandas(table: pd.DataFrame, context: Context) -> Any:
+    return dd.from_pandas(table, npartitions=context.n_blocks, sort=False)
+
+
+def _pieces(table: pd.DataFrame, context: Context) -> list[pd.DataFrame]:
+    return [table.iloc[a:b] for a, b in itertools.pairwise(context.cuts(len(table)))]
+
+
+def _from_delayed(table: pd.DataFrame, context: Context) -> Any:
+    parts = [dask.delayed(part) for part in _pieces(table, context)]
+    return dd.from_delayed(parts, meta=table[:0])
+
+
+def _from_delayed_unverified(table: pd.DataFrame, context: Context) -> Any:
+    parts = [dask.delayed(part) for part in _pieces(table, context)]
+    return dd.from_delayed(parts, meta=table[:0], verify_meta=False)
+
+
+def _same(part: Any) -> Any:
+    return part
+
+
+def _from_map(table: pd.DataFrame, context: Context) -> Any:
+    return dd.from_map(_same, _pieces(table, context), meta=table[:0])
+
+
+def _parquet(table: pd.DataFrame, context: Context) -> Any:
+    """Small files, several of which Dask reads as one partition where few columns are needed."""
+    for i, part in enumerate(_pieces(table, context)):
+        part.reset_index(drop=True).to_parquet(context.folder / f"part{i:02}.parquet")
+    return dd.read_parquet(context.folder)
+
+
+def _concatenated(table: pd.DataFrame, context: Context) -> Any:
+    middle = len(table) // 3
+    return dd.concat(
+        [dd.from_pandas(table.iloc[:middle], npartitions=1),
+         dd.from_pandas(table.iloc[middle:], npartitions=max(context.n_blocks - 1, 1))]
+    )  # fmt: skip
+
+
+FRAME_SOURCES: dict[str, Callable[[pd.DataFrame, Context], Any]] = {
+    "from_pandas": _from_pandas,
+    "from_delayed": _from_delayed,
+    "from_delayed unverified": _from_delayed_unverified,
+    "from_map": _from_map,
+    "parquet": _parquet,
+    "concatenated": _concatenated,
+}
+
+
+def _without_junk(frame: Any, context: Context) -> Any:
+    return frame[frame["row"] >= 0]
+
+
+def _merged(frame: Any, context: Context) -> Any:
+    """Features and targets that come from two tables."""
+    right = frame[["row", "y", "w"]]
+    return frame.drop(columns=["y", "w"]).merge(right, on="row")
+
+
+def _once(frame: Any, context: Context) -> Any:
+    return frame.drop_duplicates(subset=["row"])
+
+
+@dataclass(frozen=True)
+class FrameStep:
+    """Step of a dataframe.
+
+    Parameters
+    ----------
+    make : callable
+        From a Dask dataframe to one of the same rows.
+    ordered : bool
+        Whether the rows come in the same order each time that they are computed.
+    drops_junk : bool
+        Whether rows of junk are to be among the rows, which it drops.
+    """
+
+    make: Callable[[Any, Context], Any]
+    ordered: bool = True
+    drops_junk: bool = False
+
+
+def _halves(frame: Any, context: Context) -> Any:
+    """Two parts of one frame, joined again."""
+    low = frame["row"] % 2 == 0
+    return dd.concat([frame[low], frame[~low]])
+
+
+FRAME_STEPS: dict[str, FrameStep] = {
+    "filtered": FrameStep(_without_junk, drops_junk=True),
+    "shuffled": FrameStep(lambda f, context: f.shuffle("key"), ordered=False),
+    "shuffled by tasks": FrameStep(
+        lambda f, context: f.shuffle("key", shuffle_method="tasks"), ordered=False
+    ),
+    "sorted": FrameStep(lambda f, context: f.sort_values("key"), ordered=False),
+    "indexed": FrameStep(lambda f, context: f.set_index("key", drop=False), ordered=False),
+    "merged": FrameStep(_merged, ordered=False),
+    "without duplicates": FrameStep(_once, ordered=False),
+    "halves joined": FrameStep(_halves),
+    "repartitioned": FrameStep(lambda f, context: f.repartition(npartitions=2)),
+    "cut finer": FrameStep(lambda f, context: f.repartition(npartitions=2 * f.npartitions)),
+    "mapped": FrameStep(lambda f, context: f.map_partitions(_same)),
+    "persisted": FrameStep(lambda f, context: f.persist()),
+}
+
+
+# --- arrays ----------------------------------------------------------------------------------
+# X, y, weights and ids are arrays of their own, and take the same steps.
+
+Arrays = dict[str, Any]
+
+
+def _from_array(values: NDArray[Any], context: Context) -> Any:
+    cuts = np.diff(context.cuts(len(values)))
+    return da.from_array(values, chunks=(tuple(map(int, cuts)), *values.shape[1:]))
+
+
+def _array_of_delayed(values: NDArray[Any], context: Context) -> Any:
+    cuts = context.cuts(len(values))
+    parts = [values[a:b] for a, b in itertools.pairwise(cuts)]
+    blocks = [da.from_delayed(dask.delayed(p), p.shape, dtype=p.dtype) for p in parts]
+    return da.concatenate(blocks)
+
+
+def _stacked(values: NDArray[Any], context: Context) -> Any:
+    middle = max(len(values) // 3, 1)
+    halves = [da.from_array(p, chunks=-1) for p in (values[:middle], values[middle:])]
+    return da.concatenate(halves)
+
+
+ARRAY_SOURCES: dict[str, Callable[[NDArray[Any], Context], Any]] = {
+    "from_array": _from_array,
+    "from_delayed": _array_of_delayed,
+    "stacked": _stacked,
+}
+
+
+@dataclass(frozen=True)
+class ArrayStep:
+    """Step of arrays.
+
+    Parameters
+    ----------
+    make : callable
+        From arrays, by name, to arrays of the same rows.
+    needs_sizes : bool
+        Whether the chunk sizes must be known before.
+    drops_junk : bool
+        Whether rows of junk are to be among the rows, which it drops.
+    """
+
+    make: Callable[[Arrays, Context], Arrays]
+    needs_sizes: bool = True
+    drops_junk: bool = False
+
+
+def _each(step: Callable[[Any], Any]) -> Callable[[Arrays, Context], Arrays]:
+    return lambda arrays, context: {name: step(array) for name, array in arrays.items()}
+
+
+def _rechunked(arrays: Arrays, context: Context) -> Arrays:
+    """Blocks of other sizes in each array, and as many or not."""
+    n_rows = len(arrays["row"])
+    sizes = {name: max(n_rows // 3 + 5 * i, 1) for i, name in enumerate(arrays)}
+    return {name: array.rechunk({0: sizes[name]}) for name, array in arrays.items()}
+
+
+def _permuted(arrays: Arrays, context: Context) -> Arrays:
+    order = np.random.default_rng(context.seed).permutation(len(arrays["row"]))
+    return {name: array[order] for name, array in arrays.items()}
+
+
+def _sliced(arrays: Arrays, context: Context) -> Arrays:
+    """The second half before the first. (Dask loses rows of empty chunks that are reversed.)"""
+    middle = len(arrays["row"]) // 2
+    return {n: da.concatenate([a[middle:], a[:middle]]) for n, a in arrays.items()}
+
+
+def _filtered(arrays: Arrays, context: Context) -> Arrays:
+    keep = arrays["row"] >= 0
+    return {name: array[keep] for name, array in arrays.items()}
+
+
+def _found_out(arrays: Arrays, context: Context) -> Arrays:
+    return {name: array.compute_chunk_sizes() for name, array in arrays.items()}
+
+
+def _column_chunks(arrays: Arrays, context: Context) -> Arrays:
+    return {n: a if a.ndim == 1 else a.rechunk({1: 1}) for n, a in arrays.items()}
+
+
+ARRAY_STEPS: dict[str, ArrayStep] = {
+    "rechunked": ArrayStep(_rechunked),
+    "column chunks": ArrayStep(_column_chunks),
+    "permuted": ArrayStep(_permuted),
+    "sliced": ArrayStep(_sliced),
+    "mapped": ArrayStep(_each(lambda a: a.map_blocks(_same, dtype=a.dtype)), needs_sizes=False),
+    "filtered": ArrayStep(_filtered, drops_junk=True),
+    "sizes found out": ArrayStep(_found_out, needs_sizes=False),
+    "persisted": ArrayStep(_each(lambda array: array.persist()), needs_sizes=False),
+}

@@ -1,0 +1,361 @@
+"""Metamorphic relations: a change of the rows whose effect on the results is known.
+
+A relation changes rows in memory, and sometimes parameters; what comes out of the changed rows must
+be what the relation expects by the results of the given ones. `RELATIONS` is the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hypothesis import strategies as st
+from sklearn.base import is_classifier
+
+from tests.contracts.cases import Case, cases
+from tests.contracts.compare import Refusal, attempt, differences, plain
+from tests.contracts.same_rows import deliver, kept
+from tests.contracts.subjects import SUBJECTS, Given, Subject
+
+__all__ = ["RELATIONS", "Related", "Relation", "check", "related"]
+
+Results = dict[str, Any]
+
+#: Powers of two keep all digits.
+SCALE = 4.0
+COLUMN_SCALES = np.array([2.0, 0.5, 4.0, 1.0])
+COLUMN_SHIFTS = np.array([1.0, -2.0, 3.0, 0.5])
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Change of rows, and what it does to the results.
+
+    Parameters
+    ----------
+    change : callable
+        From rows in memory and a generator to other rows.
+    applies : callable
+        Whether it holds for a subject.
+    expect : callable
+        From the results of the given rows, and these rows, to results of the changed ones; those
+        that it leaves out are not compared.
+    params : callable
+        From the parameters of the subject to those that change with the rows.
+    rtol : float
+        At least.
+    weight : str
+        Weights that the rows must have: a name of `WEIGHTS`; "" for any.
+    """
+
+    change: Callable[[Given, np.random.Generator], Given]
+    applies: Callable[[Subject], bool]
+    expect: Callable[[Results, Given], Results] = lambda results, given: results
+    params: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: {}
+    rtol: float = 1e-7
+    weight: str = ""
+
+
+# --- whom it holds for -----------------------------------------------------------------------
+
+
+def _is(*names: str, **params: Any) -> Callable[[Subject], bool]:
+    """Whether a subject is one of these estimators, with these parameters."""
+
+    def applies(subject: Subject) -> bool:
+        if subject.name not in names:
+            return False
+        found = subject.model.get_params()
+        return all(found.get(name, value) == value for name, value in params.items())
+
+    return applies
+
+
+def _either(*conditions: Callable[[Subject], bool]) -> Callable[[Subject], bool]:
+    return lambda subject: any(condition(subject) for condition in conditions)
+
+
+def _any(subject: Subject) -> bool:
+    return True
+
+
+def _classifies(subject: Subject) -> bool:
+    return subject.model is not None and is_classifier(subject.model)
+
+
+_LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
+_GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
+_with_intercept = _is(
+    *_LEAST_SQUARES, *_GLM, "HuberRegressor", "LogisticRegression", fit_intercept=True
+)
+_moves_with_y = _either(
+    _is(*_LEAST_SQUARES, "HuberRegressor", "SGDRegressor", fit_intercept=True),
+    _is("TweedieRegressor", power=0),
+)
+
+
+# --- changes ---------------------------------------------------------------------------------
+
+
+def _take(given: Given, at: Any) -> Given:
+    X, y, row = given.X.iloc[at], given.y.iloc[at], given.row.iloc[at]
+    return Given(X, y, None if given.w is None else given.w.iloc[at], row)
+
+
+def _permute(given: Given, rng: np.random.Generator) -> Given:
+    return _take(given, rng.permutation(len(given.row)))
+
+
+def _reverse_columns(given: Given, rng: np.random.Generator) -> Given:
+    return replace(given, X=given.X[list(given.X.columns[::-1])])
+
+
+def _repeat(given: Given, rng: np.random.Generator) -> Given:
+    return replace(_take(given, _repeated(given)), w=None)
+
+
+def _repeated(given: Given) -> Any:
+    return np.repeat(np.arange(len(given.row)), np.asarray(given.w))
+
+
+def _with_y(function: Callable[[Any], Any]) -> Callable[[Given, np.random.Generator], Given]:
+    return lambda given, rng: replace(given, y=pd.Series(function(plain(given.y).astype(float))))
+
+
+def _with_x(function: Callable[[Any], Any]) -> Callable[[Given, np.random.Generator], Given]:
+    return lambda given, rng: replace(given, X=function(given.X))
+
+
+def _rename(names: list[str]) -> Callable[[Given, np.random.Generator], Given]:
+    def change(given: Given, rng: np.random.Generator) -> Given:
+        labels = np.unique(np.concatenate([plain(v) for v in _labels(given)]))
+        new = dict(zip(labels, names[: len(labels)], strict=True))
+        renamed = [pd.Series([new[label] for label in plain(v)]) for v in _labels(given)]
+        if len(renamed) == 2:
+            return replace(given, y=renamed[0], X=renamed[1])
+        return replace(given, y=renamed[0])
+
+    return change
+
+
+def _labels(given: Given) -> list[Any]:
+    """Targets, and guesses where X is such."""
+    guesses = isinstance(given.X, pd.Series) and given.X.dtype == given.y.dtype
+    return [given.y, given.X] if guesses else [given.y]
+
+
+# --- expectations ----------------------------------------------------------------------------
+
+
+def _is_of_rows(name: str, value: Any) -> bool:
+    return name.endswith(")") and np.ndim(value) > 0
+
+
+def _only(*names: str) -> Callable[[Results, Given], Results]:
+    return lambda results, given: {n: v for n, v in results.items() if n in names}
+
+
+def _without(*names: str) -> Callable[[Results, Given], Results]:
+    return lambda results, given: {n: v for n, v in results.items() if n not in names}
+
+
+_OF_ROWS = ("predict()", "predict_proba()", "decision_function()", "score()", "metric()")
+
+
+def _columns_reversed(results: Results, given: Given) -> Results:
+    found = {}
+    for name, value in results.items():
+        if name in {"transform()", "singular_"}:
+            # Several columns of one feature, perhaps; in an order of their own.
+            continue
+        if isinstance(value, list):
+            found[name] = value[::-1] if len(value) == 4 else value
+        elif np.ndim(value) and np.shape(value)[-1] == 4 and name not in _OF_ROWS:
+            found[name] = np.asarray(value)[..., ::-1]
+        else:
+            found[name] = value
+    return (
+        found
+        if "names" not in found or len(found["names"]) == 4
+        else _without("names")(found, given)
+    )
+
+
+def _rows_repeated(results: Results, given: Given) -> Results:
+    at = _repeated(given)
+    return {
+        name: np.asarray(value)[at] if _is_of_rows(name, value) else value
+        for name, value in results.items()
+        if name != "metric()"  # which is called without weights
+    }
+
+
+def _y_moved(results: Results, given: Given, by: float) -> Results:
+    moved = {"intercept_", "predict()"}
+    return {name: value + by if name in moved else value for name, value in results.items()}
+
+
+def _y_scaled(results: Results, given: Given) -> Results:
+    powers = {"coef_": 1, "intercept_": 1, "predict()": 1, "metric()": 2, "score()": 0}
+    return {n: v * SCALE ** powers[n] for n, v in results.items() if n in powers}
+
+
+def _mean_scaled(results: Results, given: Given) -> Results:
+    """Of a model of the logarithm of the mean."""
+    found = _only("coef_", "score()")(results, given)
+    found["intercept_"] = results["intercept_"] + np.log(SCALE)
+    found["predict()"] = results["predict()"] * SCALE
+    return found
+
+
+def _x_scaled(results: Results, given: Given) -> Results:
+    found = _only(*_OF_ROWS, "intercept_", "transform()")(results, given)
+    if "coef_" in results:
+        found["coef_"] = results["coef_"] / COLUMN_SCALES
+    return found
+
+
+def _renamed(results: Results, given: Given) -> Results:
+    return _without("classes_", "predict()")(results, given)
+
+
+def _order_reversed(results: Results, given: Given) -> Results:
+    # Rows whose classes are equally likely fall to the first of them, so labels may change.
+    at = "predict_proba()"
+    return {at: results[at][:, ::-1]} if at in results else {}
+
+
+def _far(results: Results, given: Given) -> Results:
+    return _y_moved(results, given, 1e3)
+
+
+#: All relations. What the maths says must come out is in `expect`.
+RELATIONS: dict[str, Relation] = {
+    "rows permuted": Relation(_permute, _any),
+    "columns reversed": Relation(
+        _reverse_columns, lambda s: not s.is_metric and not s.needs_names, _columns_reversed
+    ),
+    "weights are rows": Relation(
+        _repeat, lambda s: s.weighted, _rows_repeated, weight="whole"
+    ),
+    "weights scaled": Relation(
+        lambda given, rng: replace(given, w=SCALE * given.w.astype(float)),
+        _either(
+            lambda s: s.is_metric,
+            _is("LinearRegression", "Lasso", "ElasticNet", *_GLM),
+        ),
+        _without("singular_"),
+        weight="float64",
+    ),
+    "y moved": Relation(
+        _with_y(lambda y: y + 2.5), _moves_with_y, lambda r, given: _y_moved(r, given, 2.5)
+    ),
+    "y moved far": Relation(_with_y(lambda y: y + 1e3), _moves_with_y, _far, rtol=1e-6),
+    "y scaled": Relation(
+        _with_y(lambda y: SCALE * y),
+        _either(_is("LinearRegression"), _is("Ridge"), _is("TweedieRegressor", power=0)),
+        _y_scaled,
+    ),
+    "y and the penalty scaled": Relation(
+        _with_y(lambda y: SCALE * y),
+        _is("Lasso"),
+        _y_scaled,
+        lambda params: {"alpha": SCALE * params["alpha"]},
+    ),
+    "mean scaled": Relation(
+        _with_y(lambda y: SCALE * y), _is("GammaRegressor"), _mean_scaled, rtol=1e-5
+    ),
+    "X moved": Relation(
+        _with_x(lambda X: X + COLUMN_SHIFTS),
+        _either(_with_intercept, _is("GaussianNB"), _is("StandardScaler", with_mean=True),
+                _is("MinMaxScaler", "RobustScaler")),
+        # Raw predictions of several classes are known but for one number a row.
+        _only("coef_", "transform()", *set(_OF_ROWS) - {"decision_function()"}),
+    ),
+    "X moved far": Relation(
+        _with_x(lambda X: X + 1e3 * COLUMN_SHIFTS),
+        _either(_is("LinearRegression", "Ridge", "Lasso", fit_intercept=True),
+                _is("StandardScaler", with_mean=True), _is("MinMaxScaler", "RobustScaler")),
+        _only("coef_", "transform()", *_OF_ROWS),
+        rtol=1e-5,
+    ),
+    "columns scaled": Relation(
+        _with_x(lambda X: X * COLUMN_SCALES),
+        _either(_is("LinearRegression", "StandardScaler", "MinMaxScaler", "RobustScaler",
+                    "MaxAbsScaler"), _is("BernoulliNB", binarize=0.0)),
+        _x_scaled,
+    ),
+    "X scaled": Relation(
+        _with_x(lambda X: X * SCALE), _is("GaussianNB"), _only(*_OF_ROWS)
+    ),
+    "labels renamed": Relation(
+        _rename(["a", "b", "c"]), _either(_classifies, lambda s: s.name == "accuracy_score"
+                                          or s.name == "confusion_matrix"), _renamed
+    ),
+    "labels in reverse": Relation(
+        _rename(["z", "y", "x"]), _classifies, _order_reversed, rtol=1e-4
+    ),
+}  # fmt: skip
+
+
+# --- cases -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Related(Case):
+    """Case of rows in memory and a relation."""
+
+    relation: str = "rows permuted"
+
+
+@st.composite
+def related(draw: Any, relation: str | None = None) -> Related:
+    """Cases of a relation."""
+    name = relation or draw(st.sampled_from(list(RELATIONS)))
+    held = RELATIONS[name]
+    subjects = [s for s, subject in SUBJECTS.items() if held.applies(subject)]
+    case = draw(cases(subjects=subjects, container="pandas"))
+    facts = {f.name: getattr(case, f.name) for f in fields(case)}
+    tame = facts["shape"] not in {"far", "constant column"}
+    facts |= {"n_rows": 60, "shape": facts["shape"] if tame else "normal"}
+    if held.weight:
+        facts["weight"] = held.weight
+    if name.startswith(("X", "columns scaled")):
+        facts["dtype"] = "float64"
+    return Related(**facts, relation=name)
+
+
+def check(case: Related) -> list[str]:
+    """What of the results of the changed rows is not as expected, a line each."""
+    held = RELATIONS[case.relation]
+    with warnings.catch_warnings(), TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        given = deliver(case, Path(folder))
+        changed = held.change(given, np.random.default_rng(case.seed))
+        before = attempt(case.of.results, given)
+        params = {} if case.of.model is None else held.params(case.of.model.get_params())
+        after = attempt(partial(case.of.results, **params), changed)
+    if isinstance(before, Refusal) and isinstance(after, Refusal):
+        return []
+    if isinstance(before, Refusal) or isinstance(after, Refusal):
+        return [f"given rows: {_short(before)}; changed rows: {_short(after)}"]
+    expected = kept(case, held.expect(before, given))
+    rtol = max(held.rtol, case.of.setting.rtol, case.rtol)
+    return differences(after, expected, rtol, whole=False)
+
+
+def _short(results: Any) -> str:
+    return f"raise {results}" if isinstance(results, Refusal) else "give results"
+
+
+if __name__ == "__main__":
+    print("\n".join(check(Related(**ast.literal_eval(sys.argv[1]))) or ["no difference"]))

@@ -1,0 +1,223 @@
+"""The same rows: from a collection, and in memory.
+
+A failing case is told as a dict, and run again by one line::
+
+    python -m tests.contracts.same_rows "{'subject': ...}"
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from tests.contracts.cases import CONTAINERS, Case, is_ordered
+from tests.contracts.compare import Refusal, attempt, differences, plain
+from tests.contracts.graphs import (
+    ARRAY_SOURCES,
+    ARRAY_STEPS,
+    FRAME_SOURCES,
+    FRAME_STEPS,
+    Context,
+    junk,
+)
+from tests.contracts.inputs import TARGETS, make_table
+from tests.contracts.subjects import Given
+
+__all__ = ["check", "deliver", "kept"]
+
+
+# --- delivery --------------------------------------------------------------------------------
+
+
+def deliver(case: Case, folder: Path) -> Given:
+    """What a user would pass."""
+    table = make_table(
+        case.shape, case.dtype, case.target, case.weight, case.n_rows, case.seed
+    )  # fmt: skip
+    kind = CONTAINERS[case.container]
+    context = Context(case.n_blocks, case.seed, folder)
+    if kind == "frame":
+        if any(FRAME_STEPS[step].drops_junk for step in case.steps):
+            table = junk(table, case.seed)
+        return _of_frames(case, table, context)
+    if kind == "array":
+        if any(ARRAY_STEPS[step].drops_junk for step in case.steps):
+            table = junk(table, case.seed)
+        return _of_arrays(case, table, context)
+    return _of_memory(case, table)
+
+
+def _columns(case: Case) -> list[str]:
+    return case.of.columns(max(TARGETS[case.target].n_classes, 2))
+
+
+def _of_frames(case: Case, table: pd.DataFrame, context: Context) -> Given:
+    frame = FRAME_SOURCES[case.source](table, context)
+    for step in case.steps:
+        frame = FRAME_STEPS[step].make(frame, context)
+    names = _columns(case)
+    X, y, w, row = frame[names], frame["y"], frame["w"], frame["row"]
+    if case.container == "array of a frame":
+        X, y, w, row = (part.to_dask_array() for part in (X, y, w, row))
+    elif case.y_as == "column frame":
+        y = frame[["y"]]
+    elif case.y_as == "array":
+        y = y.to_dask_array()
+    elif case.y_as == "name":
+        X, y = frame[[*names, "y"]], "y"
+    if case.of.is_metric and len(names) == 1 and case.container == "frame":
+        X = X[names[0]]
+    return Given(X, y, None if case.weight == "none" else w, row, is_ordered(case.steps))
+
+
+def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> Given:
+    held = _arrays_of(case, table)
+    source = ARRAY_SOURCES[case.source]
+    arrays = {name: source(values, context) for name, values in held.items()}
+    for step in case.steps:
+        arrays = ARRAY_STEPS[step].make(arrays, context)
+    if case.container != "array" and arrays["X"].ndim == 2 and arrays["X"].numblocks[1] > 1:
+        arrays["X"] = arrays["X"].rechunk({1: -1})
+    if case.container == "sparse array":
+        arrays["X"] = arrays["X"].map_blocks(sparse.csr_array, meta=sparse.csr_array((0, 0)))
+    if case.container == "list of delayed":
+        arrays = {name: list(array.to_delayed().ravel()) for name, array in arrays.items()}
+    return Given(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"])
+
+
+def _arrays_of(case: Case, table: pd.DataFrame) -> dict[str, Any]:
+    names = _columns(case)
+    X = np.column_stack([plain(table[name]) for name in names])
+    if len(names) == 1 and case.of.is_metric:
+        X = plain(table[names[0]])
+    held = {"X": X, "y": plain(table["y"]), "row": table["row"].to_numpy()}
+    if case.weight != "none":
+        held["w"] = plain(table["w"])
+    return held
+
+
+def _of_memory(case: Case, table: pd.DataFrame) -> Given:
+    if case.container == "pandas":
+        names = _columns(case)
+        X = table[names[0]] if case.of.is_metric and len(names) == 1 else table[names]
+        w = None if case.weight == "none" else table["w"]
+        return Given(X, table["y"], w, table["row"])
+    held = _arrays_of(case, table)
+    kinds = {"CSR": sparse.csr_array, "CSC": sparse.csc_matrix}
+    if case.container in kinds and held["X"].ndim == 2:
+        held["X"] = kinds[case.container](held["X"])
+    return Given(held["X"], held["y"], held.get("w"), held["row"])
+
+
+# --- checking --------------------------------------------------------------------------------
+
+
+def check(case: Case) -> list[str]:
+    """What differs between the rows of a collection and the same rows in memory.
+
+    Returns
+    -------
+    list of str
+        A line for each difference, beginning with the two sides.
+    """
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = deliver(case, Path(folder))
+        held = attempt(given.held)
+        if isinstance(held, Refusal):
+            return []  # Dask itself cannot make these rows
+        lines = [f"graph: {line}" for line in _wrong_rows(case, held)]
+        ours = attempt(case.of.results, held)
+        if CONTAINERS[case.container] != "memory":
+            lazily = attempt(case.of.results, given)
+            lines += [f"lazily: {line}" for line in _compare(case, lazily, ours, given)]
+        if case.of.twin_results is not None:
+            theirs = attempt(case.of.twin_results, held)
+            lines += [f"scikit-learn: {line}" for line in _compare_twin(case, ours, theirs)]
+        elif isinstance(ours, Refusal) and case.n_rows > 40:
+            lines.append(f"in memory: {ours}")
+        return lines
+
+
+def _wrong_rows(case: Case, held: Given) -> list[str]:
+    """Rows that the graph should have delivered and has not: a defect of the graph, or of Dask."""
+    found = np.sort(np.concatenate(held.row) if isinstance(held.row, list) else held.row)
+    if np.array_equal(found, np.arange(case.n_rows)):
+        return []
+    return [f"{len(found)} rows of {case.n_rows}: {found[:10]}"]
+
+
+def _compare(case: Case, lazily: Any, ours: Any, given: Given) -> list[str]:
+    if isinstance(lazily, Refusal) and isinstance(ours, Refusal):
+        return [] if lazily.is_ours else [f"raises {lazily}; in memory: {ours}"]
+    if isinstance(lazily, Refusal):
+        return [] if _is_known(lazily) else [f"raises {lazily}"]
+    if isinstance(ours, Refusal):
+        return [] if _is_known(ours) else [f"no error; in memory: {ours}"]
+    both = [kept(case, results) for results in (lazily, ours)]
+    if not given.ordered:
+        both = [{name: _sorted(name, value) for name, value in r.items()} for r in both]
+    return differences(*both, max(case.of.setting.rtol, case.rtol), whole=True)
+
+
+def _sorted(name: str, value: Any) -> Any:
+    """Results of rows, each column by itself in order: what does not tell of the rows' order."""
+    if not name.endswith(")") or np.ndim(value) == 0:
+        return value
+    return np.sort(value.astype(str) if value.dtype == object else value, axis=0)
+
+
+def _compare_twin(case: Case, ours: Any, theirs: Any) -> list[str]:
+    if isinstance(theirs, Refusal):
+        return []
+    if isinstance(ours, Refusal):
+        return [] if _is_known(ours) else [f"raises {ours}"]
+    rtol = max(case.of.setting.twin_rtol, case.rtol)
+    return differences(kept(case, ours), kept(case, theirs), rtol, whole=False)
+
+
+#: What scikit-learn's transformers refuse of rows in memory and ours take lazily, and the other way
+#: round; and what cannot be aligned.
+_KNOWN = (
+    "NAType",
+    "pandas.NA",
+    "value of NA",
+    "takes no sparse chunks",
+    "rows cannot be aligned",
+    "Give y the rows of X",
+    "Give sample_weight the rows of X",
+)
+
+
+def _is_known(refusal: Refusal) -> bool:
+    return any(text in str(refusal) for text in _KNOWN)
+
+
+def kept(case: Case, results: dict[str, Any]) -> dict[str, Any]:
+    """The results that follow from the rows."""
+    if case.is_unique or "transform()" in results:
+        return results
+    return {name: value for name, value in results.items() if name.endswith(")")}
+
+
+def replay(told: str) -> list[str]:
+    """Check a case that was told as a dict, on a cluster of its own where it had one."""
+    case = Case(**ast.literal_eval(told))
+    if not case.client:
+        return check(case)
+    from distributed import Client
+
+    with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0"):
+        return check(case)
+
+
+if __name__ == "__main__":
+    print("\n".join(replay(sys.argv[1]) or ["no difference"]))

@@ -1,0 +1,14 @@
+"""Columns other than those of the fit are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.columns import CHANGES, FRAMES, Other, check, subjects
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_columns(change: str, frame: str) -> None:
+    taken = {name: check(Other(name, change, frame)) for name in subjects()}
+    assert {name: lines for name, lines in taken.items() if lines} == {}

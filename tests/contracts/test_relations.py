@@ -1,0 +1,21 @@
+"""A change of the rows whose effect is known has this effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contracts.relations import RELATIONS, check, related
+from tests.contracts.report import drawn, fail_simplest
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@settings(drawn, max_examples=4)
+@given(data=st.data())
+def test_relation(relation: str, data: Any) -> None:
+    case = data.draw(related(relation))
+    if check(case):
+        fail_simplest(case, check, "tests.contracts.relations")

@@ -1,0 +1,75 @@
+"""What comes out of a collection is what comes out of the same rows in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contracts.cases import CONTAINERS, cases
+from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
+from tests.contracts.report import drawn, fail_simplest
+from tests.contracts.same_rows import check
+from tests.contracts.subjects import ELSEWHERE, SETTINGS, SUBJECTS, public_names
+
+IN_MEMORY = [name for name, kind in CONTAINERS.items() if kind == "memory"]
+WITH_TARGETS = [name for name, s in SUBJECTS.items() if s.is_metric or hasattr(s.model, "predict")]
+ARRAYS = [name for name, kind in CONTAINERS.items() if kind == "array"]
+
+
+def _same(data: Any, **given: Any) -> None:
+    case = data.draw(cases(**given))
+    if check(case):
+        fail_simplest(case, check, "tests.contracts.same_rows")
+
+
+def test_every_public_name_is_a_subject() -> None:
+    found = {name.rstrip(" 0123456789") for name in SUBJECTS}
+    assert public_names() <= found | ELSEWHERE.keys()
+    assert SETTINGS.keys() | ELSEWHERE.keys() <= public_names()
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@settings(drawn, max_examples=1)
+@given(data=st.data())
+def test_in_memory(subject: str, data: Any) -> None:
+    _same(data, subjects=[subject], container=data.draw(st.sampled_from(IN_MEMORY)))
+
+
+@pytest.mark.parametrize("step", FRAME_STEPS)
+@settings(drawn, max_examples=1)
+@given(data=st.data())
+def test_steps_of_frames(step: str, data: Any) -> None:
+    _same(data, subjects=WITH_TARGETS, container="frame", step=step)
+
+
+@pytest.mark.parametrize("source", FRAME_SOURCES)
+@settings(drawn, max_examples=1)
+@given(data=st.data())
+def test_sources_of_frames(source: str, data: Any) -> None:
+    _same(data, container="frame", source=source)
+
+
+@pytest.mark.parametrize("step", ARRAY_STEPS)
+@settings(drawn, max_examples=1)
+@given(data=st.data())
+def test_steps_of_arrays(step: str, data: Any) -> None:
+    _same(data, container="array", step=step)
+
+
+@pytest.mark.parametrize("source", ARRAY_SOURCES)
+@pytest.mark.parametrize("container", ARRAYS)
+@settings(drawn, max_examples=1)
+@given(data=st.data())
+def test_sources_of_arrays(source: str, container: str, data: Any) -> None:
+    _same(data, container=container, source=source)
+
+
+@pytest.mark.parametrize("container", ["frame", "array"])
+@settings(drawn, max_examples=2)
+@given(data=st.data())
+def test_with_a_client(client: Client, container: str, data: Any) -> None:
+    _same(data, container=container, client=True)
