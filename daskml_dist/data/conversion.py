@@ -224,7 +224,9 @@ def plain_frame(X: Any) -> Any:
         if isinstance(dtype, np.dtype) or not _has_na(dtype):
             continue
         column = X[name]
-        if dtype.kind in "biuf":
+        if dtype.kind in "biuf" and not column.isna().any():
+            changed[name] = column.to_numpy(dtype=dtype.numpy_dtype)
+        elif dtype.kind in "biuf":
             changed[name] = column.to_numpy(dtype="float64", na_value=np.nan)
         else:
             changed[name] = column.astype(object).where(column.notna(), np.nan)

@@ -107,6 +107,11 @@ def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
     if len(shape) != 2 or shape[1] == 1:
         return read_numbers(values, name, index)
     scores: NDArray[Any] = as_rows(values, index=index)
+    if not isinstance(scores, np.ndarray):
+        raise InvalidDataError(
+            f"{where(index)}{name} is sparse. Pass {name}.toarray(), or of a Dask Array "
+            f"{name}.map_blocks(lambda block: block.toarray())."
+        )
     _check_finite(scores, name, index)
     return scores
 

@@ -98,7 +98,8 @@ class OrdinaryLeastSquares(LeastSquares):
 
     def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
         if self.positive:
-            return non_negative(reduced.R, reduced.z), {"n_iter": reduced.n_looks}
+            coef = non_negative(_told_columns(reduced, n_rows), reduced.z)
+            return coef, {"n_iter": reduced.n_looks}
         n_values = min(n_rows, len(start))
         singular = np.zeros(n_values)
         coef, rank = np.zeros(start.shape), 0
@@ -137,14 +138,14 @@ class RidgeLeastSquares(LeastSquares):
         return 0.0 if self._l2 else _NO_VALUE
 
     def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
-        used, coef = self._solve(reduced)
+        used, coef = self._solve(reduced, n_rows)
         return coef, {"n_iter": reduced.n_looks, "extra": {"solver": used}}
 
-    def _solve(self, reduced: Reduced) -> tuple[str, Array]:
+    def _solve(self, reduced: Reduced, n_rows: int) -> tuple[str, Array]:
         """The method used, and the coefficients."""
         if self.positive:
-            columns = range(len(self.alpha))
-            return "lbfgs", np.hstack([self._non_negative(reduced, t) for t in columns])
+            R, targets = _told_columns(reduced, n_rows), range(len(self.alpha))
+            return "lbfgs", np.hstack([self._non_negative(R, reduced.z, t) for t in targets])
         if self.method == "cholesky" or (self.method == "auto" and reduced.n_looks == 1):
             with suppress(linalg.LinAlgError):
                 return "cholesky", self._cholesky(reduced)
@@ -166,12 +167,22 @@ class RidgeLeastSquares(LeastSquares):
             coef[:, at] = linalg.cho_solve(linalg.cho_factor(penalised), xy[:, at])
         return coef
 
-    def _non_negative(self, reduced: Reduced, target: int) -> Array:
+    def _non_negative(self, R: Array, z: Array, target: int) -> Array:
         """A penalty is a few more rows."""
-        d = reduced.R.shape[1]
-        rows = np.vstack([reduced.R, np.sqrt(self.alpha[target]) * np.eye(d)])
-        z = np.vstack([reduced.z[:, [target]], np.zeros((d, 1))])
+        d = R.shape[1]
+        rows = np.vstack([R, np.sqrt(self.alpha[target]) * np.eye(d)])
+        z = np.vstack([z[:, [target]], np.zeros((d, 1))])
         return non_negative(rows, z)
+
+
+def _told_columns(reduced: Reduced, n_rows: int) -> Array:
+    """`R`, with zeros for features of which centring has left rounding alone.
+
+    A constant feature's column is some 1e-16, and a coefficient of 1e13 would fit it to the rest.
+    """
+    left = np.einsum("ij,ij->j", reduced.R, reduced.R)
+    told = left > _NO_VALUE**2 * (left + n_rows * reduced.x_mean**2)
+    return np.where(told, reduced.R, 0.0)
 
 
 def non_negative(R: Array, z: Array) -> Array:

@@ -23,6 +23,7 @@ from daskml_dist.data import reduce
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.cluster_run import TrainingRun
+from daskml_dist.training.ending import Ending
 from daskml_dist.training.generations import Generations
 from daskml_dist.training.on_cluster import ClusterEngine
 
@@ -40,8 +41,8 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "placement": (ClusterEngine, "lanes"),
     "rendezvous": (Generations, "_deliver"),
     "report": (TrainingRun, "_tell"),
-    "gather": (TrainingRun, "_gather"),
-    "clean-up": (TrainingRun, "_clean_up"),
+    "gather": (Ending, "gather"),
+    "clean-up": (Ending, "clean_up"),
     "read": (reduce, "compute"),
 }
 #: Moments of a fit by steps; others have no scales, and no passes worth the name.
