@@ -228,9 +228,12 @@ class TroubleMaker:
         self._set_pause(victim, 0.8)
 
     def _set_pause(self, victim: str | None, share: float) -> None:
+        def pause_at(share: float, dask_worker: Any) -> None:  # travels whole
+            dask_worker.memory_manager.memory_pause_fraction = share
+
         if victim in self._arena.workers():
             with suppress(Exception):
-                self._arena.client.run(_set_pause_share, share, workers=[victim])
+                self._arena.client.run(pause_at, share, workers=[victim])
 
     def _restart(self) -> None:
         victim = self._victim()
@@ -263,11 +266,6 @@ class TroubleMaker:
             self._cut()
             if self._ended.wait(1):
                 return
-
-
-def _set_pause_share(share: float, dask_worker: Any) -> None:
-    """Set the share of its memory at which a worker is paused."""
-    dask_worker.memory_manager.memory_pause_fraction = share
 
 
 _ACTS: dict[str, Callable[[TroubleMaker], None]] = {

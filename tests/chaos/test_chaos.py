@@ -184,7 +184,7 @@ class TestNetwork:
         _survive(draw(seed, NETWORK_KINDS), network, expected, note, assert_clean)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(120)
 class TestMoments:
     """Losses at every moment of a run's life, of every kind of work."""
 
@@ -193,7 +193,7 @@ class TestMoments:
         do(draw_trouble(seed, PROCESS_TROUBLES), killed)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(120)
 class TestNetworkMoments:
     """A network that goes and comes, at every moment."""
 

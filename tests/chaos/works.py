@@ -69,19 +69,19 @@ def _numbers() -> tuple[Any, Any]:
     return X, X[:, 0] + 0.3 * rng.normal(size=N_ROWS)
 
 
-def _slowly(block: Any) -> Any:
-    time.sleep(0.05)
-    return block
-
-
 def _rows(trouble: Trouble, arena: Arena) -> tuple[Any, Any]:
     X, y = _numbers()
     if trouble.work in POLICIES or trouble.work == "lbfgs":
         y = y > 0
     if trouble.rows == "memory":
         return X, y
+
+    def slowly(block: Any) -> Any:  # in here it travels whole: workers cannot import the tests
+        time.sleep(0.05)
+        return block
+
     n = N_ROWS // N_BLOCKS
-    lazy = da.from_array(X, chunks=(n, -1)).map_blocks(_slowly, meta=X[:0], dtype=X.dtype)
+    lazy = da.from_array(X, chunks=(n, -1)).map_blocks(slowly, meta=X[:0], dtype=X.dtype)
     column = da.from_array(y, chunks=n)
     if trouble.rows == "persisted":
         lazy, column = arena.client.persist([lazy, column])
