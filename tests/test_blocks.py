@@ -359,7 +359,7 @@ def test_facts_of_targets() -> None:
     info = inspect_block(block, classification=False)
     assert (info.dtype, info.sparse, info.nnz, info.weight_sum) == ("float32", True, 11, 4.0)
     assert (info.y_min, info.y_max, info.targets.mean) == (0.0, 9.0, 4.5)
-    assert info.y_sample.tolist() == X[:, 0].tolist()
+    assert info.y_sample[0].tolist() == X[:, 0].tolist()
     assert info.labels is None
 
 

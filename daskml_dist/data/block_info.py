@@ -47,8 +47,8 @@ class BlockInfo:
         Of the targets (regression only); None in an empty block.
     targets : Spread or None
         Weighted mean and variance of each column of the targets.
-    y_sample : ndarray of float64, or None
-        Some targets of rows that count, evenly spaced; of one dimension only.
+    y_sample : ndarray of float64 of shape (2, n), or None
+        Some targets, evenly spaced, and their rows' weights; of targets of one dimension only.
     n_targets : int or None
         Columns of the targets; None for targets of one dimension.
     device : str
@@ -169,5 +169,4 @@ def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, An
 
 def _sample(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
     at = np.linspace(0, len(y) - 1, min(len(y), _SAMPLE)).round().astype(int)
-    counted = at if weights is None else at[weights[at] > 0]
-    return np.asarray(y[counted], dtype=np.float64)
+    return np.stack([y[at], np.ones(len(at)) if weights is None else weights[at]]).astype(float)

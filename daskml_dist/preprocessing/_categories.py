@@ -119,8 +119,9 @@ def _join(
     categories: list[NDArray[Any]], counts: list[NDArray[np.int64]]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Union of the categories of a column, in scikit-learn's order, and the sums of their rows."""
-    if len({found.dtype for found in categories}) > 1:
-        # A block without a value of the column may have another dtype.
+    dtypes = {found.dtype for found in categories}
+    if len(dtypes) > 1 and any(dtype.kind not in "biuf" for dtype in dtypes):
+        # A block without a value of the column may have another dtype; numbers join as numbers.
         categories = [found.astype(object) for found in categories]
     every = np.concatenate(categories)[:, None]
     encoder = OrdinalEncoder(encoded_missing_value=-2).fit(every)

@@ -19,7 +19,7 @@ from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_
 from daskml_dist.training.gathering import MOST_KILLED
 from daskml_dist.training.membership import Membership
 
-__all__ = ["HeldBlocks"]
+__all__ = ["HeldBlocks", "tell_lost"]
 
 #: Times that a block may fail to be made again, by an exception of its own.
 _MOST_FAILED = 3

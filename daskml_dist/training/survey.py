@@ -140,9 +140,9 @@ class Survey:
     def target_quartiles(self) -> NDArray[np.float64]:
         """Rough quartiles of the targets of one dimension, of a sample of each block."""
         parts = [
-            (info.y_sample, np.full(len(info.y_sample), info.weight_sum / len(info.y_sample)))
+            (info.y_sample[0], info.y_sample[1] * (info.weight_sum / info.y_sample[1].sum()))
             for info in self.infos
-            if info.y_sample is not None and len(info.y_sample)
+            if info.y_sample is not None and info.y_sample[1].any()
         ]
         if not parts:
             return np.zeros(3)

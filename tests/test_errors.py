@@ -1,0 +1,31 @@
+"""Errors: what a worker raises is what the client catches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from daskml_dist import errors
+
+ERRORS = sorted(name for name in errors.__all__ if name.endswith("Error"))
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_of_a_worker_is_itself_at_the_client(name: str, client: Client) -> None:
+    def fail(kind: Any) -> None:
+        raise kind("what to do about it")
+
+    kind = getattr(errors, name)
+    error = client.submit(fail, kind, pure=False).exception(timeout=30)
+    assert type(error) is kind
+    assert error.args == ("what to do about it",)
+
+
+def test_errors_that_users_derive() -> None:
+    class Users(errors.CommunicationError):
+        pass
+
+    assert isinstance(Users.__new__(Users, "why"), ConnectionError)
+    assert Users("why").args == ("why",)
