@@ -35,6 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_collection_finish() -> None:
+    """Leave thousands of collected tests out of each later look for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (problem := gpu_problem()):
         pytest.skip(f"{problem} Tests of a GPU run under `pytest -m gpu` alone.")
