@@ -17,6 +17,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
 from daskml_dist.training.fleet import Fleet
+from tests.quick import quick
 
 N_ROWS = 2_000
 
@@ -73,7 +74,7 @@ def test_staleness_stays_within_the_bound(client: Client, bound: int) -> None:
     assert largest <= (n_lanes - 1) * (2 * bound + 1)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "local"))
 def test_early_stopping_scores_each_pass(client: Client, policy: str) -> None:
     clf = SGDClassifier(policy=policy, early_stopping=True, max_iter=8, random_state=0)
     clf.fit(*_lazy())

@@ -26,6 +26,7 @@ from daskml_dist.training.ending import Ending
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.saved import Saved, SavedImages
+from tests.quick import quick
 
 N_ROWS = 2_000
 
@@ -250,7 +251,7 @@ def test_a_fit_with_checkpoints_keeps_what_it_had(
 # --- on a cluster ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "async", "hogwild"))
 def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> None:
     X, y = _lazy()
     callback = At(3)

@@ -17,6 +17,7 @@ from daskml_dist.backends.kernels.usage import ARCHITECTURES, compiler, usage
 from daskml_dist.losses import LOSSES
 from daskml_dist.optimizers import OPTIMIZERS
 from tests.cuda_emulation import build, library_of, run
+from tests.quick import quick
 
 RTOL = {"float32": 3e-6, "float64": 1e-13, "float16": 3e-6, "bfloat16": 3e-6}
 DTYPES = tuple(RTOL)
@@ -83,7 +84,7 @@ def _assert_no_local_memory(name, architecture, dtype, **chosen):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", quick(ARCHITECTURES, "sm_75", "sm_100"))
 def test_kernels_compile_without_spills(architecture):
     check = functools.partial(_assert_no_local_memory, architecture=architecture)
     check("linear_gradient", dtype="float32", d=512, loss="log_loss", result="float32")

@@ -16,6 +16,7 @@ from daskml_dist.data.scales import block_scales, merge_scales
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.optimizers import NAG
 from daskml_dist.policies import POLICIES
+from tests.quick import quick
 
 UNITS = np.array([1e-6, 1.0, 1e5, 30.0])
 
@@ -74,7 +75,7 @@ def test_predictions_do_not_depend_on_units(dtype: str) -> None:
     assert plain.score(X0, Y0) > 0.95
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "hogwild"))
 def test_every_policy_learns_unscaled_rows(policy: str, client: Client) -> None:
     X = da.from_array(X0 * UNITS, chunks=(150, 4))
     y = da.from_array(Y0, chunks=150)

@@ -104,7 +104,8 @@ WHOLE = [(i, N_ROWS // 6) for i in range(6)]
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("persisted", [pytest.param(False, marks=SLOW), True])
+@SLOW
+@pytest.mark.parametrize("persisted", [False, True])
 def test_workers_that_die_while_rows_are_read(
     crew_client: Client, tmp_path: Path, persisted: bool
 ) -> None:

@@ -18,13 +18,14 @@ from sklearn.preprocessing import StandardScaler
 
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
+from tests.quick import quick
 
 pytestmark = pytest.mark.data
 
 ADULT_NUMBERS = [0, 2, 4, 10, 11, 12]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "async"))
 def test_a9a(client: Client, data_dir: Path, policy: str) -> None:
     X, y = load_svmlight_file(str(data_dir / "a9a" / "a9a"), n_features=123)
     X_test, y_test = load_svmlight_file(str(data_dir / "a9a" / "a9a.t"), n_features=123)
@@ -66,10 +67,7 @@ def mnist(data_dir: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [pytest.param(p, marks=() if p in ("sync", "average") else pytest.mark.slow) for p in POLICIES],
-)
+@pytest.mark.parametrize("policy", quick(POLICIES, "average"))
 @pytest.mark.filterwarnings("ignore:Sending large graph")
 def test_mnist(client: Client, mnist: Any, policy: str) -> None:
     X, y, X_test, y_test = mnist

@@ -24,6 +24,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.training import membership
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.quick import quick
 
 N, D = 4000, 5
 POLICIES = ["sync", "allreduce", "ssp", "async", "local", "average", "hogwild"]
@@ -93,7 +94,7 @@ def test_streamed_full_batches_are_gradient_descent(
     np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-10)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "ssp"))
 def test_every_policy_learns_from_a_stream(policy: str, parquet: str, client: Client) -> None:
     X, y = _frame(parquet)
     streamed = SGDClassifier(policy=policy, memory_budget=SMALL, max_iter=6, random_state=0)

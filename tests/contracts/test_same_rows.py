@@ -14,6 +14,7 @@ from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FR
 from tests.contracts.report import drawn, fail_simplest
 from tests.contracts.same_rows import check
 from tests.contracts.subjects import ELSEWHERE, SETTINGS, SUBJECTS, public_names
+from tests.quick import quick
 
 IN_MEMORY = [name for name, kind in CONTAINERS.items() if kind == "memory"]
 WITH_TARGETS = [name for name, s in SUBJECTS.items() if s.is_metric or hasattr(s.model, "predict")]
@@ -39,7 +40,7 @@ def test_in_memory(subject: str, data: Any) -> None:
     _same(data, subjects=[subject], container=data.draw(st.sampled_from(IN_MEMORY)))
 
 
-@pytest.mark.parametrize("step", FRAME_STEPS)
+@pytest.mark.parametrize("step", quick(FRAME_STEPS, "shuffled", "merged", "sorted"))
 @settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_steps_of_frames(step: str, data: Any) -> None:
