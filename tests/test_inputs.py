@@ -22,6 +22,7 @@ from daskml_dist.data.blocks import make_block
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from tests.fake_cupy import DeviceArray
+from tests.quick import quick
 
 N, D = 90, 4
 COLUMNS = [f"x{i}" for i in range(D)]
@@ -170,7 +171,7 @@ def test_every_kind_fits_and_predicts(kind: str, client_in_process: Client) -> N
     _equal(model.decision_function(rows), TRUTH.decision_function(X0))
 
 
-@EVERY
+@pytest.mark.parametrize("kind", quick(KINDS, *list(KINDS)[::4]))
 def test_every_kind_goes_on_by_partial_fit(kind: str, client_in_process: Client) -> None:
     X, y = KINDS[kind](X0, Y0)
     model = SGDClassifier(**FULL_BATCH)

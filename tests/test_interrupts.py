@@ -265,7 +265,7 @@ def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> No
 
 @pytest.mark.parametrize(
     "policy",
-    ["sync", "average", *(pytest.param(p, marks=pytest.mark.slow) for p in ("async", "allreduce"))],
+    quick(["sync", "average", "async", "allreduce"], "average"),
 )
 def test_a_fit_whose_workers_are_lost_keeps_the_clients_images(
     client: Client, policy: str, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,7 @@ def _assert_no_local_memory(name, architecture, dtype, **chosen):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", quick(ARCHITECTURES, "sm_75", "sm_100"))
+@pytest.mark.parametrize("architecture", quick(ARCHITECTURES, "sm_100"))
 def test_kernels_compile_without_spills(architecture):
     check = functools.partial(_assert_no_local_memory, architecture=architecture)
     check("linear_gradient", dtype="float32", d=512, loss="log_loss", result="float32")

@@ -75,7 +75,7 @@ def test_predictions_do_not_depend_on_units(dtype: str) -> None:
     assert plain.score(X0, Y0) > 0.95
 
 
-@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "hogwild"))
+@pytest.mark.parametrize("policy", quick(POLICIES, "hogwild"))
 def test_every_policy_learns_unscaled_rows(policy: str, client: Client) -> None:
     X = da.from_array(X0 * UNITS, chunks=(150, 4))
     y = da.from_array(Y0, chunks=150)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.data
 ADULT_NUMBERS = [0, 2, 4, 10, 11, 12]
 
 
-@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "async"))
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync"))
 def test_a9a(client: Client, data_dir: Path, policy: str) -> None:
     X, y = load_svmlight_file(str(data_dir / "a9a" / "a9a"), n_features=123)
     X_test, y_test = load_svmlight_file(str(data_dir / "a9a" / "a9a.t"), n_features=123)
