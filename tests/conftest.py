@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster, futures_of
 
@@ -96,6 +97,26 @@ def cluster() -> Iterator[LocalCluster]:
         dashboard_address=":0",
         silence_logs=logging.ERROR,
     ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[LocalCluster]:
+    """Three worker processes, whose nannies bring others where these are killed."""
+    # So long after a worker was lost Dask looks whether another has come; where that one was just
+    # killed as well, it ends their nanny.
+    long = dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
+    with (
+        long,
+        LocalCluster(
+            n_workers=3,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=":0",
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+    ):
         yield cluster
 
 

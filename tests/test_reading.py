@@ -28,23 +28,6 @@ from daskml_dist.training.dask_internals import list_workers
 N_ROWS = 3_000
 
 
-@pytest.fixture(scope="module")
-def crew() -> Iterator[LocalCluster]:
-    """Three worker processes, whose places Dask never gives up."""
-    long = dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
-    with (
-        long,
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-    ):
-        yield cluster
-
-
 @pytest.fixture
 def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
     with Client(crew) as client:

@@ -33,26 +33,6 @@ N_ROWS, N_PASSES = 6_000, 20
 EXACT = ["sync", "allreduce", "local", "average"]
 
 
-@pytest.fixture(scope="module")
-def crew() -> Iterator[LocalCluster]:
-    """Three worker processes, whose nannies bring others where these are killed."""
-    # So long after a worker was lost Dask looks whether another has come; where that one was just
-    # killed as well, it ends their nanny.
-    long = dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
-    with (
-        long,
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=50,
-        ) as cluster,
-    ):
-        yield cluster
-
-
 def _listens(address: str) -> bool:
     host, port = get_address_host_port(address)
     try:

@@ -18,10 +18,9 @@ from chaos.arenas import Arena
 from chaos.disks import FillDisk, small_disk
 from chaos.faults import NETWORK_KINDS, PASSES, PROCESS_KINDS, Fault, Striker, draw, prepare
 from chaos.moments import NETWORK_TROUBLES, PROCESS_TROUBLES, draw_trouble
-from chaos.works import do
+from chaos.works import classifier, do
 from daskml_dist.errors import CheckpointError
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.schedules import InverseScaling
 from daskml_dist.training.checkpoint import Checkpoint
 
 N_ROWS = 6_000
@@ -51,22 +50,6 @@ def _lazy() -> tuple[Any, Any]:
     return da.from_array(X, chunks=(600, -1)), da.from_array(y, chunks=600)
 
 
-def _classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDClassifier:
-    return SGDClassifier(
-        policy=policy,
-        max_iter=max_iter,
-        tol=None,
-        batch_size=32,
-        n_lanes=3,
-        random_state=0,
-        optimizer="sgd",
-        learning_rate=InverseScaling(0.5),
-        alpha=1e-3,
-        callbacks=list(callbacks),
-        **more,
-    )
-
-
 def _loss(clf: SGDClassifier) -> float:
     """Mean loss of all rows."""
     X, y = _rows()
@@ -80,7 +63,7 @@ def expected(undisturbed: dict[Any, Any]) -> Callable[[str, int], SGDClassifier]
 
     def fit(policy: str, max_iter: int) -> SGDClassifier:
         if (policy, max_iter) not in undisturbed:
-            clf = _classifier(policy, max_iter).fit(*_lazy())
+            clf = classifier(policy, max_iter).fit(*_lazy())
             _check_passes(clf, max_iter)
             undisturbed[policy, max_iter] = clf
         return undisturbed[policy, max_iter]
@@ -119,7 +102,7 @@ def _survive(
     if fault.persisted:
         X, y = arena.client.persist([X, y])
     striker = Striker(fault, arena)
-    clf = _classifier(fault.policy, fault.max_iter, striker)
+    clf = classifier(fault.policy, fault.max_iter, striker)
     began = time.monotonic()
     try:
         clf.fit(X, y)
@@ -163,12 +146,12 @@ class TestProcesses:
             fill = FillDisk(disk, after_pass=int(np.random.default_rng(0).integers(4, 20)))
             file = Checkpoint(tmp_path / "fit.npz", every=2)
             with pytest.raises(CheckpointError, match="last one that was saved is whole"):
-                _classifier("sync", passes, fill, checkpoint=file).fit(*_lazy())
+                classifier("sync", passes, fill, checkpoint=file).fit(*_lazy())
             _, facts = file.load()
             assert facts["passes"] in {fill.after_pass - 2, fill.after_pass - 1}
             disk.make_room()
             again = Checkpoint(file.path, every=passes, resume=True)
-            clf = _classifier("sync", passes, checkpoint=again).fit(*_lazy())
+            clf = classifier("sync", passes, checkpoint=again).fit(*_lazy())
         _check_passes(clf, passes)
         _check_same(clf, expected("sync", passes), "sync")
 

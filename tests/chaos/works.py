@@ -18,7 +18,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.schedules import InverseScaling
 
-__all__ = ["BOUND", "do"]
+__all__ = ["BOUND", "classifier", "do"]
 
 N_ROWS, N_BLOCKS = 3_000, 6
 #: Seconds in which the work must end, whatever happens to it.
@@ -88,6 +88,23 @@ def _rows(trouble: Trouble, arena: Arena) -> tuple[Any, Any]:
     return lazy, column
 
 
+def classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDClassifier:
+    """A classifier whose fit is the same each time, in lock-step."""
+    return SGDClassifier(
+        policy=policy,
+        max_iter=max_iter,
+        tol=None,
+        batch_size=32,
+        n_lanes=3,
+        random_state=0,
+        optimizer="sgd",
+        learning_rate=InverseScaling(0.5),
+        alpha=1e-3,
+        callbacks=list(callbacks),
+        **more,
+    )
+
+
 def _work(trouble: Trouble, rows: tuple[Any, Any], maker: TroubleMaker | None) -> Any:
     X, y = rows
     if trouble.work == "lbfgs":
@@ -98,18 +115,8 @@ def _work(trouble: Trouble, rows: tuple[Any, Any], maker: TroubleMaker | None) -
         return StandardScaler().fit(X)
     if trouble.work == "metric":
         return mean_squared_error(y, X[:, 0])
-    return SGDClassifier(
-        policy=trouble.work,
-        max_iter=trouble.max_iter,
-        tol=None,
-        batch_size=32,
-        n_lanes=3,
-        random_state=0,
-        optimizer="sgd",
-        learning_rate=InverseScaling(0.5),
-        alpha=1e-3,
-        callbacks=[maker] if maker else [],
-    ).fit(X, y)
+    callbacks = [maker] if maker else []
+    return classifier(trouble.work, trouble.max_iter, *callbacks).fit(X, y)
 
 
 def _truth(trouble: Trouble) -> Any:
