@@ -96,9 +96,9 @@ class BaseSupervised(BaseEstimator):
             self._check_width(collection)
         return collection
 
-    def _survey(self, engine: Engine) -> Survey:
+    def _survey(self, engine: Engine, n_lanes: int | None) -> Survey:
         """Look at the rows."""
-        survey = Survey(engine.survey(self._classification))
+        survey = Survey(engine.survey(self._classification, n_lanes))
         survey.check_devices()
         if survey.n_rows == 0:
             raise InvalidDataError(

@@ -64,7 +64,7 @@ class BaseRounds(BaseSupervised):
         budget = check_budget(params["memory_budget"])
         collection = self._collection(X, y, sample_weight, reset=reset)
         with open_engine(collection, client, budget, params["device"]) as engine:
-            survey = self._survey(engine)
+            survey = self._survey(engine, params["n_lanes"])
             classes = self._labels(survey, classes) if self._classification else None
             rows = Rows.of(survey, classes, class_weight, sample_weight is not None)
             model, solver = self._problem(rows)

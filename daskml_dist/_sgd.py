@@ -132,7 +132,7 @@ class BaseSGD(BaseLinear):
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         budget, device = settings.memory_budget, settings.device
         with open_engine(collection, client, budget, device) as engine:
-            survey = self._survey(engine)
+            survey = self._survey(engine, settings.n_lanes)
             classes = self._labels(survey, classes) if self._classification else None
             if not self._classification:
                 settings.loss.check_target(survey.target_range)

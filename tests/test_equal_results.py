@@ -77,10 +77,11 @@ def test_full_batches_equal_gradient_descent(
     np.testing.assert_allclose(est.intercept_, b, rtol=1e-10)
 
 
-def _coefficients(rows: Any, **params: Any) -> NDArray[Any]:
+def _coefficients(rows: Any, lay: Any = None, **params: Any) -> NDArray[Any]:
     X, t = rows
+    lay = lay or _lazy
     clf = SGDClassifier(max_iter=4, tol=None, batch_size=16, random_state=3, **params)
-    return np.hstack([clf.fit(_lazy(X), _lazy(t > 0)).coef_[0], clf.intercept_])
+    return np.hstack([clf.fit(lay(X), lay(t > 0)).coef_[0], clf.intercept_])
 
 
 def test_allreduce_equals_sync(client: Client, rows: Any) -> None:
@@ -134,15 +135,16 @@ def clusters() -> Iterator[list[LocalCluster]]:
 @pytest.mark.parametrize(
     "deterministic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["usual", "exact"]
 )
+@pytest.mark.parametrize("lay", [_lazy, np.asarray], ids=["lazy", "in memory"])
 def test_lanes_make_the_workers_irrelevant(
-    clusters: list[LocalCluster], rows: Any, deterministic: bool
+    clusters: list[LocalCluster], rows: Any, lay: Any, deterministic: bool
 ) -> None:
     found: dict[str, list[NDArray[Any]]] = {policy: [] for policy in REPRODUCIBLE}
     for cluster in clusters:
         with Client(cluster):
             for policy, coefficients in found.items():
                 params = {"policy": policy, "n_lanes": 4, "deterministic": deterministic}
-                coefficients.append(_coefficients(rows, **params))
+                coefficients.append(_coefficients(rows, lay, **params))
     for one, *others in found.values():
         for other in others:
             if deterministic:

@@ -107,11 +107,16 @@ class ClusterRows:
         """Whether blocks are made anew when a lane needs them."""
         return self._recipes is not None
 
-    def survey(self, classification: bool) -> list[BlockInfo]:
-        """Read all rows once and return what the client must know of each block."""
+    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+        """Read all rows once and return what the client must know of each block.
+
+        Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each
+        thread.
+        """
         self._held.classification = classification
         if self._collection.kind == "memory":
-            self._inspect(range(self._held.spread(sum(self.threads().values()))))
+            n_blocks = n_lanes or sum(self.threads().values())
+            self._inspect(range(self._held.spread(n_blocks)))
         else:
             self._find_homes()
             self._read()

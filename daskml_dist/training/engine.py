@@ -106,8 +106,11 @@ class Engine(ABC):
         self.interrupts = Interrupts()
 
     @abstractmethod
-    def survey(self, classification: bool) -> list[BlockInfo]:
-        """Make the blocks where the rows lie and return what the client must know of each."""
+    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+        """Make the blocks where the rows lie and return what the client must know of each.
+
+        Rows in memory may be cut for `n_lanes`, where the user gives it.
+        """
 
     @abstractmethod
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:

@@ -68,12 +68,12 @@ class HeldBlocks:
         self._recipes = make_recipes(self.first)
         return self._recipes
 
-    def spread(self, n_threads: int) -> int:
-        """Cut rows in memory, a part for each thread of the cluster; return how many parts."""
+    def spread(self, n_blocks: int) -> int:
+        """Cut rows in memory into blocks, of a row at least; return how many."""
         n_rows = self._collection.n_rows or 0
-        n_parts = max(1, min(n_threads, n_rows))
-        self._cuts = np.linspace(0, n_rows, n_parts + 1).astype(int)
-        return n_parts
+        n_blocks = max(1, min(n_blocks, n_rows))
+        self._cuts = np.arange(n_blocks + 1) * n_rows // n_blocks
+        return n_blocks
 
     def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
         """Start tasks, each on its part's worker where it has one: stealing must not move it."""

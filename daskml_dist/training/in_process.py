@@ -41,7 +41,7 @@ class InProcessEngine(Engine):
         self._blocks: dict[int, Block] = {}
         self._lanes: list[LaneSpec] = []
 
-    def survey(self, classification: bool) -> list[BlockInfo]:
+    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks."""
         self._blocks = {
             i: make_block(
