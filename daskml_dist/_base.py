@@ -21,7 +21,7 @@ from sklearn.utils.validation import column_or_1d
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.conversion import to_host
+from daskml_dist.data.conversion import plain_objects, to_host
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.missing import check_no_missing
@@ -316,7 +316,7 @@ def _as_column(y: Any) -> Any:
 
 
 def _check_labels(y: Any) -> None:
-    labels = np.asarray(y)
+    labels = plain_objects(np.asarray(y))
     # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.
     if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
         return
@@ -324,6 +324,6 @@ def _check_labels(y: Any) -> None:
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
     check_no_missing(labels, "y")
     try:
-        check_classification_targets(y)
+        check_classification_targets(labels)
     except ValueError as error:
         raise InvalidDataError(f"{error} Use SGDRegressor for a continuous target.") from error

@@ -14,16 +14,17 @@ from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import plain_frame, to_host
+from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import (
-    DaskMLDistError,
     InvalidDataError,
     InvalidParameterError,
     NotFittedError,
+    as_ours,
 )
-from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
+from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["BlockTransformer", "check_fitted", "check_no_infinity"]
 
@@ -84,8 +85,8 @@ class BlockTransformer(BaseEstimator):
         InvalidDataError
             For a block that scikit-learn cannot take, which is named.
         """
-        if not (is_lazy(X) or is_lazy(y)):
-            super().fit(plain_frame(X), y)
+        if not (is_dask(X) or is_dask(y)):
+            super().fit(plain_rows(X), y)
             self._keep(X)
             return self
         return self._fit_lazy(X, y)
@@ -119,7 +120,10 @@ class BlockTransformer(BaseEstimator):
         self.__dict__.pop("feature_names_in_", None)
         if collection.feature_names is not None:
             self.feature_names_in_ = collection.feature_names
-        self._finish(summary)
+        try:
+            self._finish(summary)
+        except (ValueError, TypeError) as error:
+            raise as_ours(error) from error
 
     def _fit_more(self, X: Any, sample_weight: Any = None) -> Self:
         """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
@@ -152,8 +156,8 @@ class BlockTransformer(BaseEstimator):
         array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
             Dask where `X` is; a DataFrame where ``set_output(transform="pandas")`` asks for it.
         """
-        if not is_lazy(X):
-            return super().transform(plain_frame(X))
+        if not is_dask(X):
+            return super().transform(plain_rows(X))
         return self._map("transform", X)
 
     def inverse_transform(self, X: Any) -> Any:
@@ -167,7 +171,7 @@ class BlockTransformer(BaseEstimator):
         -------
         array, CSR matrix or dask Array
         """
-        if not is_lazy(X):
+        if not is_dask(X):
             return super().inverse_transform(X)
         return self._map("inverse_transform", X)
 
@@ -184,8 +188,8 @@ class BlockTransformer(BaseEstimator):
         -------
         as :meth:`transform`
         """
-        if not (is_lazy(X) or is_lazy(y)):
-            result = super().fit_transform(plain_frame(X), y, **params)
+        if not (is_dask(X) or is_dask(y)):
+            result = super().fit_transform(plain_rows(X), y, **params)
             self._keep(X)
             return result
         return self.fit(X, y, **params).transform(X)
@@ -193,14 +197,13 @@ class BlockTransformer(BaseEstimator):
     def _map(self, method: str, X: Any) -> Any:
         check_fitted(self)
         is_forward = method == "transform"
+        X = join_delayed(X, 2, getattr(self, "n_features_in_", np.nan))
         try:
             for_blocks = self._match_names(X) if is_forward else copy.copy(self)
             function = partial(_call, for_blocks, method)
             meta = function(self._sample(X) if is_forward else sample_rows(X))
-        except DaskMLDistError:
-            raise
-        except ValueError as error:
-            raise InvalidDataError(str(error)) from error
+        except (ValueError, TypeError) as error:
+            raise as_ours(error) from error
         return map_blocks(function, X, meta=meta)
 
     def _match_names(self, X: Any) -> Any:
@@ -247,7 +250,7 @@ def check_no_infinity(X: Any) -> None:
 
 def _call(estimator: Any, method: str, X: Any) -> Any:
     try:
-        return getattr(estimator, method)(plain_frame(X))
+        return getattr(estimator, method)(plain_rows(X))
     except ValueError as error:
         said = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
         raise ValueError(said + estimator._remedy) from error
@@ -266,9 +269,9 @@ def _summary_of(
         # A clone: threads of one process share `plain`. A feature that is missing in a whole block
         # has no mean there, which the merge knows.
         with np.errstate(invalid="ignore", divide="ignore"):
-            return int(X.shape[1]), clone(plain)._summarise(plain_frame(X), y, sample_weight)
-    except ValueError as error:
-        raise InvalidDataError(f"Block {index} of X: {error}") from error
+            return int(X.shape[1]), clone(plain)._summarise(plain_rows(X), y, sample_weight)
+    except (ValueError, TypeError) as error:
+        raise as_ours(error, f"Block {index} of X: ") from error
 
 
 def _merged(plain: BlockTransformer, found: list[tuple[int, Any] | None]) -> tuple[int, Any] | None:

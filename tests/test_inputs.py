@@ -19,8 +19,9 @@ from scipy import sparse
 from daskml_dist.backends.cupy_backend import CupyBackend
 from daskml_dist.data.block_info import inspect_block
 from daskml_dist.data.blocks import make_block
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import DataLostError, InvalidDataError, InvalidTypeError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.metrics import accuracy_score
 from tests.fake_cupy import DeviceArray
 from tests.quick import quick
 
@@ -224,6 +225,54 @@ def test_target_and_weight_by_name_on_worker_processes(client: Client) -> None:
     assert model.feature_names_in_.tolist() == COLUMNS
 
 
+def _parts(array: da.Array) -> list[Any]:
+    return list(array.to_delayed().ravel())
+
+
+def test_parts_of_what_was_persisted(client: Client) -> None:
+    """They hold nothing by themselves, and name no task that their graph has."""
+    X, y = client.persist([da.from_array(X0, chunks=(10, D)), da.from_array(Y0, chunks=10)])
+    parts = _parts(X), _parts(y)
+    _equal(SGDClassifier(**FULL_BATCH).fit(*parts).coef_, TRUTH.coef_)
+    streamed = SGDClassifier(**FULL_BATCH, memory_budget=1_000).fit(*parts)
+    assert streamed.history_.extra["streamed"]
+    _equal(streamed.coef_, TRUTH.coef_)
+    del X, y
+    gone = pytest.raises(DataLostError, match=r"Keep the collection that persist\(\) returned")
+    with gone:
+        SGDClassifier(**FULL_BATCH).fit(*parts)
+    with dask.config.set(scheduler=client), pytest.raises(DataLostError, match="keep that"):
+        accuracy_score(parts[1], parts[1])
+
+
+def test_a_fit_lets_go_before_the_user_computes(client: Client, assert_clean: Any) -> None:
+    """Else the scheduler would mix the fit's tasks and those of an optimized graph."""
+    X, y = _unknown(da.concatenate(_array_parts(X0))), _unknown(da.from_array(Y0, chunks=ROWS))
+    for _ in range(5):
+        SGDClassifier(**FULL_BATCH).fit(X, y)
+        dask.compute(X, scheduler=client)
+    assert_clean(client)
+
+
+def _array_parts(array: np.ndarray) -> list[da.Array]:
+    cuts = np.cumsum([0, *ROWS[0]])
+    return [
+        da.from_delayed(dask.delayed(array[a:b]), (b - a, D), dtype=float)
+        for a, b in itertools.pairwise(cuts)
+    ]
+
+
+@pytest.mark.parametrize("labels", [Y0 > 0, pd.array(Y0, dtype="Int64"), Y0 * 1.0])
+def test_objects_that_are_labels(labels: Any) -> None:
+    """As pandas makes them of nullable columns."""
+    y = np.array(labels, dtype=object)
+    held = SGDClassifier(**FULL_BATCH).fit(X0, y)
+    lazy = SGDClassifier(**FULL_BATCH).fit(da.from_array(X0, 45), da.from_array(y, 45))
+    for model in held, lazy:
+        assert model.classes_.dtype == np.asarray(labels.tolist()).dtype
+        _equal(model.coef_, TRUTH.coef_)
+
+
 def test_a_name_that_is_no_column_is_told() -> None:
     with pytest.raises(InvalidDataError, match=r"y='nothing' names no column of X: its columns"):
         SGDClassifier().fit(FRAME, "nothing")
@@ -276,6 +325,8 @@ def test_objects_that_are_no_numbers_are_told(client: Client) -> None:
     X = np.array([[1.0, "a"], [2.0, "b"]], dtype=object)
     with pytest.raises(InvalidDataError, match=r"Block 0: X is not numeric"):
         SGDClassifier().fit(da.from_array(X, chunks=2), da.from_array(np.array([0, 1]), chunks=2))
+    with pytest.raises(InvalidTypeError, match=r"X holds objects that are no numbers: .* 'dict'"):
+        SGDClassifier().fit(np.array([[{}], [{}]]), [0, 1])
 
 
 # --- CuPy: what the CPU path does with it, told by a stand-in --------------------------------

@@ -267,3 +267,32 @@ def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) ->
     _classifier().fit(*_lazy(tmp_path))
     left = [orders._orders, orders._aborted, orders._farewells, orders._trainers]
     assert not any(left)
+
+
+def test_who_computes_when_the_workers_go_is_told(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    """Dask itself would wait for ever, and say nothing."""
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        dask.config.set({"daskml_dist.timeout": 2}),
+    ):
+
+        def read(block: Any, folder: str, seconds: float) -> Any:  # travels whole
+            if block.any():
+                Path(folder, "begun").touch()
+                time.sleep(seconds)
+            return block
+
+        def leave() -> None:
+            _until((tmp_path / "begun").exists)
+            cluster.scale(0)
+
+        leaver = threading.Thread(target=leave)
+        leaver.start()
+        with pytest.raises(TrainingError, match=r"No worker that takes work .* within 2 s \(0\)"):
+            StandardScaler().fit(_lazy(tmp_path, seconds=60, read=read)[0])
+        leaver.join()
+        _until(lambda: not client.futures)
+    assert any(m.startswith("waiting for workers (0; 2 s)") for m in told.messages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dask
@@ -24,7 +25,12 @@ from sklearn.pipeline import make_pipeline
 
 from daskml_dist import feature_extraction, impute, preprocessing
 from daskml_dist.data.quantiles import SKETCH_SIZE, merge_sketches, sketch_column
-from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.errors import (
+    InvalidDataError,
+    InvalidParameterError,
+    InvalidTypeError,
+    NotFittedError,
+)
 
 N = 120
 CUTS = [0, 30, 30, 100, N]  # uneven, one block empty
@@ -393,3 +399,33 @@ def test_errors_are_of_the_package() -> None:
         preprocessing.StandardScaler().transform(X)
     with pytest.raises(InvalidParameterError, match="'feature_range' parameter"):
         preprocessing.MinMaxScaler(feature_range=3).fit(X)
+
+
+# --- objects and delayed blocks --------------------------------------------------------------
+
+
+def test_arrays_of_objects_with_missing_values() -> None:
+    """As Dask makes them of Arrow-backed frames."""
+    numbers = np.array([[1.0, pd.NA], [3, 4.0], [pd.NA, 8]], dtype=object)
+    words = np.array([["a"], [pd.NA], ["b"]], dtype=object)
+    for lay in np.asarray, partial(da.from_array, chunks=(2, -1)):
+        filled = dask.compute(impute.SimpleImputer().fit(lay(numbers)).transform(lay(numbers)))[0]
+        np.testing.assert_array_equal(filled.astype(float), [[1, 6], [3, 4], [2, 8]])
+        encoder = preprocessing.OneHotEncoder(sparse_output=False).fit(lay(words))
+        assert [str(c) for c in encoder.categories_[0]] == ["a", "b", "nan"]
+
+
+def test_what_scikit_learn_cannot_take_is_told() -> None:
+    mixed = da.from_array(np.array([["a"], [1]], dtype=object), chunks=2)
+    with pytest.raises(InvalidTypeError, match=r"Block 0 of X: .*strings or numbers"):
+        preprocessing.OneHotEncoder().fit(mixed)
+    with pytest.raises(InvalidDataError, match="does not support data with dtype bool"):
+        impute.SimpleImputer(strategy="most_frequent").fit(da.zeros((4, 2), dtype=bool))
+
+
+def test_delayed_blocks_are_transformed() -> None:
+    X = np.random.default_rng(0).normal(size=(10, 3))
+    blocks = [dask.delayed(X[:4]), dask.delayed(X[4:])]
+    for scaler in preprocessing.StandardScaler(), preprocessing.MinMaxScaler():
+        found = scaler.fit_transform(blocks).compute()
+        np.testing.assert_allclose(found, clone(scaler).fit_transform(X))

@@ -15,9 +15,10 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._transformer import check_fitted
-from daskml_dist.data.conversion import plain_frame
+from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.inference.transform import is_lazy, map_blocks, sample_rows
+from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["Blockwise"]
 
@@ -81,7 +82,7 @@ class Blockwise(BaseEstimator):
                 "blocks before it is fitted. Fit it first on a sample of the rows, or use the "
                 "transformer of that name in daskml_dist."
             )
-        if is_lazy(X):
+        if is_dask(X):
             # Names and numbers of columns, which other methods ask for.
             self._try(X, self.transformer_.fit)
         else:
@@ -105,7 +106,7 @@ class Blockwise(BaseEstimator):
             The columns are others than those of the fit.
         """
         check_fitted(self)
-        if not is_lazy(X):
+        if not is_dask(X):
             return self.transformer_.transform(X)
         function = partial(_transform, copy.deepcopy(self.transformer_))
         return map_blocks(function, X, meta=self._try(X, function))
@@ -155,7 +156,7 @@ class Blockwise(BaseEstimator):
 
 
 def _transform(transformer: Any, X: Any) -> Any:
-    return transformer.transform(plain_frame(X))
+    return transformer.transform(plain_rows(X))
 
 
 def _is_fitted(transformer: Any) -> bool:

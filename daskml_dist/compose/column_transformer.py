@@ -15,10 +15,9 @@ from sklearn.utils import get_tags
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
-from daskml_dist.data.conversion import load_pandas, plain_frame
-from daskml_dist.data.lazy import join_column_chunks
+from daskml_dist.data.conversion import load_pandas, plain_rows
+from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.inference.transform import is_lazy
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]
 
@@ -75,7 +74,7 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
         InvalidParameterError
             A transformer knows nothing of Dask collections, or names or columns have no meaning.
         """
-        if not is_lazy(X):
+        if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y)
             return self
         self._check_parameters()
@@ -184,7 +183,7 @@ def _head(X: Any) -> Any:
         array = join_column_chunks(X)
         heads = (array.blocks[i] for i in range(array.numblocks[0]))
     for lazy in heads:
-        head = plain_frame(lazy.compute())
+        head = plain_rows(lazy.compute())
         if head.shape[0]:
             return head[:_HEAD]
     raise InvalidDataError(

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
-from daskml_dist.errors import DeviceUnavailableError, InvalidDataError
+from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 
 __all__ = [
     "as_column",
@@ -24,7 +24,8 @@ __all__ = [
     "device_of",
     "float_dtype",
     "load_pandas",
-    "plain_frame",
+    "plain_objects",
+    "plain_rows",
     "to_host",
     "where",
 ]
@@ -94,7 +95,8 @@ def as_column(
     Returns
     -------
     ndarray of shape (n_rows,), or (n_rows, n_columns) where several are let through
-        Missing values of a pandas extension type are NaN.
+        Missing values of a pandas extension type are NaN; objects that are all numbers, or all
+        bools, are so.
 
     Raises
     ------
@@ -116,7 +118,7 @@ def as_column(
             f"{where(index)}{name} should be a 1d array, got an array of shape {array.shape} "
             f"instead. Pass one column, for example {name}[:, 0]."
         )
-    return array
+    return plain_objects(array)
 
 
 def device_of(values: Any) -> str:
@@ -208,15 +210,19 @@ def check_real(dtype: Any, name: str, index: int | None = None) -> None:
         )
 
 
-def plain_frame(X: Any) -> Any:
-    """A pandas frame whose missing values are NaN, as scikit-learn wants them.
+def plain_rows(X: Any) -> Any:
+    """Rows whose missing values are NaN, as scikit-learn wants them.
 
-    Dask makes Arrow-backed columns of strings, whose missing values are pandas.NA.
+    Dask makes Arrow-backed columns of strings, whose missing values are pandas.NA, also in the
+    arrays of objects that are made of them.
 
     Parameters
     ----------
-    X : pandas.DataFrame, or anything else, which stays as it is
+    X : pandas.DataFrame, ndarray of objects, or anything else, which stays as it is
     """
+    if isinstance(X, np.ndarray) and X.dtype.kind == "O":
+        is_na = np.fromiter((_is_na(value) for value in X.flat), bool, X.size).reshape(X.shape)
+        return np.where(is_na, np.nan, X) if is_na.any() else X
     if not is_dataframe_like(X):
         return X
     changed = {}
@@ -231,6 +237,18 @@ def plain_frame(X: Any) -> Any:
         else:
             changed[name] = column.astype(object).where(column.notna(), np.nan)
     return X.assign(**changed) if changed else X
+
+
+def plain_objects(values: NDArray[Any]) -> NDArray[Any]:
+    """Objects that are all bools, or all numbers, as such; all else as it is."""
+    if values.dtype.kind != "O" or not len(values):
+        return values
+    types = set(map(type, values))
+    if not all(issubclass(t, (bool, np.bool_, int, float, np.number)) for t in types):
+        return values
+    plain = np.array(values.tolist())
+    are_bools = {issubclass(t, (bool, np.bool_)) for t in types}
+    return values if len(are_bools) > 1 or plain.dtype.kind not in "biuf" else plain
 
 
 def load_pandas() -> Any:
@@ -251,8 +269,11 @@ def load_pandas() -> Any:
 
 
 def _has_na(dtype: Any) -> bool:
-    missing = getattr(dtype, "na_value", None)
-    return type(missing).__name__ == "NAType"
+    return _is_na(getattr(dtype, "na_value", None))
+
+
+def _is_na(value: Any) -> bool:
+    return type(value).__name__ == "NAType"
 
 
 # --- conversions -----------------------------------------------------------------------------
@@ -304,15 +325,21 @@ def as_numbers(
     ------
     InvalidDataError
         They are complex or not numbers.
+    InvalidTypeError
+        They are objects that are not even strings.
     """
     check_dtype(values.dtype, name, index)
     try:
-        # What is too large for the dtype becomes infinite, which the finite checks find. Objects
-        # that are not even strings end in NumPy's own TypeError, as in scikit-learn.
+        # What is too large for the dtype becomes infinite, which the finite checks find.
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(values, dtype=dtype)
+            return np.ascontiguousarray(plain_rows(values), dtype=dtype)
     except ValueError as error:
         raise InvalidDataError(_not_numeric(values.dtype, name, index)) from error
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"{where(index)}{name} holds objects that are no numbers: {error}. Take the number out "
+            "of each first."
+        ) from error
 
 
 def _tidy_csr(rows: Any, dtype: str, index: int | None) -> Any:

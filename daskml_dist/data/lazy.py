@@ -8,6 +8,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask._task_spec import Alias
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
@@ -51,7 +52,7 @@ def is_dask_frame(value: Any) -> bool:
     return is_dask(value) and (is_dataframe_like(value) or is_series_like(value))
 
 
-def join_delayed(values: Any, ndim: int) -> Any:
+def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
     """A list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes.
 
     Parameters
@@ -59,6 +60,8 @@ def join_delayed(values: Any, ndim: int) -> Any:
     values : list of Delayed, Delayed, or anything else
         The blocks may be of any kind that `make_block` takes.
     ndim : {1, 2}
+    n_columns : int, optional
+        Where it is known.
 
     Returns
     -------
@@ -73,9 +76,11 @@ def join_delayed(values: Any, ndim: int) -> Any:
         )
     name = f"blocks-{uuid.uuid4().hex}"
     inner = (0,) * (ndim - 1)
-    graph: dict[Any, Any] = {(name, i, *inner): block.key for i, block in enumerate(blocks)}
+    graph: dict[Any, Any] = {
+        (name, i, *inner): Alias((name, i, *inner), block.key) for i, block in enumerate(blocks)
+    }
     layers = HighLevelGraph.from_collections(name, graph, dependencies=blocks)
-    chunks = ((np.nan,) * len(blocks), (np.nan,))[:ndim]
+    chunks = ((np.nan,) * len(blocks), (n_columns,))[:ndim]
     # The dtype is unknown, and nobody asks for it before a block is made.
     return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
 

@@ -134,10 +134,13 @@ def make_recipes(lazy: Sequence[Any]) -> Recipes:
     graph: dict[Any, Any] = {}
     for layer in layers.values():
         graph.update(layer)
-    held = frozenset(key for key, task in graph.items() if _is_future(task))
+    held = {key for key, task in graph.items() if _is_future(task)}
     tasks = convert_legacy_graph({k: task for k, task in graph.items() if k not in held})
     targets = {i: block.key for i, block in enumerate(lazy)}
-    return Recipes(targets, _cull(tasks, list(targets.values())), held)
+    tasks = _cull(tasks, list(targets.values()))
+    # Delayed parts of a persisted array name its keys without holding its futures.
+    held.update(key for key in _needs(tasks) if key not in tasks)
+    return Recipes(targets, tasks, frozenset(held))
 
 
 def _is_future(task: Any) -> bool:

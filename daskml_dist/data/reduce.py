@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import dask
-from dask.base import compute
+from dask.base import compute, get_scheduler
 from dask.delayed import delayed
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.waiting import wait_for_workers
+from daskml_dist.data.waiting import tell_releases, wait_for_workers, watched
+from daskml_dist.errors import DataLostError
 
 __all__ = ["reduce_parts"]
 
@@ -50,31 +49,47 @@ def reduce_parts(
         return merge([summarise(i, *part) for i, part in enumerate(collection.parts)])
     for left in reversed(range(_TRIES)):
         try:
-            _wait_for_workers()
-            result: tuple[S] = compute(_merged(collection, summarise, merge))
-            return result[0]
+            result: S = _computed(_merged(collection, summarise, merge))
+            return result
         except Exception as error:
+            name = type(error).__name__
+            if name == "FutureCancelledError":
+                raise DataLostError(
+                    "Rows are not there any more. Nothing can make again what was scattered, and "
+                    "what was persisted is held by the collection that persist() returned, not by "
+                    f"parts of it: keep that, or read the rows from storage. ({error})"
+                ) from error
             # Dask gives a task up while whose work workers died again and again; by any cause.
-            if not left or type(error).__name__ != "KilledWorker":
+            if not left or name != "KilledWorker":
                 raise
     raise AssertionError
 
 
-def _wait_for_workers() -> None:
-    """Dask itself would wait for ever, and say nothing."""
-    # Without distributed loaded there is no client.
-    client = getattr(sys.modules.get("distributed"), "Client", None)
-    with suppress(ValueError):
-        client = client and client.current(allow_global=True)
-    if client is None or isinstance(client, type) or client.asynchronous:
-        return
-    if client.status != "running":
-        return  # Dask says so
+def _computed(lazy: Any) -> Any:
+    """A value that Dask computes, by a client's cluster where there is a client.
+
+    Dask itself would wait for workers for ever, and say nothing.
+    """
+    client = _client()
+    if client is None:
+        return compute(lazy)[0]
 
     def workers() -> list[dict[str, Any]]:
         return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
-    wait_for_workers(client, workers, float(dask.config.get("daskml_dist.timeout", 300.0)))
+    timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
+    wait_for_workers(client, workers, timeout)
+    try:
+        with watched(client, workers, timeout, lazy.key):
+            return compute(lazy)[0]
+    finally:
+        tell_releases(client)
+
+
+def _client() -> Any:
+    """The client that Dask computes by, or None."""
+    client = getattr(get_scheduler(), "__self__", None)
+    return client if getattr(client, "status", "") == "running" else None  # else Dask says so
 
 
 def _merged(collection: Collection, summarise: Any, merge: Any) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from daskml_dist.errors import TrainingError
 
-__all__ = ["BEGINS", "Patience", "wait_for_workers"]
+__all__ = ["BEGINS", "Patience", "tell_releases", "wait_for_workers", "watched"]
 
 #: Status of workers that begin tasks.
 BEGINS = {"init", "running", "undefined", None}
@@ -85,28 +88,92 @@ def wait_for_workers(
     TrainingError
         None came.
     """
-    if any(worker.get("status") in BEGINS for worker in workers()):
+    if _some_begins(statuses := _statuses(workers)):
         return
     patience = Patience("workers", timeout, _SCALE)
     task = client.submit(bool, pure=False)
     try:
-        while True:
-            statuses = [worker.get("status") for worker in workers()]
-            if BEGINS.intersection(statuses):
-                return
+        while not _some_begins(statuses):
             if not patience.lasts(_tell(statuses)):
-                raise TrainingError(
-                    f"No worker that takes work was there within {timeout:g} s "
-                    f"({_tell(statuses)}). {_SCALE} Then fit again; with Checkpoint(path, "
-                    "resume=True) it goes on from the last checkpoint. daskml_dist.timeout in "
-                    "Dask's configuration is the time."
-                )
+                raise _no_worker(timeout, statuses)
             time.sleep(0.05)
+            statuses = _statuses(workers)
     finally:
         task.release()
 
 
+@contextmanager
+def watched(
+    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float, key: Any
+) -> Iterator[None]:
+    """Watch the workers while Dask computes, which waits for ever and silently for new ones.
+
+    Parameters
+    ----------
+    client, workers, timeout
+        As `wait_for_workers`.
+    key : key
+        Of the task that is waited for, which is cancelled where no worker comes.
+
+    Raises
+    ------
+    TrainingError
+        All workers went, and none came.
+    """
+    from distributed import Future  # which rows in memory do without
+
+    ended, gave_up = threading.Event(), []
+
+    def watch() -> None:
+        patience: Patience | None = None
+        while not ended.wait(_TELL):
+            with suppress(Exception):  # of a scheduler that is gone Dask tells
+                if _some_begins(statuses := _statuses(workers)):
+                    patience = None
+                    continue
+                patience = patience or Patience("workers", timeout, _SCALE)
+                if not patience.lasts(_tell(statuses)):
+                    gave_up.append(_no_worker(timeout, statuses))
+                    client.cancel([Future(key, client)], force=True)
+                    return
+
+    watcher = threading.Thread(target=watch, name="daskml-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except Exception as error:
+        raise (gave_up[0] if gave_up else error) from error.__cause__
+    finally:
+        ended.set()
+
+
+def tell_releases(client: Any) -> None:
+    """Send the scheduler what was released before anything else is sent.
+
+    A release takes two turns of the client's loop, and a graph one. Were the user to compute what
+    a fit has just let go of, the scheduler would mix tasks of two graphs, and keep some for ever.
+    """
+    with suppress(Exception):  # nothing is kept by a scheduler that is gone
+        client.sync(asyncio.sleep, 0)
+
+
 _SCALE = "Scale the cluster up, or give its workers more memory."
+
+
+def _statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[Any]:
+    return [worker.get("status") for worker in workers()]
+
+
+def _some_begins(statuses: list[Any]) -> bool:
+    return bool(BEGINS.intersection(statuses))
+
+
+def _no_worker(timeout: float, statuses: list[Any]) -> TrainingError:
+    return TrainingError(
+        f"No worker that takes work was there within {timeout:g} s ({_tell(statuses)}). {_SCALE} "
+        "Then fit again; with Checkpoint(path, resume=True) it goes on from the last checkpoint. "
+        "daskml_dist.timeout in Dask's configuration is the time."
+    )
 
 
 def _tell(statuses: list[Any]) -> str:

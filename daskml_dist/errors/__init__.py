@@ -5,6 +5,7 @@
     DaskMLDistError
     ├── InvalidParameterError   (also ValueError)      a constructor or fit argument
     ├── InvalidDataError        (also ValueError)      rows, labels or weights
+    │   └── InvalidTypeError    (also TypeError)       values of no such type, or of several
     ├── NotFittedError          (also scikit-learn's)  predict before fit
     ├── DeviceUnavailableError  (also RuntimeError)    a GPU was asked for and is not there
     └── TrainingError           (also RuntimeError)    a fit that had started
@@ -33,12 +34,14 @@ __all__ = [
     "GenerationError",
     "InvalidDataError",
     "InvalidParameterError",
+    "InvalidTypeError",
     "NotFittedError",
     "RunAbortedError",
     "SchedulerLostError",
     "TrainingError",
     "WaitTimeoutError",
     "WorkerLostError",
+    "as_ours",
     "is_consequence",
 ]
 
@@ -62,6 +65,10 @@ class InvalidParameterError(DaskMLDistError, ValueError):
 
 class InvalidDataError(DaskMLDistError, ValueError):
     """The rows, labels or weights cannot be trained on as they are."""
+
+
+class InvalidTypeError(InvalidDataError, TypeError):
+    """Values that are of no type that the rows may have, or of several types."""
 
 
 class DeviceUnavailableError(DaskMLDistError, RuntimeError):
@@ -110,6 +117,14 @@ class CheckpointError(TrainingError, ValueError):
 
 class DivergedError(TrainingError, ValueError):
     """The parameters became NaN or infinite."""
+
+
+def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
+    """An error about rows, of scikit-learn's or ours, as one of the package, which says where."""
+    if isinstance(error, DaskMLDistError) and not where:
+        return error
+    kind = InvalidTypeError if isinstance(error, TypeError) else InvalidDataError
+    return kind(f"{where}{error}")
 
 
 def is_consequence(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sklearn import feature_extraction
 
 from daskml_dist._transformer import BlockTransformer
-from daskml_dist.inference.transform import is_lazy
+from daskml_dist.data.lazy import is_dask
 
 __all__ = ["FeatureHasher"]
 
@@ -41,7 +41,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         -------
         self
         """
-        feature_extraction.FeatureHasher.fit(self, None if is_lazy(X) else X)
+        feature_extraction.FeatureHasher.fit(self, None if is_dask(X) else X)
         return self
 
     def _sample(self, X: Any) -> Any:

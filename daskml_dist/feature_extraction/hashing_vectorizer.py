@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.feature_extraction import text
 
 from daskml_dist._transformer import BlockTransformer
-from daskml_dist.inference.transform import is_lazy
+from daskml_dist.data.lazy import is_dask
 
 __all__ = ["HashingVectorizer"]
 
@@ -37,7 +37,7 @@ class HashingVectorizer(BlockTransformer, text.HashingVectorizer):
         -------
         self
         """
-        text.HashingVectorizer.fit(self, ["text"] if is_lazy(X) else X)
+        text.HashingVectorizer.fit(self, ["text"] if is_dask(X) else X)
         return self
 
     def decode(self, doc: Any) -> Any:

@@ -73,7 +73,9 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     def _column(self, values: Any) -> Any:
         """What the strategy must know of a column's values in a block."""
         if self.strategy in ("mean", "median"):
-            numbers = as_rows(values.to_frame())[:, 0].astype(np.float64)
+            # Objects may be numbers; none at all are of no dtype.
+            known = values.infer_objects() if len(values) else values.astype(float)
+            numbers = as_rows(known.to_frame())[:, 0].astype(np.float64)
             if self.strategy == "median":
                 return sketch_column(numbers)
             return (len(numbers), float(numbers.mean()) if len(numbers) else 0.0)

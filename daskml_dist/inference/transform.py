@@ -9,7 +9,6 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.base import is_dask_collection
 from dask.core import flatten
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
@@ -17,17 +16,12 @@ from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
 from daskml_dist.data.conversion import to_host
-from daskml_dist.data.lazy import join_column_chunks
+from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.data.lowering import frame_of_tasks, frame_pieces
-from daskml_dist.errors import DaskMLDistError, InvalidDataError
+from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 from daskml_dist.inference.share import shared
 
-__all__ = ["is_lazy", "map_blocks", "map_pieces", "sample_rows"]
-
-
-def is_lazy(X: Any) -> bool:
-    """Whether X is a Dask Array, DataFrame, Series or Bag."""
-    return bool(is_dask_collection(X))
+__all__ = ["map_blocks", "map_pieces", "sample_rows"]
 
 
 def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
@@ -96,6 +90,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
 
 def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """A collection whose graph makes blocks of rows, their keys, and their sizes."""
+    X = join_delayed(X, 2)
     if is_dataframe_like(X) or is_series_like(X):
         pieces = frame_pieces(X)
         return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)
@@ -115,8 +110,8 @@ def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any
         return function(to_host(rows))
     except DaskMLDistError:
         raise
-    except ValueError as error:
-        raise InvalidDataError(f"Block {number} of X: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise as_ours(error, f"Block {number} of X: ") from error
 
 
 def sample_rows(X: Any) -> Any:
@@ -130,7 +125,18 @@ def sample_rows(X: Any) -> Any:
     -------
     ndarray, CSR matrix, pandas.DataFrame or pandas.Series
         Of one row.
+
+    Raises
+    ------
+    InvalidDataError
+        Nobody knows how many columns there are.
     """
+    X = join_delayed(X, 2)
+    if isinstance(X, da.Array) and any(np.isnan(X.shape[1:])):
+        raise InvalidDataError(
+            "The number of columns is not known before X is computed. Pass a dask Array that "
+            "knows it: dask.array.from_delayed(block, shape=(numpy.nan, n_columns), dtype=float)."
+        )
     if not isinstance(X, da.Array):
         return X._meta_nonempty.iloc[:1]
     row = np.ones((1, *X.shape[1:]), dtype=X.dtype)

@@ -11,7 +11,7 @@ from sklearn.utils.sparsefuncs import min_max_axis
 
 from daskml_dist._transformer import BlockTransformer, check_no_infinity
 from daskml_dist.data.conversion import as_rows
-from daskml_dist.inference.transform import is_lazy
+from daskml_dist.data.lazy import is_dask
 
 __all__ = ["MaxAbsScaler"]
 
@@ -34,7 +34,7 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_lazy(X):
+        if is_dask(X):
             return self._fit_more(X)
         preprocessing.MaxAbsScaler.partial_fit(self, X, y)
         return self

@@ -10,8 +10,8 @@ from sklearn import preprocessing
 
 from daskml_dist._transformer import BlockTransformer, check_no_infinity
 from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.inference.transform import is_lazy
 
 __all__ = ["MinMaxScaler"]
 
@@ -35,7 +35,7 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_lazy(X):
+        if is_dask(X):
             return self._fit_more(X)
         preprocessing.MinMaxScaler.partial_fit(self, X, y)
         return self

@@ -9,7 +9,7 @@ from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
 from daskml_dist._transformer import BlockTransformer
-from daskml_dist.inference.transform import is_lazy
+from daskml_dist.data.lazy import is_dask
 
 __all__ = ["StandardScaler"]
 
@@ -47,14 +47,14 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         -------
         self
         """
-        if not (is_lazy(X) or is_lazy(sample_weight)):
+        if not (is_dask(X) or is_dask(sample_weight)):
             preprocessing.StandardScaler.fit(self, X, y, sample_weight)
             return self
         return self._fit_lazy(X, None, sample_weight)
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
-        if is_lazy(X) or is_lazy(sample_weight):
+        if is_dask(X) or is_dask(sample_weight):
             return self._fit_more(X, sample_weight)
         preprocessing.StandardScaler.partial_fit(self, X, y, sample_weight)
         return self

@@ -14,11 +14,12 @@ from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import as_column, plain_frame, to_host
+from daskml_dist.data.conversion import as_column, plain_rows, to_host
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.lowering import has_one_order
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.inference.transform import is_lazy, map_pieces
+from daskml_dist.inference.transform import map_pieces
 from daskml_dist.preprocessing._categories import CategoryTransformer
 
 __all__ = ["TargetEncoder"]
@@ -78,7 +79,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidParameterError
             `target_type` is "binary" and `y` has more than two values.
         """
-        if not (is_lazy(X) or is_lazy(y)):
+        if not (is_dask(X) or is_dask(y)):
             preprocessing.TargetEncoder.fit(self, X, y)
             return self
         self._fit_folds(X, y, n_folds=1)
@@ -101,11 +102,11 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidDataError
             As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
         """
-        if not (is_lazy(X) or is_lazy(y)):
+        if not (is_dask(X) or is_dask(y)):
             return preprocessing.TargetEncoder.fit_transform(self, X, y, **params)
         if not isinstance(self.cv, Integral) or self.cv < 2:
             raise InvalidParameterError(f"cv={self.cv!r}: use a number of folds, 2 or more.")
-        if is_lazy(X) and not has_one_order(X):
+        if is_dask(X) and not has_one_order(X):
             raise InvalidDataError(
                 "A row's fold follows from its place, and X comes out of a shuffle (shuffle, "
                 "merge, sort_values...) that gives its rows in another order at each reading. "
@@ -188,7 +189,7 @@ def _summarise(
 ) -> list[_Sums | None]:
     if X.shape[0] == 0:
         return [None] * n_folds
-    rows, target = plain_frame(to_host(X)), as_column(y, name="y", index=number)
+    rows, target = plain_rows(to_host(X)), as_column(y, name="y", index=number)
     fold = _folds_of(len(target), n_folds, seed, number)
     try:
         assert_all_finite(target, input_name="y")
@@ -388,7 +389,7 @@ def _encode(n: Any, mean: Any, squares: Any, target: float, variance: float, smo
 def _encode_folds(
     X: Any, encoders: list[TargetEncoder], number: int, *, seed: int, width: int
 ) -> NDArray[np.float64]:
-    rows = plain_frame(to_host(X))
+    rows = plain_rows(to_host(X))
     out = np.empty((rows.shape[0], width))
     if rows.shape[0]:
         fold = _folds_of(len(out), len(encoders), seed, number)

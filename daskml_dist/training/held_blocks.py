@@ -14,6 +14,7 @@ from distributed.client import futures_of
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
+from daskml_dist.data.waiting import tell_releases
 from daskml_dist.errors import DataLostError
 from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker
 from daskml_dist.training.gathering import MOST_KILLED
@@ -54,7 +55,8 @@ class HeldBlocks:
         #: All blocks as they were made at first, lazy.
         self.first: list[Any] = []
         self._recipes: Recipes | None = None
-        self._sources: dict[Any, Any] | None = None
+        #: Futures of the user's that blocks are made of.
+        self._sources: dict[Any, Any] = {}
 
     # -- making --------------------------------------------------------------------------------
 
@@ -63,10 +65,32 @@ class HeldBlocks:
         return self._collection.delayed_blocks(None, self.classification)
 
     def begin(self) -> Recipes:
-        """Settle how all blocks are made; return their recipes."""
+        """Settle how all blocks are made; return their recipes.
+
+        Raises
+        ------
+        DataLostError
+            The user has let go of data that they are made of.
+        """
         self.first = self.lazy()
         self._recipes = make_recipes(self.first)
+        self._hold_sources(self._recipes)
         return self._recipes
+
+    def _hold_sources(self, recipes: Recipes) -> None:
+        """Take hold of data on workers that blocks are made of."""
+        if not recipes.held:
+            return
+        self._sources = _futures_in(self.first)
+        for key in recipes.held.difference(self._sources):
+            if key not in self._client.futures:
+                raise DataLostError(
+                    f"X, y or sample_weight is made of {key}, which was persisted, and which "
+                    "nobody holds any more: the parts of a persisted collection hold nothing by "
+                    "themselves. Keep the collection that persist() returned until the fit is "
+                    "over, or pass it instead of its parts."
+                )
+            self._sources[key] = Future(key, self._client)
 
     def spread(self, n_blocks: int) -> int:
         """Cut rows in memory into blocks, of a row at least; return how many."""
@@ -201,10 +225,8 @@ class HeldBlocks:
 
     def _lost_source(self, number: int) -> str | None:
         """Why the data that a block is made of is not there any more; None: it is, or comes."""
-        if self._recipes is None or not self._recipes.held:
+        if self._recipes is None:
             return None
-        if self._sources is None:
-            self._sources = _futures_in(self.first)
         for future in (self._sources[key] for key in self._recipes.held_by(number)):
             if future.status == "cancelled":
                 return "it was scattered, and went with its worker"
@@ -249,6 +271,8 @@ class HeldBlocks:
         for block in self.futures.values():
             block.release()
         self.futures = {}
+        self._sources = {}
+        tell_releases(self._client)
 
 
 def tell_lost(causes: dict[int, str]) -> str:

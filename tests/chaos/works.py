@@ -9,6 +9,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+from sklearn import linear_model
 
 from chaos.arenas import Arena
 from chaos.moments import Trouble, TroubleMaker
@@ -23,6 +24,8 @@ __all__ = ["BOUND", "classifier", "do"]
 N_ROWS, N_BLOCKS = 3_000, 6
 #: Seconds in which the work must end, whatever happens to it.
 BOUND = 90.0
+#: Large enough for a fit to come near the optimum, where it matters little how lanes took turns.
+_ALPHA = 0.03
 #: Policies whose result is the same each time, so also after a loss.
 _EXACT = {"sync", "allreduce", "local", "average"}
 
@@ -99,7 +102,7 @@ def classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDC
         random_state=0,
         optimizer="sgd",
         learning_rate=InverseScaling(0.5),
-        alpha=1e-3,
+        alpha=_ALPHA,
         callbacks=list(callbacks),
         **more,
     )
@@ -126,6 +129,8 @@ def _truth(trouble: Trouble) -> Any:
         return X.mean(axis=0)
     if trouble.work == "metric":
         return np.mean((y - X[:, 0]) ** 2)
+    if trouble.work in POLICIES and trouble.work not in _EXACT:
+        return linear_model.LogisticRegression(C=1 / (_ALPHA * N_ROWS), tol=1e-8).fit(X, y > 0)
     key = (trouble.work, trouble.rows == "memory")
     if key not in _truths:
         kind = "memory" if trouble.rows == "memory" else "lazy"
@@ -143,10 +148,11 @@ def _compare(trouble: Trouble, found: Any, truth: Any) -> None:
         np.testing.assert_allclose(found.coef_, truth.coef_, atol=1e-6, rtol=0)
         np.testing.assert_allclose(found.intercept_, truth.intercept_, atol=1e-6, rtol=0)
     else:
-        assert abs(_loss(found) - _loss(truth)) < 0.02 * _loss(truth)
+        loss, least = _loss(found), _loss(truth)
+        assert abs(loss - least) < 0.02 * least, f"loss {loss}, at the optimum {least}"
 
 
-def _loss(clf: SGDClassifier) -> float:
+def _loss(clf: Any) -> float:
     X, y = _numbers()
     raw = X @ clf.coef_.ravel() + clf.intercept_
     return float(np.mean(np.logaddexp(0, np.where(y > 0, -raw, raw))))

@@ -100,9 +100,15 @@ def _difference(found: Any, expected: Any, rtol: float, whole: bool) -> str:
         return f"dtype {a.dtype}, expected {b.dtype}"
     if a.dtype.kind in "biufc" and b.dtype.kind in "biufc":
         return _of_numbers(a.astype(float), b.astype(float), rtol)
-    # NaN is as good as itself, and a label may be of a string type of any kind.
-    unlike = np.array([str(x) != str(y) for x, y in zip(a.ravel(), b.ravel(), strict=True)])
-    return _of_labels(unlike, a, b)
+    pairs = zip(a.ravel(), b.ravel(), strict=True)
+    return _of_labels(np.array([not _is_same(x, y) for x, y in pairs]), a, b)
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    """Whether objects are equal: NaN is as good as itself, an integer as a whole float, and a
+    label may be of a string type of any kind."""
+    both_numbers = isinstance(x, int | float | np.number) and isinstance(y, int | float | np.number)
+    return str(x) == str(y) or (both_numbers and bool(x == y))
 
 
 def _of_lists(found: list[Any], expected: list[Any], rtol: float, whole: bool) -> str:

@@ -250,7 +250,7 @@ RELATIONS: dict[str, Relation] = {
     "weights scaled": Relation(
         lambda given, rng: replace(given, w=SCALE * given.w.astype(float)),
         _either(
-            lambda s: s.is_metric,
+            lambda s: s.is_metric and s.name != "confusion_matrix",  # whose counts are weights
             _is("LinearRegression", "Lasso", "ElasticNet", *_GLM),
         ),
         _without("singular_"),

@@ -87,7 +87,8 @@ def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> Given:
     if case.container != "array" and arrays["X"].ndim == 2 and arrays["X"].numblocks[1] > 1:
         arrays["X"] = arrays["X"].rechunk({1: -1})
     if case.container == "sparse array":
-        arrays["X"] = arrays["X"].map_blocks(sparse.csr_array, meta=sparse.csr_array((0, 0)))
+        meta = sparse.csr_array((0, 0), dtype=arrays["X"].dtype)
+        arrays["X"] = arrays["X"].map_blocks(sparse.csr_array, meta=meta)
     if case.container == "list of delayed":
         arrays = {name: list(array.to_delayed().ravel()) for name, array in arrays.items()}
     return Given(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"])
@@ -139,12 +140,16 @@ def check(case: Case) -> list[str]:
         if CONTAINERS[case.container] != "memory":
             lazily = attempt(case.of.results, given)
             lines += [f"lazily: {line}" for line in _compare(case, lazily, ours, given)]
-        if case.of.twin_results is not None:
+        if case.of.twin_results is not None and _has_twin(case):
             theirs = attempt(case.of.twin_results, held)
             lines += [f"scikit-learn: {line}" for line in _compare_twin(case, ours, theirs)]
         elif isinstance(ours, Refusal) and case.n_rows > 40:
             lines.append(f"in memory: {ours}")
         return lines
+
+
+def _has_twin(case: Case) -> bool:
+    return case.weight == "none" or case.of.setting.twin_is_weighted
 
 
 def _wrong_rows(case: Case, held: Given) -> list[str]:
