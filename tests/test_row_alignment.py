@@ -167,6 +167,14 @@ def test_parquet(parquet: str, filesystem: str, how: str) -> None:
     assert {*X, "y"} <= read <= {*X, "y", "key"}
 
 
+def test_a_repartitioned_read_that_is_indexed(parquet: str) -> None:
+    """Dask fails to count its partitions before it has tuned the read."""
+    f = dd.read_parquet(parquet).repartition(npartitions=2).set_index("key", drop=False)
+    scaler = StandardScaler().fit(f[X])
+    np.testing.assert_allclose(scaler.mean_, FRAME[X].mean())
+    assert len(scaler.transform(f[X]).compute()) == N
+
+
 def test_a_filter_that_leaves_files_out(parquet: str) -> None:
     f = dd.read_parquet(parquet, filters=[("x0", ">=", 900.0)])
     assert f.npartitions == 3

@@ -9,10 +9,10 @@ that is made of the same frame.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dask._expr import Expr, _ExprSequence  # canaries fail when these move
+from dask._expr import Expr, _ExprSequence, optimize_until  # canaries fail when these move
 from dask._task_spec import Alias
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
@@ -57,7 +57,8 @@ def aligned_pieces(
     orders = {name: _order(found) for name, found in pieces.items()}
     orders.update({name: frozenset() for name in in_memory})
     for lower in (_together, _each_alone, _as_shown):
-        made = _cut(lower([frame.expr for frame in frames.values()])) if frames else []
+        exprs = [frame.expr for frame in frames.values()]
+        made = _cut(_lowered(lower, exprs)) if frames else []
         pieces.update(zip(frames, made, strict=True))
         orders.update({name: _order(pieces[name]) for name in frames})
         counts = {name: len(pieces[name]) for name in inputs}
@@ -85,7 +86,7 @@ def frame_pieces(frame: Any) -> list[Delayed]:
     list of Delayed
         One for each partition.
     """
-    return _cut(_each_alone([frame.expr]))[0]
+    return _cut(_lowered(_each_alone, [frame.expr]))[0]
 
 
 def has_one_order(value: Any) -> bool:
@@ -117,6 +118,17 @@ def frame_of_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str)
 
 
 # --- three ways to lower ---------------------------------------------------------------------
+
+
+def _lowered(lower: Callable[[list[Expr]], Sequence[Expr]], exprs: list[Expr]) -> Sequence[Expr]:
+    """Expressions lowered in one way, or as Dask itself does it where that way fails.
+
+    Dask counts the partitions of a repartitioned read wrongly before it has tuned the read.
+    """
+    try:
+        return lower(exprs)
+    except AssertionError:
+        return [optimize_until(expr, "physical") for expr in exprs]
 
 
 def _together(exprs: list[Expr]) -> Sequence[Expr]:

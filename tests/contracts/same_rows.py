@@ -89,9 +89,10 @@ def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> Given:
     if case.container == "sparse array":
         meta = sparse.csr_array((0, 0), dtype=arrays["X"].dtype)
         arrays["X"] = arrays["X"].map_blocks(sparse.csr_array, meta=meta)
+    whole = arrays
     if case.container == "list of delayed":
         arrays = {name: list(array.to_delayed().ravel()) for name, array in arrays.items()}
-    return Given(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"])
+    return Given(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"], whole=whole)
 
 
 def _arrays_of(case: Case, table: pd.DataFrame) -> dict[str, Any]:
@@ -196,6 +197,7 @@ _KNOWN = (
     "pandas.NA",
     "value of NA",
     "takes no sparse chunks",
+    "needs dense rows",
     "rows cannot be aligned",
     "Give y the rows of X",
     "Give sample_weight the rows of X",

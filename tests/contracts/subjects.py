@@ -47,6 +47,8 @@ class Given:
         Ids of the rows.
     ordered : bool
         Whether the rows come in the same order each time that they are computed.
+    whole : object
+        What X, y, w and row are parts of: it is not let go of.
     """
 
     X: Any
@@ -54,6 +56,7 @@ class Given:
     w: Any
     row: Any
     ordered: bool = True
+    whole: Any = None
 
     def held(self) -> Given:
         """The same in memory, gathered together."""
