@@ -23,8 +23,8 @@ from daskml_dist.compression import Compressor, get_compressor
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import get_loss
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import get_optimizer
-from daskml_dist.penalties import get_penalty
+from daskml_dist.optimizers import Optimizer, get_optimizer
+from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.schedules import get_schedule
@@ -50,13 +50,13 @@ class BaseSGD(BaseLinear):
         self._check_numbers(params)
         kind: Literal["classification", "regression"]
         kind = "classification" if self._classification else "regression"
-        optimizer = get_optimizer(params["optimizer"])
         early = params["early_stopping"]
         average = params["average"]
         policy = get_policy(params["policy"] if policy is None else policy)
+        penalty, optimizer = _descent(params, policy)
         return Settings(
             loss=get_loss(params["loss"], kind),
-            penalty=get_penalty(params["penalty"], params["alpha"], params["l1_ratio"]),
+            penalty=penalty,
             optimizer=optimizer,
             schedule=get_schedule(
                 params["learning_rate"],
@@ -136,7 +136,7 @@ class BaseSGD(BaseLinear):
             classes = self._labels(survey, classes) if self._classification else None
             if not self._classification:
                 settings.loss.check_target(survey.target_range)
-            initial = self._initial(survey, classes) if go_on else None
+            initial = self._initial(survey, classes, settings.optimizer) if go_on else None
             lanes = engine.lanes(
                 settings.n_lanes,
                 shared=settings.policy.uses_threads,
@@ -225,7 +225,9 @@ class BaseSGD(BaseLinear):
             go_on=state is not None,
         )
 
-    def _initial(self, survey: Survey, classes: NDArray[Any] | None) -> ShardState | None:
+    def _initial(
+        self, survey: Survey, classes: NDArray[Any] | None, optimizer: Optimizer
+    ) -> ShardState | None:
         state: ShardState | None = getattr(self, "_state", None)
         if state is None:
             return None
@@ -241,7 +243,7 @@ class BaseSGD(BaseLinear):
             )
         cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
         w = self._parameters(state).astype(survey.dtype)
-        slots = cast if cast.keys() == self._slot_names() else {}
+        slots = cast if cast.keys() == optimizer.init(w).keys() else {}
         if self.get_params(deep=False)["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)
@@ -256,10 +258,6 @@ class BaseSGD(BaseLinear):
             state.w if np.array_equal(w, self._model.uncentred(state.w)) else self._model.centred(w)
         )
 
-    def _slot_names(self) -> Any:
-        optimizer = get_optimizer(self.get_params(deep=False)["optimizer"])
-        return optimizer.init(np.zeros((1, 1))).keys()
-
     def _keep(self, model: LinearModel, state: ShardState, classes: NDArray[Any] | None) -> None:
         """Set the fitted attributes."""
         w = state.w if state.average is None else state.average
@@ -271,6 +269,16 @@ class BaseSGD(BaseLinear):
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
         self._set_coef(model.uncentred(w), model, classes, remedy)
         self._state, self._model = state, model
+
+
+def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer]:
+    """The penalty, and the optimizer that goes with it."""
+    penalty = get_penalty(params["penalty"], params["alpha"], params["l1_ratio"])
+    optimizer = get_optimizer(params["optimizer"])
+    # Threads that race would lose the account that is kept of the penalty.
+    if penalty.l1 and not policy.uses_threads:
+        optimizer = optimizer.under_l1()
+    return penalty, optimizer
 
 
 def _compressor(compression: Any, policy: Policy) -> Compressor | None:

@@ -99,6 +99,14 @@ class Optimizer(ABC):
         """
         return math.inf
 
+    def under_l1(self) -> Optimizer:
+        """The optimizer for objectives with an l1 part.
+
+        One that keeps account of the penalty that each parameter owes has the zeros of the
+        optimum; where the penalty is a proximal step alone, the noise of the batches undoes most.
+        """
+        return self
+
     def init(self, w: Array) -> Slots:
         """State before the first step: arrays of the shape and dtype of `w`."""
         return {name: namespace(w).zeros_like(w) for name in self.slot_names}
@@ -145,6 +153,10 @@ class SGD(Optimizer):
     name = "sgd"
     default_learning_rate = 0.01
     single_rows = True
+
+    def under_l1(self) -> Optimizer:
+        """With FTRL's account of the penalty."""
+        return _SparseSGD()
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
         grad *= lr
@@ -258,6 +270,10 @@ class Adagrad(Optimizer):
     def init(self, w: Array) -> Slots:
         """State before the first step."""
         return {"accumulator": namespace(w).full_like(w, float(self.initial_accumulator))}
+
+    def under_l1(self) -> Optimizer:
+        """With FTRL's account of the penalty."""
+        return _SparseAdagrad(self.epsilon, self.initial_accumulator)
 
     def numbers(self, step: int) -> tuple[float, ...]:
         """`epsilon`."""
@@ -491,7 +507,7 @@ class FTRL(Optimizer):
     name = "ftrl"
     adaptive = True
     default_learning_rate = 0.1
-    slot_names = ("n", "dual", "bound")
+    slot_names: ClassVar[tuple[str, ...]] = ("n", "dual", "bound")
     beta: float = 1.0
 
     def __post_init__(self) -> None:
@@ -532,6 +548,33 @@ class FTRL(Optimizer):
         root = namespace(n).sqrt(n)
         root += self.beta
         return lr / root
+
+
+@dataclass(frozen=True)
+class _SparseAdagrad(FTRL):
+    """Adagrad's steps, with FTRL's account of the l1 penalty; without one it is Adagrad."""
+
+    name = Adagrad.name
+    default_learning_rate = Adagrad.default_learning_rate
+    initial_accumulator: float = 0.0
+
+    def init(self, w: Array) -> Slots:
+        slots = super().init(w)
+        slots["n"] += self.initial_accumulator
+        return slots
+
+
+@dataclass(frozen=True)
+class _SparseSGD(FTRL):
+    """SGD's steps, with FTRL's account of the l1 penalty; without one it is SGD."""
+
+    name = SGD.name
+    adaptive = SGD.adaptive
+    default_learning_rate = SGD.default_learning_rate
+    slot_names = ("dual", "bound")
+
+    def _rate(self, grad: Array, slots: Slots, lr: float) -> Any:
+        return lr
 
 
 def _adagrad_approach(before: Slots, slots: Slots, lr: float) -> Array:

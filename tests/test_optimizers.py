@@ -213,6 +213,34 @@ def test_ftrl_under_l1_equals_its_paper(l1: float) -> None:
         assert found[at] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [SGD(), Adagrad(), Adagrad(epsilon=0.1, initial_accumulator=2.0)]
+)
+def test_under_l1_steps_are_the_same_without_one(optimizer: Optimizer) -> None:
+    """And their state moves in the same way, whatever it is called."""
+    rng = np.random.default_rng(5)
+    w, gradients = rng.normal(size=(4, 2)), rng.normal(size=(30, 4, 2))
+    expected = _run(optimizer, w, gradients, 0.05)
+    for no_l1 in 0.0, np.zeros((4, 1)):
+        found = _run(optimizer.under_l1(), w, gradients, 0.05, no_l1)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Adagrad()])
+def test_under_l1_noise_leaves_the_zeros_of_the_optimum(optimizer: Optimizer) -> None:
+    """Of ``mean((w - target)^2) / 2 + l1 |w|``, whose gradients are noisy."""
+    rng = np.random.default_rng(6)
+    target, l1 = np.array([[0.0], [0.05], [-0.05], [0.5], [-2.0]]), 0.1
+    optimizer, w = optimizer.under_l1(), np.zeros((5, 1))
+    slots = optimizer.init(w)
+    for step in range(1, 4001):
+        noise = rng.normal(size=w.shape)
+        optimizer.update(w, w - target + noise, slots, 0.5 / step**0.5, step, l1)
+    optimum = np.sign(target) * np.maximum(np.abs(target) - l1, 0)
+    np.testing.assert_array_equal(w == 0, optimum == 0)
+    np.testing.assert_allclose(w, optimum, atol=0.25)  # the noise of the last steps
+
+
 def test_adagrad_starts_from_its_initial_accumulator() -> None:
     w = np.zeros((1, 1))
     optimizer = Adagrad(initial_accumulator=3.0)

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.linear_model as peers
+from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty, soft_threshold
 
 W = np.array([[1.0, -2.0], [0.0, 3.0]])
@@ -97,3 +100,35 @@ def test_threshold_of_zero_changes_nothing() -> None:
     w = W.copy()
     soft_threshold(w, 0.0)
     np.testing.assert_array_equal(w, W)
+
+
+# --- zeros -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd", "ftrl"])
+@pytest.mark.parametrize("lay", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
+def test_l1_leaves_the_zeros_of_the_optimum(optimizer: str, lay: Any) -> None:
+    rng = np.random.default_rng(0)
+    X, w = rng.normal(size=(4000, 40)), np.where(np.arange(40) < 20, rng.normal(size=40), 0.0)
+    target = X @ w + rng.normal(size=4000)
+    best = peers.Lasso(alpha=0.05).fit(X, target)
+    model = SGDRegressor(penalty="l1", alpha=0.05, optimizer=optimizer, random_state=0)
+    model.fit(lay(X), target)
+    assert (model.coef_ == 0).sum() >= 15
+    assert ((model.coef_ == 0) != (best.coef_ == 0)).sum() <= 3
+    np.testing.assert_allclose(model.coef_, best.coef_, atol=0.05)
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async", "ssp"])
+def test_l1_leaves_zeros_under_each_policy_of_one_model(policy: str) -> None:
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(3000, 20))
+    y = X[:, 0] - X[:, 1] + rng.normal(size=3000) > 0
+    kind = {"penalty": "l1", "alpha": 0.03, "random_state": 0, "n_lanes": 3}
+    model = SGDClassifier(policy=policy, **kind).fit(X, y)
+    again = SGDClassifier(policy=policy, warm_start=True, max_iter=10, **kind)
+    for _ in range(2):
+        again.fit(X, y)
+    for clf in model, again:
+        assert (clf.coef_[0, 2:] == 0).sum() >= 17
+        assert np.all(clf.coef_[0, :2] != 0)

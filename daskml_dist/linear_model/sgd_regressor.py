@@ -26,10 +26,11 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         ``"gamma"`` or ``"tweedie"``, or an object
         with other parameters such as ``Quantile(0.9)``.
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` is applied by a proximal step, which makes coefficients exactly zero as far as the
-        noise of the batches lets it: fewer than at the optimum (``optimizer="ftrl"`` keeps account
-        of the penalty, and comes near to it). Few or none are with `average`, under ``"local"``
-        and ``"average"``, which average lanes, and ``"hogwild"``, whose lanes race.
+        ``"l1"`` makes coefficients exactly zero, about those that are zero at the optimum, with the
+        optimizers ``"adagrad"``, ``"sgd"`` and ``"ftrl"``, which keep account of the penalty that
+        each coefficient owes (McMahan 2011). Others take proximal steps, whose zeros the noise of
+        the batches undoes. Few or none are with `average`, under ``"local"`` and ``"average"``,
+        which average lanes, and ``"hogwild"``, whose lanes race.
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
     l1_ratio : float, default=0.15

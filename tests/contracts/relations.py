@@ -261,7 +261,9 @@ RELATIONS: dict[str, Relation] = {
     "y moved": Relation(
         _with_y(lambda y: y + 2.5), _moves_with_y, lambda r, given: _y_moved(r, given, 2.5)
     ),
-    "y moved far": Relation(_with_y(lambda y: y + 1e3), _moves_with_y, _far, rtol=1e-6, rtol32=1e-2),
+    "y moved far": Relation(
+        _with_y(lambda y: y + 1e3), _moves_with_y, _far, rtol=1e-6, rtol32=1e-2
+    ),
     "y scaled": Relation(
         _with_y(lambda y: SCALE * y),
         _either(_is("LinearRegression"), _is("Ridge"), _is("TweedieRegressor", power=0)),
