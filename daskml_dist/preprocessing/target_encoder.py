@@ -80,7 +80,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             `target_type` is "binary" and `y` has more than two values.
         """
         if not (is_dask(X) or is_dask(y)):
-            preprocessing.TargetEncoder.fit(self, X, y)
+            preprocessing.TargetEncoder.fit(self, *_plain(X, y))
             return self
         self._fit_folds(X, y, n_folds=1)
         return self
@@ -103,7 +103,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
         """
         if not (is_dask(X) or is_dask(y)):
-            return preprocessing.TargetEncoder.fit_transform(self, X, y, **params)
+            return preprocessing.TargetEncoder.fit_transform(self, *_plain(X, y), **params)
         if not isinstance(self.cv, Integral) or self.cv < 2:
             raise InvalidParameterError(f"cv={self.cv!r}: use a number of folds, 2 or more.")
         if is_dask(X) and not has_one_order(X):
@@ -178,6 +178,15 @@ class _Sums:
         self.labels = labels  # None for numbers that are no labels
         self.tables = tables  # (n_categories, n_labels) counts, or (n_categories, 3) moments
         self.total = total
+
+
+def _plain(X: Any, y: Any) -> tuple[Any, Any]:
+    """Rows in memory as scikit-learn's takes them, whose sums know few dtypes of numbers."""
+    if y is None:
+        return plain_rows(X), y
+    target = as_column(y, name="y")
+    wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
+    return plain_rows(X), target.astype(wide, copy=False)
 
 
 def _folds_of(n_rows: int, n_folds: int, seed: int, number: int) -> NDArray[np.intp]:

@@ -85,9 +85,18 @@ def differences(
     if whole and found.keys() != expected.keys():
         lines.append(f"results: {sorted(found.keys() ^ expected.keys())} on one side alone")
     for name in found.keys() & expected.keys():
-        if line := _difference(found[name], expected[name], rtol, whole and name.endswith(")")):
+        near = rtol
+        if name == "intercept_":  # which may be near zero beside large coefficients
+            near *= max(
+                1.0, _largest(expected.get("coef_")) / max(_largest(expected[name]), 1e-300)
+            )
+        if line := _difference(found[name], expected[name], near, whole and name.endswith(")")):
             lines.append(f"{name}: {line}")
     return sorted(lines)
+
+
+def _largest(value: Any) -> float:
+    return 0.0 if value is None else float(np.abs(value).max(initial=0.0))
 
 
 def _difference(found: Any, expected: Any, rtol: float, whole: bool) -> str:
