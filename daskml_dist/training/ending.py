@@ -11,6 +11,7 @@ from typing import Any
 
 from distributed import Client
 
+from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import (
     DaskMLDistError,
     SchedulerLostError,
@@ -185,13 +186,14 @@ class Ending:
         for server in self._crew.servers:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
-        deadline = time.monotonic() + _WIND_DOWN
-        while time.monotonic() < deadline:
-            there = self._membership.call()
-            if all(seat.future.done() or seat.address not in there for seat in self._crew.seats):
-                break
+        patience = Patience("the workers to end their part of the fit", _WIND_DOWN)
+        while self._some_run() and patience.lasts():
             self._awake.wait(_LOOK)
             self._awake.clear()
+
+    def _some_run(self) -> bool:
+        there = self._membership.call()
+        return any(not s.future.done() and s.address in there for s in self._crew.seats)
 
     def _root_cause(self, error: BaseException) -> BaseException:
         if not isinstance(error, Exception) or (
