@@ -323,9 +323,10 @@ def _plainly(results: Callable[..., dict[str, Any]], thing: Any) -> Callable[[Gi
         w = None if w is None else np.asarray(w, dtype=float)
         X = plain(given.X)
         if hasattr(thing, "predict"):
-            # scikit-learn's solvers end further from the optimum on sparse and float32 rows.
+            # scikit-learn's solvers end further from the optimum on sparse and float32 rows, and
+            # sums of small integers overflow.
             X = X.toarray() if sparse.issparse(X) else X
-            X = X.astype(float) if getattr(X, "dtype", None) == np.float32 else X
+            X = X.astype(float) if getattr(X, "dtype", np.dtype("O")).kind in "iuf" else X
         return results(thing, Given(X, np.asarray(plain(given.y)), w, row))
 
     return of
