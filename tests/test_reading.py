@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, wait
 
+from daskml_dist.data import waiting
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DataLostError, InvalidDataError, TrainingError
 from daskml_dist.linear_model import LinearRegression, SGDClassifier
@@ -269,6 +270,7 @@ def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) ->
     assert not any(left)
 
 
+@SLOW
 def test_who_computes_when_the_workers_go_is_told(
     tmp_path: Path, told: pytest.LogCaptureFixture
 ) -> None:
@@ -296,3 +298,16 @@ def test_who_computes_when_the_workers_go_is_told(
         leaver.join()
         _until(lambda: not client.futures)
     assert any(m.startswith("waiting for workers (0; 2 s)") for m in told.messages)
+
+
+def test_a_watch_ends_what_no_worker_does(
+    client: Client, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "_TELL", 0.02)
+    nowhere = client.submit(bool, workers=["tcp://127.0.0.1:1"], pure=False)
+    gone = pytest.raises(TrainingError, match=r"No worker that takes work .* within 0.1 s \(0\)")
+    with gone, waiting.watched(client, list, 0.1, nowhere.key):
+        nowhere.result(timeout=60)
+    assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in told.messages)
+    with waiting.watched(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
+        time.sleep(0.3)  # nothing is ended while there is a worker
