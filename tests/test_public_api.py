@@ -55,7 +55,7 @@ EXPORTS = {
 }
 TABLES = ["losses", "optimizers", "penalties", "policies", "schedules"]
 # Rooms whose tables take what the modules of their families export.
-FAMILIES = ["losses"]
+FAMILIES = ["losses", "optimizers"]
 
 
 def _module_names() -> list[str]:
