@@ -26,7 +26,7 @@ from daskml_dist.schedules import InverseScaling
 from tests.strict_backend import DEVICES, StrictBackend
 
 N, FEATURES = 40, 5
-ROOMS = ["losses.py", "penalties.py", "optimizers.py", "schedules.py", "models", "solvers"]
+ROOMS = ["losses", "penalties.py", "optimizers", "schedules.py", "models", "solvers"]
 CPU = get_backend("cpu")
 
 EVERY_LOSS = pytest.mark.parametrize("name", list(LOSSES))

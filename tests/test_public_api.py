@@ -54,6 +54,8 @@ EXPORTS = {
     "errors": {"DaskMLDistError", "InvalidDataError", "InvalidParameterError", "TrainingError"},
 }
 TABLES = ["losses", "optimizers", "penalties", "policies", "schedules"]
+# Rooms whose tables take what the modules of their families export.
+FAMILIES = ["losses", "optimizers"]
 
 
 def _module_names() -> list[str]:
@@ -122,6 +124,15 @@ def test_tables_name_exported_classes(room: str) -> None:
     table = getattr(module, room.upper())
     entries = table.values() if isinstance(table, dict) else table
     assert {e.__name__ for e in entries if inspect.isclass(e)} <= set(module.__all__)
+
+
+@pytest.mark.parametrize("room", FAMILIES)
+def test_tables_hold_what_families_export(room: str) -> None:
+    modules = [_room(name.partition(".")[2]) for name in _module_names() if f".{room}." in name]
+    own = [entry for module in modules for entry in _own_definitions(module).items()]
+    classes = {value for name, value in own if inspect.isclass(value) and not name.startswith("_")}
+    table = getattr(_room(room), room.upper())
+    assert {value for value in classes if not inspect.isabstract(value)} == set(table.values())
 
 
 # --- docs/api.md -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 //   RESULT      O, the type of the gradient
 //   OPTIMIZER   a function below
 //
-// The maths is that of daskml_dist/optimizers.py in the same order, so that without fused
+// The maths is that of daskml_dist/optimizers in the same order, so that without fused
 // multiply-adds (--fmad=false) the results are NumPy's to the last bit, but for float32 numbers
 // below 1e-38, which CuPy has its compiler take for 0 (-ftz=true).
 #include "numbers.cuh"

@@ -1,0 +1,56 @@
+"""Losses: value and gradient with respect to the raw prediction.
+
+A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) where a model has K > 1
+outputs. Everything here is elementwise, in the functions of the array API standard, so that the
+arrays of a GPU run through it as well; beside it stands ``at_row``, the same for the numbers of
+one row, which numba compiles into the steps of single rows (`daskml_dist.backends.row_steps`).
+
+A family is a module, by what its losses are functions of: the margin (classification), the
+residual, or the mean of a distribution (both regression). What a family exports is public here and
+stands in the table, in the order of its file.
+"""
+
+from __future__ import annotations
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import deviance, margin, residual
+from daskml_dist.losses.base import LOSSES, Kind, Loss
+from daskml_dist.losses.deviance import *  # noqa: F403
+from daskml_dist.losses.margin import *  # noqa: F403
+from daskml_dist.losses.residual import *  # noqa: F403
+
+__all__ = ["LOSSES", "Loss", "get_loss"]
+__all__ += margin.__all__
+__all__ += residual.__all__
+__all__ += deviance.__all__
+
+LOSSES.update(
+    (loss.name, loss)
+    for family in (margin, residual, deviance)
+    for name, loss in vars(family).items()
+    if name in family.__all__
+)
+
+
+def get_loss(loss: str | Loss, kind: Kind) -> Loss:
+    """Return the loss of a name, or check an object.
+
+    Parameters
+    ----------
+    loss : str or Loss
+    kind : {"classification", "regression"}
+
+    Raises
+    ------
+    InvalidParameterError
+        For an unknown name, or a loss of the other kind.
+    """
+    if isinstance(loss, str) and loss in LOSSES:
+        loss = LOSSES[loss]()
+    if isinstance(loss, Loss) and loss.kind == kind:
+        return loss
+    names = sorted(name for name, entry in LOSSES.items() if entry.kind == kind)
+    raise InvalidParameterError(
+        f"loss={loss!r} is not a loss for {kind}. Use one of {names}, or an object of their "
+        "classes in daskml_dist.losses."
+    )

@@ -1,0 +1,159 @@
+"""Base class of the losses, and their table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["LOSSES", "Array", "Kind", "Loss", "Multiclass"]
+
+#: Of NumPy, or of another library that follows the array API standard.
+Array = Any
+Kind = Literal["classification", "regression"]
+Multiclass = Literal["softmax", "ovr"]
+
+
+class Loss(ABC):
+    """A loss of one row, as a function of its target and raw prediction.
+
+    Results have the dtype of the raw prediction (float32 or float64) and are new arrays.
+
+    Attributes
+    ----------
+    name : str
+        What an estimator's ``loss`` argument calls it.
+    kind : {"classification", "regression"}
+    multiclass : {"softmax", "ovr"} or None
+        How more than two classes are told apart: by one softmax over integer codes, or by one
+        -1/+1 problem for each class.
+    proba : bool
+        Whether :meth:`predict_proba` is defined.
+    in_target_units : bool
+        Whether raw predictions are in the units of the targets.
+    center : {"mean", "median"} or None
+        For a function of ``raw - y`` alone: near which of the targets the best constant prediction
+        lies. A fit then takes it from the targets, and adds it to the intercept. Not inherited by
+        a class with a :meth:`value_and_gradient` of its own.
+    kernel : str or None
+        What backends that have one call the fused kernel that computes the same for linear models.
+        Not inherited, since a subclass may compute something else.
+    at_row : function or None
+        Static: value and derivative of one row with one output, from its target (-1 or +1 for
+        classification), raw prediction and `parameters`. Arithmetic and `math` only, so that
+        numba compiles it. None: the loss has only its array form, and no steps of single rows.
+    has_hessian : bool
+        Whether :meth:`value_gradient_hessian` is defined.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    multiclass: ClassVar[Multiclass | None] = None
+    proba: ClassVar[bool] = False
+    in_target_units: ClassVar[bool] = False
+    center: ClassVar[Literal["mean", "median"] | None] = None
+    kernel: ClassVar[str | None] = None
+    at_row: ClassVar[Any] = None
+    has_hessian: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.kernel = vars(cls).get("kernel")
+        # Whoever writes the array form anew must do so with both.
+        forms = {"value_and_gradient", "_at_margin", "_at_residual", "_derivatives"}
+        if forms & cls.__dict__.keys() and "at_row" not in cls.__dict__:
+            cls.at_row = None
+        if "value_and_gradient" in cls.__dict__ and "center" not in cls.__dict__:
+            cls.center = None
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Numbers that `at_row` needs beside the row."""
+        return ()
+
+    @abstractmethod
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        """Loss of each row, and its gradient.
+
+        Parameters
+        ----------
+        y : ndarray
+            Targets of the shape of `raw`: -1 or +1 for classification, numbers for regression.
+            For ``"softmax"`` with 2-d `raw`: integer codes of shape (n,).
+        raw : ndarray of shape (n,) or (n, K)
+
+        Returns
+        -------
+        values : ndarray of shape (n,)
+            Summed over the columns where `raw` is 2-d.
+        gradient : ndarray of the shape of `raw`
+            A subgradient where the loss has a kink.
+        """
+
+    def value(self, y: Array, raw: Array) -> Array:
+        """Loss of each row, of shape (n,)."""
+        return self.value_and_gradient(y, raw)[0]
+
+    def gradient(self, y: Array, raw: Array) -> Array:
+        """Gradient with respect to `raw`, of its shape."""
+        return self.value_and_gradient(y, raw)[1]
+
+    def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """As :meth:`value_and_gradient`, and the second derivative with respect to `raw`.
+
+        Returns
+        -------
+        values, gradient : ndarray
+        hessian : ndarray of shape (n,), or (n, K, K) where `raw` is 2-d
+            Can be negative where the loss is not convex.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the loss has no second derivative.
+        """
+        names = sorted(name for name, loss in LOSSES.items() if loss.has_hessian)
+        raise InvalidParameterError(
+            f"loss={self.name!r} has no second derivative. Use solver='lbfgs', or one of {names}."
+        )
+
+    def predict_proba(self, raw: Array) -> Array:
+        """Probabilities of the classes.
+
+        Parameters
+        ----------
+        raw : ndarray of shape (n,) for two classes, or (n, n_classes)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+
+        Raises
+        ------
+        InvalidParameterError
+            If the loss has no probabilities.
+        """
+        names = sorted(name for name, loss in LOSSES.items() if loss.proba)
+        raise InvalidParameterError(
+            f"loss={self.name!r} gives no probabilities. Use one of {names}, or wrap the "
+            "estimator in sklearn.calibration.CalibratedClassifierCV."
+        )
+
+    def write_proba(self, raw: Array, out: Array) -> None:
+        """Write :meth:`predict_proba` to `out`, of shape (n, n_classes); `raw` may be lost."""
+        out[...] = self.predict_proba(raw)
+
+    def inverse_link(self, raw: Array) -> Array:
+        """Predicted target of a regression: the raw prediction itself, unless overridden."""
+        return raw
+
+    def constant(self, mean: float) -> float:
+        """Raw prediction to start from where no feature has an effect, of the targets' mean."""
+        return 0.0
+
+    def check_target(self, y: Array) -> None:  # noqa: B027
+        """Raise InvalidDataError for a target outside the loss's domain."""
+
+
+#: Losses by the names that estimators take; the families fill it. Here, since messages list them.
+LOSSES: dict[str, type[Loss]] = {}

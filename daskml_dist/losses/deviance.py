@@ -1,0 +1,202 @@
+"""Deviances of the Tweedie family, for regression: Poisson, gamma and what lies about them."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import xlogy
+
+from daskml_dist.backends.namespace import cast, namespace
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.losses.base import Array, Loss
+from daskml_dist.losses.columns import diagonal, per_row
+
+__all__ = ["Gamma", "Poisson", "Tweedie"]
+
+
+class _Deviance(Loss):
+    """Half the deviance of a distribution of the Tweedie family, up to what `raw` does not change.
+
+    Of a mean m and a target y it is ``c(y) - c(m) - c'(m) (y - m)`` with a convex function c, the
+    family's own.
+    """
+
+    kind = "regression"
+    has_hessian = True
+    power: float
+
+    @abstractmethod
+    def link(self, mean: Any) -> Any:
+        """The raw prediction of a mean; the inverse of :meth:`inverse_link`."""
+
+    def constant(self, mean: float) -> float:
+        """The link of the mean; 0 for a mean of 0, which has no logarithm."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            raw = float(self.link(mean))
+        return raw if np.isfinite(raw) else 0.0
+
+    @abstractmethod
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """Values, first and second derivatives, elementwise."""
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        values, gradient, _ = self._derivatives(cast(y, raw.dtype), raw)
+        return per_row(values), gradient
+
+    def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """As in `Loss`."""
+        values, gradient, hessian = self._derivatives(cast(y, raw.dtype), raw)
+        return per_row(values), gradient, hessian if raw.ndim == 1 else diagonal(hessian)
+
+    def convex(self, y: Array) -> Array:
+        """The function c, float64: the null deviance is its mean less its value at the mean."""
+        y = np.asarray(y, dtype=np.float64)
+        if self.power == 1:
+            return np.asarray(xlogy(y, y) - y)
+        if self.power == 2:
+            return np.asarray(-np.log(y))
+        if self.power == 0:
+            return np.asarray(y**2 / 2)
+        one, two = 1 - self.power, 2 - self.power
+        return np.asarray(np.maximum(y, 0) ** two / (one * two))
+
+    def half_deviance(self, y: Array, mean: Array) -> Array:
+        """Half the deviance of each target from a mean, 0 where they are equal; float64."""
+        y, mean = y.astype(np.float64), mean.astype(np.float64)
+        if self.power == 1:
+            return np.asarray(xlogy(y, y / mean) - y + mean)
+        if self.power == 2:
+            return np.asarray(y / mean - np.log(y / mean) - 1)
+        if self.power == 0:
+            return np.asarray((y - mean) ** 2 / 2)
+        one, two = 1 - self.power, 2 - self.power
+        mean = np.maximum(mean, 0)
+        return np.asarray(self.convex(y) - y * mean**one / one + mean**two / two)
+
+    def check_target(self, y: Array) -> None:
+        """Raise InvalidDataError for a target outside the distribution's domain."""
+        below = "<= 0" if self.power >= 2 else "< 0"
+        if self.power >= 1 and bool((y <= 0 if self.power >= 2 else y < 0).any()):
+            domain = "> 0" if self.power >= 2 else ">= 0"
+            raise InvalidDataError(
+                f"Some value(s) of y are out of the valid range of the loss {self.name!r}: it "
+                f"needs targets y {domain}, and some are {below}. Mend them, or use "
+                "loss='squared_error'."
+            )
+
+
+class _LogLink(_Deviance):
+    """The raw prediction is the logarithm of the mean."""
+
+    def link(self, mean: Any) -> Any:
+        return np.log(mean)
+
+    def inverse_link(self, raw: Array) -> Array:
+        """The predicted mean, ``exp(raw)``."""
+        return namespace(raw).exp(raw)
+
+
+@dataclass(frozen=True)
+class Poisson(_LogLink):
+    """Half the Poisson deviance, up to a constant: ``exp(raw) - y * raw``, with y >= 0.
+
+    The raw prediction is the logarithm of the mean.
+    """
+
+    name = "poisson"
+    kernel = "poisson"
+    power = 1.0
+
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        mean = namespace(raw).exp(raw)
+        return mean - y * raw, mean - y, mean
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        mean = math.exp(raw)
+        return mean - y * raw, mean - y
+
+
+@dataclass(frozen=True)
+class Gamma(_LogLink):
+    """Half the gamma deviance, up to a constant: ``raw + y * exp(-raw)``, with y > 0.
+
+    The raw prediction is the logarithm of the mean.
+    """
+
+    name = "gamma"
+    kernel = "gamma"
+    power = 2.0
+
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        ratio = y * namespace(raw).exp(-raw)
+        return raw + ratio, 1 - ratio, ratio
+
+
+@dataclass(frozen=True)
+class Tweedie(_Deviance):
+    """Half the Tweedie deviance, up to a constant (Jorgensen 1987).
+
+    Parameters
+    ----------
+    power : float, default=1.5
+        The variance of a target is the mean to this power: 0 normal, 1 Poisson, 1 to 2 compound
+        Poisson-gamma (y >= 0, with exact zeros), 2 gamma, 3 inverse Gaussian (y > 0). No
+        distribution exists between 0 and 1.
+    identity : bool, default=False
+        Whether the raw prediction is the mean itself, which must be positive unless `power` is
+        0; else it is its logarithm.
+    """
+
+    name = "tweedie"
+    power: float = 1.5
+    identity: bool = False
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.power) or 0 < self.power < 1:
+            raise InvalidParameterError(
+                f"power={self.power!r}: use a number <= 0 or >= 1; no distribution exists between."
+            )
+        # A NumPy float64 would widen a float32 fit.
+        object.__setattr__(self, "power", float(self.power))
+
+    def link(self, mean: Any) -> Any:
+        return mean if self.identity else np.log(mean)
+
+    def inverse_link(self, raw: Array) -> Array:
+        """The predicted mean."""
+        return raw if self.identity else namespace(raw).exp(raw)
+
+    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        if self.identity:
+            return self._at_mean(y, raw)
+        if self.power in (1, 2):
+            return (Poisson() if self.power == 1 else Gamma())._derivatives(y, raw)
+        one, two = 1 - self.power, 2 - self.power
+        xp = namespace(raw)
+        a, b = y * xp.exp(one * raw), xp.exp(two * raw)
+        values = (xp.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
+        return values, b - a, two * b - one * a
+
+    def _at_mean(self, y: Array, mean: Array) -> tuple[Array, Array, Array]:
+        xp = namespace(mean)
+        if self.power == 0:
+            return (mean - y) ** 2 / 2, mean - y, xp.ones_like(mean)
+        outside = mean <= 0
+        mean = xp.where(outside, 1, mean)
+        one, two = 1 - self.power, 2 - self.power
+        if self.power == 1:
+            values = mean - y * xp.log(mean)
+        elif self.power == 2:
+            values = xp.log(mean) + y / mean
+        else:
+            values = mean**two / two - y * mean**one / one
+        scale = mean**-self.power
+        # No distribution has such a mean; a line search then takes a shorter step.
+        values = xp.where(outside, math.inf, values)
+        return values, scale * (mean - y), scale * (one + self.power * y / mean)

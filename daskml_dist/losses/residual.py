@@ -1,0 +1,208 @@
+"""Losses of the residual ``raw - y``, for regression: squared, robust and by quantile."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from daskml_dist.backends.namespace import cast, namespace
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses.base import Array, Loss
+from daskml_dist.losses.columns import diagonal, per_row
+
+__all__ = [
+    "EpsilonInsensitive",
+    "Huber",
+    "Quantile",
+    "SquaredEpsilonInsensitive",
+    "SquaredError",
+]
+
+
+class _ResidualLoss(Loss):
+    """A function of the residual ``raw - y``."""
+
+    kind = "regression"
+    in_target_units = True
+    center: ClassVar[Literal["mean", "median"] | None] = "median"
+
+    @abstractmethod
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        """Value and derivative at each residual; `residual` may be returned."""
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        values, gradient = self._at_residual(raw - cast(y, raw.dtype))
+        return per_row(values), gradient
+
+
+@dataclass(frozen=True)
+class SquaredError(_ResidualLoss):
+    """Half the squared error: ``(raw - y) ** 2 / 2``."""
+
+    name = "squared_error"
+    center = "mean"
+    kernel = "squared_error"
+    has_hessian = True
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        values = residual * residual
+        values *= 0.5
+        return values, residual
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        return 0.5 * residual * residual, residual
+
+    def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """As in `Loss`: the second derivative is 1."""
+        hessian = namespace(raw).ones_like(raw)
+        return *self.value_and_gradient(y, raw), hessian if raw.ndim == 1 else diagonal(hessian)
+
+
+@dataclass(frozen=True)
+class _EpsilonLoss(_ResidualLoss):
+    epsilon: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon < np.inf:
+            raise InvalidParameterError(
+                f"epsilon={self.epsilon!r} of loss={self.name!r}: use a finite number >= 0."
+            )
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """`epsilon`."""
+        return (float(self.epsilon),)
+
+    def _excess(self, residual: Array) -> Array:
+        """``max(0, |residual| - epsilon)``, a new array."""
+        xp = namespace(residual)
+        excess = xp.abs(residual)
+        excess -= self.epsilon
+        return xp.maximum(excess, 0)
+
+
+@dataclass(frozen=True)
+class Huber(_EpsilonLoss):
+    """Half the squared error up to `epsilon`, linear beyond (Huber 1964).
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        In the unit of the target.
+    """
+
+    name = "huber"
+    kernel = "huber"
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        epsilon = float(self.epsilon)  # a NumPy float64 would widen a float32 residual
+        gradient = namespace(residual).clip(residual, -epsilon, epsilon)
+        residual -= gradient / 2
+        residual *= gradient
+        return residual, gradient
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        slope = min(max(residual, -parameters[0]), parameters[0])
+        return (residual - 0.5 * slope) * slope, slope
+
+
+@dataclass(frozen=True)
+class EpsilonInsensitive(_EpsilonLoss):
+    """Loss of support vector regression: ``max(0, |raw - y| - epsilon)``.
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        In the unit of the target.
+    """
+
+    name = "epsilon_insensitive"
+    kernel = "epsilon_insensitive"
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        xp = namespace(residual)
+        values = self._excess(residual)
+        return values, xp.sign(residual) * cast(values > 0, residual.dtype)
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        excess = max(abs(residual) - parameters[0], 0.0)
+        return excess, math.copysign(1.0, residual) if excess > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class SquaredEpsilonInsensitive(EpsilonInsensitive):
+    """Squared epsilon-insensitive loss: ``max(0, |raw - y| - epsilon) ** 2``.
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        In the unit of the target.
+    """
+
+    name = "squared_epsilon_insensitive"
+    center = "mean"
+    kernel = "squared_epsilon_insensitive"
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        excess = self._excess(residual)
+        values = excess * excess
+        excess *= 2
+        return values, namespace(residual).copysign(excess, residual)
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        excess = max(abs(residual) - parameters[0], 0.0)
+        return excess * excess, math.copysign(2.0 * excess, residual)
+
+
+@dataclass(frozen=True)
+class Quantile(_ResidualLoss):
+    """Pinball loss, whose minimum is a quantile of the target (Koenker and Bassett 1978).
+
+    Parameters
+    ----------
+    quantile : float, default=0.5
+        Between 0 and 1, both excluded; 0.5 is half the absolute error.
+    """
+
+    name = "quantile"
+    kernel = "quantile"
+    quantile: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise InvalidParameterError(
+                f"quantile={self.quantile!r}: use a number between 0 and 1, both excluded."
+            )
+
+    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+        slope = cast(residual > 0, residual.dtype)
+        slope -= self.quantile
+        return slope * residual, slope
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """`quantile`."""
+        return (float(self.quantile),)
+
+    @staticmethod
+    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+        """Value and derivative of one row."""
+        residual = raw - y
+        slope = (1.0 if residual > 0 else 0.0) - parameters[0]
+        return slope * residual, slope

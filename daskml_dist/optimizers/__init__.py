@@ -1,0 +1,54 @@
+"""Optimizers: how a gradient becomes a step, in place.
+
+Every update is elementwise, so rows that a sparse batch touches can be gathered, updated and put
+back. An optimizer itself holds no state: it lives in `slots`, arrays of the shape of the
+parameters, which shards cut and move along with them.
+
+A family is a module; what it exports is public here and stands in the table, in the order of its
+file. SGD and Adagrad keep FTRL's account of an l1 penalty, so these families stand on that of FTRL.
+"""
+
+from __future__ import annotations
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.optimizers import adagrad, adam, ftrl, sgd
+from daskml_dist.optimizers.adagrad import *  # noqa: F403
+from daskml_dist.optimizers.adam import *  # noqa: F403
+from daskml_dist.optimizers.base import Optimizer
+from daskml_dist.optimizers.ftrl import *  # noqa: F403
+from daskml_dist.optimizers.sgd import *  # noqa: F403
+
+__all__ = ["OPTIMIZERS", "Optimizer", "get_optimizer"]
+__all__ += sgd.__all__
+__all__ += adagrad.__all__
+__all__ += adam.__all__
+__all__ += ftrl.__all__
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    optimizer.name: optimizer
+    for family in (sgd, adagrad, adam, ftrl)
+    for name, optimizer in vars(family).items()
+    if name in family.__all__
+}
+
+
+def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
+    """Return the optimizer of a name, or the object itself.
+
+    Parameters
+    ----------
+    optimizer : str or Optimizer
+
+    Raises
+    ------
+    InvalidParameterError
+        For an unknown name.
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer]()
+    raise InvalidParameterError(
+        f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an object of their classes "
+        "in daskml_dist.optimizers."
+    )

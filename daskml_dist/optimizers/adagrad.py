@@ -1,0 +1,187 @@
+"""Adagrad, and Adagrad in the units of each feature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.optimizers.checks import check_positive
+from daskml_dist.optimizers.ftrl import FTRL
+
+__all__ = ["NAG", "Adagrad"]
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011): each parameter's rate falls with its summed squared gradients.
+
+    Parameters
+    ----------
+    epsilon : float, default=1e-10
+        Added to the root, against division by zero.
+    initial_accumulator : float, default=0.0
+        Sum to start from; larger is slower at first.
+    """
+
+    name = "adagrad"
+    adaptive = True
+    default_learning_rate = 0.05
+    slot_names = ("accumulator",)
+    single_rows = True
+    epsilon: float = 1e-10
+    initial_accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        if not 0 <= self.initial_accumulator < np.inf:
+            raise InvalidParameterError(
+                f"initial_accumulator={self.initial_accumulator!r}: use a finite number >= 0."
+            )
+
+    def init(self, w: Array) -> Slots:
+        """State before the first step."""
+        return {"accumulator": namespace(w).full_like(w, float(self.initial_accumulator))}
+
+    def under_l1(self) -> Optimizer:
+        """With FTRL's account of the penalty."""
+        return _SparseAdagrad(self.epsilon, self.initial_accumulator)
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """`epsilon`."""
+        return (float(self.epsilon),)
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        accumulator = state[1][k] + grad * grad
+        rate = lr / (math.sqrt(accumulator) + numbers[0])
+        state[1][k] = accumulator
+        state[0][k] -= rate * grad
+        return rate
+
+    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+        """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
+        return _adagrad_approach(before, slots, lr)
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        accumulator = slots["accumulator"]
+        accumulator += grad * grad
+        rate = namespace(w).sqrt(accumulator)
+        rate += self.epsilon
+        rate = lr / rate
+        grad *= rate
+        w -= grad
+        return rate
+
+
+@dataclass(frozen=True)
+class NAG(Optimizer):
+    """Normalised adaptive gradient (Ross, Mineiro and Langford 2013): unscaled features just work.
+
+    Adagrad in the units of each feature: a parameter's rate is divided by its feature's largest
+    absolute value, and by the root of what the rows add up to in these units. Predictions do not
+    change when a feature is given in other units. The paper learns the scales as rows come by;
+    here they are known from one pass before the first step, so that every policy, lane and
+    resumed fit has the same ones.
+
+    Without scales (plain arrays of ones) it is Adagrad.
+    """
+
+    name = "nag"
+    adaptive = True
+    default_learning_rate = 0.5
+    slot_names = ("accumulator", "scale")
+    uses_scales = True
+    single_rows = True
+
+    def init(self, w: Array) -> Slots:
+        """State before the first step."""
+        xp = namespace(w)
+        return {"accumulator": xp.zeros_like(w), "scale": xp.ones_like(w)}
+
+    def init_scaled(self, w: Array, scales: NDArray[np.float64], norm: float) -> Slots:
+        """State before the first step, for features of known scales.
+
+        Parameters
+        ----------
+        w : ndarray of shape (n_rows, width)
+        scales : ndarray of shape (n_rows,)
+            Largest absolute value of each feature.
+        norm : float
+            Mean over the rows of the summed squares of their features, each in units of its
+            scale.
+        """
+        units = scales * np.sqrt(max(norm, 1e-12))
+        scale = np.repeat(np.where(scales > 0, units, 1.0)[:, None], w.shape[1], axis=1)
+        return {"accumulator": np.zeros_like(w), "scale": scale.astype(w.dtype)}
+
+    def rescale(self, w: Array, slots: Slots, scales: NDArray[np.float64], norm: float) -> None:
+        """Go on with rows of larger values: parameters shrink as in the paper's step 2a."""
+        scale = np.maximum(slots["scale"], self.init_scaled(w, scales, norm)["scale"])
+        shrink = slots["scale"] / scale
+        w *= shrink
+        slots["accumulator"] *= shrink**2
+        slots["scale"] = scale
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        scale = state[2][k]
+        grad = grad / scale
+        accumulator = state[1][k] + grad * grad
+        rate = lr / (math.sqrt(accumulator) + numbers[0])
+        state[1][k] = accumulator
+        state[0][k] -= rate * grad / scale
+        return rate / scale / scale
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """What is added to the root, against division by zero."""
+        return (1e-10,)
+
+    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+        """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
+        return _adagrad_approach(before, slots, lr)
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        accumulator, scale = slots["accumulator"], slots["scale"]
+        # In units of the scale, so that squares neither overflow nor vanish in float32.
+        grad /= scale
+        accumulator += grad * grad
+        rate = namespace(w).sqrt(accumulator)
+        rate += 1e-10
+        rate = lr / rate
+        grad *= rate
+        grad /= scale
+        w -= grad
+        rate /= scale
+        rate /= scale
+        return rate
+
+
+@dataclass(frozen=True)
+class _SparseAdagrad(FTRL):
+    """Adagrad's steps, with FTRL's account of the l1 penalty; without one it is Adagrad."""
+
+    name = Adagrad.name
+    default_learning_rate = Adagrad.default_learning_rate
+    initial_accumulator: float = 0.0
+
+    def init(self, w: Array) -> Slots:
+        slots = super().init(w)
+        slots["n"] += self.initial_accumulator
+        return slots
+
+
+def _adagrad_approach(before: Slots, slots: Slots, lr: float) -> Array:
+    # The sum of lr g^2 / sqrt(G) over the steps, as an integral over G.
+    xp = namespace(slots["accumulator"])
+    roots = xp.sqrt(slots["accumulator"]) - xp.sqrt(before["accumulator"])
+    roots *= 2 * lr
+    return roots

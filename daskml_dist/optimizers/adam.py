@@ -1,0 +1,115 @@
+"""Adam, and Adam with weight decay."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.optimizers.checks import check_decay, check_positive
+
+__all__ = ["Adam", "AdamW"]
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015), with the paper's correction of the bias towards zero.
+
+    Rows that a sparse batch does not touch keep their moments ("lazy" Adam).
+
+    Parameters
+    ----------
+    beta1, beta2 : float, default=0.9, 0.999
+        Decay of the first and second moment, from 0 up to, not including, 1.
+    epsilon : float, default=1e-8
+        Added to the root, against division by zero.
+    """
+
+    name = "adam"
+    adaptive = True
+    default_learning_rate = 1e-3
+    slot_names = ("m", "v")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_decay("beta1", self.beta1)
+        check_decay("beta2", self.beta2)
+        check_positive("epsilon", self.epsilon)
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        m, v = slots["m"], slots["v"]
+        square = grad * grad
+        square *= 1 - self.beta2
+        v *= self.beta2
+        v += square
+        grad *= 1 - self.beta1
+        m *= self.beta1
+        m += grad
+        rate = namespace(w).sqrt(v)
+        rate /= (1 - self.beta2**step) ** 0.5
+        rate += self.epsilon
+        rate = lr / rate
+        move = m * rate
+        move /= 1 - self.beta1**step
+        w -= move
+        return rate
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Decays and what they leave, corrections of m and of v's root, `epsilon`, decay of w."""
+        p, q = self.beta1, self.beta2
+        return p, 1 - p, q, 1 - q, 1 - p**step, (1 - q**step) ** 0.5, self.epsilon, 0.0
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        m = numbers[0] * state[1][k] + numbers[1] * grad
+        v = numbers[2] * state[2][k] + numbers[3] * grad * grad
+        rate = lr / (math.sqrt(v) / numbers[5] + numbers[6])
+        state[1][k] = m
+        state[2][k] = v
+        state[0][k] -= lr * numbers[7] * state[0][k] + rate * m / numbers[4]
+        return rate
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+
+    All rows given decay, an intercept's too.
+
+    Parameters
+    ----------
+    beta1, beta2 : float, default=0.9, 0.999
+        Decay of the first and second moment, from 0 up to, not including, 1.
+    epsilon : float, default=1e-8
+        Added to the root, against division by zero.
+    weight_decay : float, default=1e-2
+        Each step shrinks `w` by the factor ``1 - lr * weight_decay``.
+    """
+
+    name = "adamw"
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.weight_decay < np.inf:
+            raise InvalidParameterError(
+                f"weight_decay={self.weight_decay!r}: use a finite number >= 0."
+            )
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
+        w *= 1 - lr * self.weight_decay
+        return super()._descend(w, grad, slots, lr, step)
+
+    at_entry = staticmethod(Adam.at_entry)
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Those of Adam, with `weight_decay`."""
+        return *super().numbers(step)[:-1], self.weight_decay

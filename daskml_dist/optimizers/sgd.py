@@ -1,0 +1,119 @@
+"""Stochastic gradient descent, plain and with momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.optimizers.checks import check_decay
+from daskml_dist.optimizers.ftrl import FTRL
+
+__all__ = ["SGD", "Momentum", "Nesterov"]
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent (Robbins and Monro 1951)."""
+
+    name = "sgd"
+    default_learning_rate = 0.01
+    single_rows = True
+
+    def under_l1(self) -> Optimizer:
+        """With FTRL's account of the penalty."""
+        return _SparseSGD()
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
+        grad *= lr
+        w -= grad
+        return lr
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        state[0][k] -= lr * grad
+        return lr
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """SGD with the momentum of a heavy ball (Polyak 1964): ``v = momentum * v + grad``.
+
+    Parameters
+    ----------
+    momentum : float, default=0.9
+        From 0 up to, not including, 1.
+    """
+
+    name = "momentum"
+    default_learning_rate = 0.01
+    slot_names = ("velocity",)
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_decay("momentum", self.momentum)
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
+        velocity = slots["velocity"]
+        velocity *= self.momentum
+        velocity += grad
+        w -= velocity * lr
+        return lr / (1 - self.momentum)
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """`momentum`, and how far a step leads in the long run, in learning rates."""
+        return self.momentum, 1 / (1 - self.momentum)
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        velocity = numbers[0] * state[1][k] + grad
+        state[1][k] = velocity
+        state[0][k] -= lr * velocity
+        return lr * numbers[1]
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """SGD with Nesterov's accelerated gradient (Nesterov 1983, Sutskever et al. 2013).
+
+    The step is ``grad + momentum * v``: `w` stands for the point looked ahead to.
+
+    Parameters
+    ----------
+    momentum : float, default=0.9
+        From 0 up to, not including, 1.
+    """
+
+    name = "nesterov"
+
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
+        velocity = slots["velocity"]
+        velocity *= self.momentum
+        velocity += grad
+        grad += velocity * self.momentum
+        grad *= lr
+        w -= grad
+        return lr / (1 - self.momentum)
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        velocity = numbers[0] * state[1][k] + grad
+        state[1][k] = velocity
+        state[0][k] -= lr * (grad + numbers[0] * velocity)
+        return lr * numbers[1]
+
+
+@dataclass(frozen=True)
+class _SparseSGD(FTRL):
+    """SGD's steps, with FTRL's account of the l1 penalty; without one it is SGD."""
+
+    name = SGD.name
+    adaptive = SGD.adaptive
+    default_learning_rate = SGD.default_learning_rate
+    slot_names = ("dual", "bound")
+
+    def _rate(self, grad: Array, slots: Slots, lr: float) -> Any:
+        return lr
