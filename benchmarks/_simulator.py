@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks._simulator_parts import Costs, Outcome, Stragglers, Training
 from daskml_dist.comm.allreduce import _MESH
-from daskml_dist.policies import Asynchronous, BoundedStaleness, Gate, LocalSGD, Policy
+from daskml_dist.policies import BoundedStaleness, Gate, Policy
 from daskml_dist.training.loops.shared import _MEET_EVERY
 
 __all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
@@ -94,8 +94,7 @@ def _replicas(
 ) -> Outcome:
     """Steps of all, then a meeting: no queue is needed."""
     workers, steps = seconds.shape
-    every = policy.sync_every if isinstance(policy, LocalSGD) else steps
-    every = 1 if policy.name == "allreduce" else min(every, steps)
+    every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
     ends = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
     meeting = allreduce_seconds(costs, workers, n_bytes)
     # An all-reduced step is applied on every trainer at once; local ones while they compute.
@@ -375,6 +374,6 @@ class _Run:
 
 def _pace(policy: Policy) -> tuple[int, int]:
     """Steps between two pushes and between two pulls, as in the policy's loop."""
-    if isinstance(policy, Asynchronous):
-        return policy.push_every, policy.pull_every
-    return (_MEET_EVERY, _MEET_EVERY) if policy.loop == "shared" else (1, 1)
+    if policy.loop == "shared":
+        return _MEET_EVERY, _MEET_EVERY
+    return policy.push_every, policy.pull_every

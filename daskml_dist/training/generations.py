@@ -19,7 +19,6 @@ from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement, reassign
 from daskml_dist.errors import DataLostError
-from daskml_dist.policies import AllReduce, LocalSGD, ModelAveraging
 from daskml_dist.ps.image import Holding, shadow_of
 from daskml_dist.training.cluster_rows import ClusterRows
 from daskml_dist.training.fleet import Fleet, Gone, Host, Seat, call_workers
@@ -438,7 +437,7 @@ class Generations:
         shape, dtype = fit.model.shape, np.dtype(fit.dtype)
         arrays = shape[0] * shape[1] * (3 + len(fit.rule.optimizer.slot_names))
         policy = fit.policy
-        one = policy.uses_shards or isinstance(policy, AllReduce)
+        one = policy.uses_shards or policy.sums_gradients
         copies = 1 if one else len(self._lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
 
@@ -467,12 +466,12 @@ def _shadow_every(fit: FitSpec) -> int:
     """
     every = max(1, int(dask.config.get("daskml_dist.shadow_lag", 64)) // 2)
     policy = fit.policy
-    if isinstance(policy, ModelAveraging):
+    if policy.averages and not policy.average_every:
         return 8 * every
     if not policy.uses_shards:
         every *= 2  # trainers wait until the first server has their images
-    if isinstance(policy, LocalSGD):
-        return -(-every // policy.sync_every) * policy.sync_every
+    if policy.averages:
+        return -(-every // policy.average_every) * policy.average_every
     if fit.rule.coordinates:
         # A sparse step costs little next to an image of the whole shard.
         return every * max(1, fit.model.shape[0] * fit.model.width // 2**14)

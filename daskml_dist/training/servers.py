@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.policies import AllReduce
 from daskml_dist.ps.image import LaneImage, ServerImage
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
@@ -100,7 +99,7 @@ def joined_left(
     elif not lefts:
         return None
     else:
-        state = lefts[0].state if isinstance(fit.policy, AllReduce) else _mean(lefts)
+        state = lefts[0].state if fit.policy.sums_gradients else _mean(lefts)
     before = 0.0 if fit.initial is None else fit.initial.rows
     if isinstance(state, ShardState) and state.rows <= before:
         return None

@@ -70,7 +70,7 @@ class Case:
     def rtol(self) -> float:
         """How near results in the case's dtype and shape can be, in place of the subject's."""
         if self.dtype in {"float32", "several nullable"}:
-            return 2e-3
+            return 2e-3 if self.of.setting.rtol < 1e-3 else 1e-2
         return 1e-6 if "float32" in self.target + self.weight else 0.0 if self.is_unique else 1e-5
 
 

@@ -178,7 +178,11 @@ def _columns_reversed(results: Results, given: Given) -> Results:
         if name in {"transform()", "singular_"}:
             # Several columns of one feature, perhaps; in an order of their own.
             continue
-        if isinstance(value, list):
+        if name == "encodings_":  # one a class, of each column
+            n = len(value) // len(results["categories_"])
+            groups = [value[i : i + n] for i in range(0, len(value), n)]
+            found[name] = [encoding for group in groups[::-1] for encoding in group]
+        elif isinstance(value, list):
             found[name] = value[::-1] if len(value) == 4 else value
         elif np.ndim(value) and np.shape(value)[-1] == 4 and name not in _OF_ROWS:
             found[name] = np.asarray(value)[..., ::-1]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import Part, sum_in_lane_order
 from daskml_dist.training.lane import Batch, Lane
 from daskml_dist.training.loops.context import Context
@@ -42,12 +41,9 @@ class _FreeLane:
         self._fit = context.fit
         self._connection = connection
         self._lane = lane
-        sparse = self._fit.rule.coordinates
-        self._push_every = policy.push_every if isinstance(policy, Asynchronous) else 1
-        # Each batch needs its own coordinates, so they are pulled at every step.
-        self._pull_every = (
-            policy.pull_every if isinstance(policy, Asynchronous) and not sparse else 1
-        )
+        self._push_every = policy.push_every
+        # A sparse batch needs its own coordinates, so they are pulled at every step.
+        self._pull_every = 1 if self._fit.rule.coordinates else policy.pull_every
         self._parts: list[Part] = []
         self._rows = 0.0
         self._w: Any = None

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.policies import AllReduce, LocalSGD
 from daskml_dist.ps.image import LaneImage
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard, ShardImage, ShardState
@@ -31,7 +30,7 @@ def run_replicas(context: Context) -> ShardState | None:
     """Run all passes; rank 0 returns the state."""
     connection = context.connect()
     run: _Summed | _Averaged = (
-        _Summed(context) if isinstance(context.fit.policy, AllReduce) else _Averaged(context)
+        _Summed(context) if context.fit.policy.sums_gradients else _Averaged(context)
     )
     try:
         for lane in context.lanes:
@@ -157,7 +156,6 @@ class _Averaged:
     """One replica a lane, averaged by rows every so many steps and at the end."""
 
     def __init__(self, context: Context) -> None:
-        policy = context.fit.policy
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
@@ -168,7 +166,7 @@ class _Averaged:
         self._own = [
             OwnSteps(lane, self._replicas[lane.number], context.rest) for lane in context.lanes
         ]
-        self._every = policy.sync_every if isinstance(policy, LocalSGD) else None
+        self._every = context.fit.policy.average_every
         total = sum(context.lane_rows)
         self._shares = {
             lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
@@ -176,9 +174,9 @@ class _Averaged:
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, up to where parameters meet; how many."""
-        count = most if self._every is None else min(most, self._every - clock % self._every)
+        count = min(most, self._every - clock % self._every) if self._every else most
         self._context.map(lambda own: own.take(count), self._own)
-        if self._every is not None and (clock + count) % self._every == 0:
+        if self._every and (clock + count) % self._every == 0:
             mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
             for replica in self._replicas.values():
                 replica.replace(self._home.to_device(mean))

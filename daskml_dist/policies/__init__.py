@@ -8,12 +8,12 @@ pushes apply now, and may this lane go on?
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.policies.base import Policy
+from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
 __all__ = [
     "POLICIES",
@@ -32,182 +32,6 @@ __all__ = [
     "Synchronous",
     "get_policy",
 ]
-
-
-class Gate(ABC):
-    """Live state of one policy over a set of lanes.
-
-    A lane's clock counts the steps that it has finished (pushed). Repeated pushes are refused
-    here, which makes every push idempotent.
-
-    Parameters
-    ----------
-    lanes : iterable of int
-        The lanes that take part from the start.
-    clock : int, default=0
-        The clock at which they start.
-    """
-
-    def __init__(self, lanes: Iterable[int], clock: int = 0) -> None:
-        self.clocks: dict[int, int] = dict.fromkeys(lanes, clock)
-
-    def join(self, lane: int, clock: int) -> None:
-        """Let a lane take part from `clock` on."""
-        self.clocks[lane] = clock
-
-    def leave(self, lane: int) -> None:
-        """Forget a lane: nobody waits for it any more. Its open push, if any, still counts."""
-        self.clocks.pop(lane, None)
-
-    @abstractmethod
-    def push(self, lane: int, clock: int) -> bool:
-        """Record that `lane` pushed its step `clock` (from 1); False when it must be dropped."""
-
-    @abstractmethod
-    def due(self) -> list[int]:
-        """Lanes whose pushes form the next apply; empty when nothing is due."""
-
-    @abstractmethod
-    def may_go(self, lane: int) -> bool:
-        """Whether `lane` may start its next step now."""
-
-    def clock(self, lane: int) -> int:
-        """The clock that `lane` goes on from."""
-        return self.clocks.get(lane, 0)
-
-
-class RoundGate(Gate):
-    """Rounds: a round applies once all lanes but `spare` have pushed it."""
-
-    def __init__(self, lanes: Iterable[int], clock: int = 0, *, spare: int = 0) -> None:
-        super().__init__(lanes, clock)
-        self._round = clock
-        self._spare = spare
-        self._arrived: set[int] = set()
-
-    def join(self, lane: int, clock: int) -> None:
-        super().join(lane, max(clock, self._round))
-
-    def push(self, lane: int, clock: int) -> bool:
-        if lane not in self.clocks or lane in self._arrived or clock != self._round + 1:
-            return False
-        self.clocks[lane] = clock
-        self._arrived.add(lane)
-        return True
-
-    def due(self) -> list[int]:
-        missing = sum(lane not in self._arrived for lane in self.clocks)
-        if not self._arrived or missing > min(self._spare, max(len(self.clocks) - 1, 0)):
-            return []
-        group = sorted(self._arrived)
-        self._arrived.clear()
-        self._round += 1
-        return group
-
-    def may_go(self, lane: int) -> bool:
-        return lane not in self._arrived
-
-    def clock(self, lane: int) -> int:
-        return self._round
-
-
-class ArrivalGate(Gate):
-    """Pushes apply on arrival; a lane may lead the slowest by `staleness` clocks."""
-
-    def __init__(
-        self, lanes: Iterable[int], clock: int = 0, *, staleness: int | None = None
-    ) -> None:
-        super().__init__(lanes, clock)
-        self._staleness = staleness
-        self._arrived: list[int] = []
-
-    def push(self, lane: int, clock: int) -> bool:
-        if lane not in self.clocks or clock <= self.clocks[lane]:
-            return False
-        self.clocks[lane] = clock
-        self._arrived.append(lane)
-        return True
-
-    def due(self) -> list[int]:
-        return [self._arrived.pop(0)] if self._arrived else []
-
-    def may_go(self, lane: int) -> bool:
-        if self._staleness is None or lane not in self.clocks:
-            return True
-        return self.clocks[lane] - min(self.clocks.values()) <= self._staleness
-
-
-#: Loops in which lanes answer the questions of a round solver.
-_SOLVERS = frozenset({"solver", "ranges"})
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Base of all policies; the class attributes tell the trainer which loop to run.
-
-    Attributes
-    ----------
-    name : str
-        The string by which the policy is chosen.
-    loop : {"rounds", "replicas", "free", "shared", "solver", "ranges"}
-        ``"rounds"``: all lanes step together through the server. ``"replicas"``: every lane or
-        trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
-        pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
-        and processes meet at the server. ``"solver"``: all lanes answer a solver's questions.
-        ``"ranges"``: the same, and each trainer holds a range of the solver's vectors.
-    """
-
-    name: ClassVar[str]
-    loop: ClassVar[Literal["rounds", "replicas", "free", "shared", "solver", "ranges"]]
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), self._least(field.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidParameterError(
-                    f"{type(self).__name__}({field.name}={value!r}): give an integer >= {least}."
-                )
-
-    @staticmethod
-    def _least(name: str) -> int:
-        return 0 if name in {"backup_workers", "staleness"} else 1
-
-    @property
-    def lockstep(self) -> bool:
-        """Whether all lanes are at the same clock at each end of a pass."""
-        return self.loop in {"rounds", "replicas", *_SOLVERS}
-
-    @property
-    def uses_shards(self) -> bool:
-        """Whether the parameters live in server shards."""
-        return self.loop not in {"replicas", *_SOLVERS}
-
-    @property
-    def pushes_gradients(self) -> bool:
-        """Whether lanes push gradients to servers, which can be compressed."""
-        return self.loop in {"rounds", "free"}
-
-    @property
-    def uses_threads(self) -> bool:
-        """Whether a lane a thread is wanted in one process too."""
-        return self.loop in {"shared", *_SOLVERS}
-
-    @property
-    def replays(self) -> bool:
-        """Whether trainers remember what is needed to go on, so that any one of them can."""
-        return self.loop in _SOLVERS
-
-    def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
-        """Updates that a shard applies in a pass in which each lane makes `n_steps` steps."""
-        return n_steps if self.lockstep else n_steps * n_lanes
-
-    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
-        """Make the state machine of one shard (or of the pass reports)."""
-        return ArrivalGate(lanes, clock)
-
-    def of_one_lane(self) -> Policy:
-        """A policy under which a fit of one lane makes the same steps, and waits for nobody."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -235,7 +59,7 @@ class Synchronous(Policy):
 
     name = "sync"
     loop = "rounds"
-    backup_workers: int = 0
+    backup_workers: int = field(default=0, metadata={"least": 0})
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         """Make the state machine of one shard."""
@@ -264,6 +88,7 @@ class AllReduce(Policy):
 
     name = "allreduce"
     loop = "replicas"
+    sums_gradients = True
 
 
 @dataclass(frozen=True)
@@ -296,7 +121,7 @@ class BoundedStaleness(Policy):
 
     name = "ssp"
     loop = "free"
-    staleness: int = 4
+    staleness: int = field(default=4, metadata={"least": 0})
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         """Make the state machine of one shard."""
@@ -329,10 +154,6 @@ class Asynchronous(Policy):
     push_every: int = 1
     pull_every: int = 1
 
-    def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
-        """Updates that a shard applies in a pass; what is open at its end is pushed."""
-        return -(-n_steps // self.push_every) * n_lanes
-
 
 @dataclass(frozen=True)
 class LocalSGD(Policy):
@@ -356,6 +177,11 @@ class LocalSGD(Policy):
     name = "local"
     loop = "replicas"
     sync_every: int = 16
+
+    @property
+    def average_every(self) -> int:  # type: ignore[override]
+        """The name by which loops know `sync_every`."""
+        return self.sync_every
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Base of the policies: which loop lanes run, and the data that loops read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, get_args
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
+
+__all__ = ["Policy"]
+
+_Loop = Literal["rounds", "replicas", "free", "shared", "solver", "ranges"]
+
+#: Loops in which lanes answer the questions of a round solver.
+_SOLVERS = frozenset({"solver", "ranges"})
+
+
+#: What loops read, and the least that makes sense.
+_CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Base of all policies: a loop, and what that loop asks of it, all of it data.
+
+    A subclass sets the attributes below, as attributes of the class or, where its users choose,
+    as fields. Fields that are integers are at least 1, or as their metadata say:
+    ``field(default=0, metadata={"least": 0})``. A `gate` of its own says who may run ahead.
+
+    Attributes
+    ----------
+    name : str
+        The string by which the policy is chosen, and which ``history_`` shows.
+    loop : {"rounds", "replicas", "free", "shared", "solver", "ranges"}
+        ``"rounds"``: all lanes step together through the server. ``"replicas"``: every lane or
+        trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
+        pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
+        and processes meet at the server. ``"solver"``: all lanes answer a solver's questions.
+        ``"ranges"``: the same, and each trainer holds a range of the solver's vectors.
+    push_every : int, default=1
+        ``"free"``: steps whose gradients are summed before a push.
+    pull_every : int, default=1
+        ``"free"``: steps between two pulls.
+    sums_gradients : bool, default=False
+        ``"replicas"``: whether all apply the sum of their gradients at each step, so that there
+        is nothing to average.
+    average_every : int, default=0
+        ``"replicas"``: steps between two averages of the parameters; 0: one average, at the end.
+    """
+
+    name: ClassVar[str]
+    loop: ClassVar[_Loop]
+    sums_gradients: ClassVar[bool] = False
+    # No annotations: a subclass may make fields of these, or properties.
+    push_every = 1
+    pull_every = 1
+    average_every = 0
+
+    def __post_init__(self) -> None:
+        self._check_class()
+        own = {f.name: f.metadata.get("least", 1) for f in fields(self) if f.type in (int, "int")}
+        for name, least in (own | _CADENCE).items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidParameterError(
+                    f"{type(self).__name__}({name}={value!r}): give an integer >= {least}."
+                )
+
+    def _check_class(self) -> None:
+        loops = get_args(_Loop)
+        if not hasattr(self, "name") or getattr(self, "loop", None) not in loops:
+            raise InvalidParameterError(
+                f"The policy {type(self).__name__} needs a `name`, and a `loop` out of {loops}."
+            )
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all lanes are at the same clock at each end of a pass."""
+        return self.loop in {"rounds", "replicas", *_SOLVERS}
+
+    @property
+    def uses_shards(self) -> bool:
+        """Whether the parameters live in server shards."""
+        return self.loop not in {"replicas", *_SOLVERS}
+
+    @property
+    def pushes_gradients(self) -> bool:
+        """Whether lanes push gradients to servers, which can be compressed."""
+        return self.loop in {"rounds", "free"}
+
+    @property
+    def averages(self) -> bool:
+        """Whether lanes step alone, and their parameters are averaged."""
+        return self.loop == "replicas" and not self.sums_gradients
+
+    @property
+    def uses_threads(self) -> bool:
+        """Whether a lane a thread is wanted in one process too."""
+        return self.loop in {"shared", *_SOLVERS}
+
+    @property
+    def replays(self) -> bool:
+        """Whether trainers remember what is needed to go on, so that any one of them can."""
+        return self.loop in _SOLVERS
+
+    def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
+        """Updates that a shard applies in a pass in which each lane makes `n_steps` steps.
+
+        What is open at the end of a pass is pushed there.
+        """
+        return n_steps if self.lockstep else -(-n_steps // self.push_every) * n_lanes
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        """Make the state machine of one shard (or of the pass reports)."""
+        return (RoundGate if self.loop == "rounds" else ArrivalGate)(lanes, clock)
+
+    def of_one_lane(self) -> Policy:
+        """A policy under which a fit of one lane makes the same steps, and waits for nobody."""
+        return self

@@ -1,0 +1,111 @@
+"""Gates: state machines that tell which pushes apply now, and who may go on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+__all__ = ["ArrivalGate", "Gate", "RoundGate"]
+
+
+class Gate(ABC):
+    """Live state of one policy over a set of lanes.
+
+    A lane's clock counts the steps that it has finished (pushed). Repeated pushes are refused
+    here, which makes every push idempotent.
+
+    Parameters
+    ----------
+    lanes : iterable of int
+        The lanes that take part from the start.
+    clock : int, default=0
+        The clock at which they start.
+    """
+
+    def __init__(self, lanes: Iterable[int], clock: int = 0) -> None:
+        self.clocks: dict[int, int] = dict.fromkeys(lanes, clock)
+
+    def join(self, lane: int, clock: int) -> None:
+        """Let a lane take part from `clock` on."""
+        self.clocks[lane] = clock
+
+    def leave(self, lane: int) -> None:
+        """Forget a lane: nobody waits for it any more. Its open push, if any, still counts."""
+        self.clocks.pop(lane, None)
+
+    @abstractmethod
+    def push(self, lane: int, clock: int) -> bool:
+        """Record that `lane` pushed its step `clock` (from 1); False when it must be dropped."""
+
+    @abstractmethod
+    def due(self) -> list[int]:
+        """Lanes whose pushes form the next apply; empty when nothing is due."""
+
+    @abstractmethod
+    def may_go(self, lane: int) -> bool:
+        """Whether `lane` may start its next step now."""
+
+    def clock(self, lane: int) -> int:
+        """The clock that `lane` goes on from."""
+        return self.clocks.get(lane, 0)
+
+
+class RoundGate(Gate):
+    """Rounds: a round applies once all lanes but `spare` have pushed it."""
+
+    def __init__(self, lanes: Iterable[int], clock: int = 0, *, spare: int = 0) -> None:
+        super().__init__(lanes, clock)
+        self._round = clock
+        self._spare = spare
+        self._arrived: set[int] = set()
+
+    def join(self, lane: int, clock: int) -> None:
+        super().join(lane, max(clock, self._round))
+
+    def push(self, lane: int, clock: int) -> bool:
+        if lane not in self.clocks or lane in self._arrived or clock != self._round + 1:
+            return False
+        self.clocks[lane] = clock
+        self._arrived.add(lane)
+        return True
+
+    def due(self) -> list[int]:
+        missing = sum(lane not in self._arrived for lane in self.clocks)
+        if not self._arrived or missing > min(self._spare, max(len(self.clocks) - 1, 0)):
+            return []
+        group = sorted(self._arrived)
+        self._arrived.clear()
+        self._round += 1
+        return group
+
+    def may_go(self, lane: int) -> bool:
+        return lane not in self._arrived
+
+    def clock(self, lane: int) -> int:
+        return self._round
+
+
+class ArrivalGate(Gate):
+    """Pushes apply on arrival; a lane may lead the slowest by `staleness` clocks."""
+
+    def __init__(
+        self, lanes: Iterable[int], clock: int = 0, *, staleness: int | None = None
+    ) -> None:
+        super().__init__(lanes, clock)
+        self._staleness = staleness
+        self._arrived: list[int] = []
+
+    def push(self, lane: int, clock: int) -> bool:
+        if lane not in self.clocks or clock <= self.clocks[lane]:
+            return False
+        self.clocks[lane] = clock
+        self._arrived.append(lane)
+        return True
+
+    def due(self) -> list[int]:
+        return [self._arrived.pop(0)] if self._arrived else []
+
+    def may_go(self, lane: int) -> bool:
+        if self._staleness is None or lane not in self.clocks:
+            return True
+        return self.clocks[lane] - min(self.clocks.values()) <= self._staleness
