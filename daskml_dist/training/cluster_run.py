@@ -165,7 +165,7 @@ class TrainingRun:
         """
         self._callbacks = callbacks
         self._dealt.update(self._membership.wait_for_any(self._fit.timeout))
-        self._trainer_addresses += self._crew.first_trainers
+        self._trainer_addresses += self._crew.seating.first_trainers
         self._server_addresses += self._crew.place_servers()
         try:
             callbacks.on_fit_begin(self._view)
@@ -438,18 +438,18 @@ class TrainingRun:
             and now - self._joined_at.setdefault(address, now) > _SETTLED
         ]
         self._dealt.update(fresh)
-        if not fresh or not self._crew.would_even_out():
+        if not fresh or not self._crew.seating.would_even_out():
             return None
         return f"worker {', '.join(fresh)} joined"
 
     def _slow(self) -> str | None:
         """Workers that are persistently slow, and should give lanes to others."""
         passes, busy = self._ask_first("busy")
-        slow = self._pace.look(passes, busy, self._crew.workers)
+        slow = self._pace.look(passes, busy, self._crew.seating.workers)
         if not slow:
             return None
-        self._crew.speeds.update(slow)
-        if not self._crew.would_even_out():
+        self._crew.seating.speeds.update(slow)
+        if not self._crew.seating.would_even_out():
             return None
         return f"worker {', '.join(sorted(slow))} is slow"
 

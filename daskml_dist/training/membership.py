@@ -92,6 +92,10 @@ class Membership:
         begins = {a: n for a, n in self.threads.items() if self.facts(a).get("status") in BEGINS}
         return {a: n for a, n in begins.items() if a not in self.leaving} or begins
 
+    def is_leaving(self, address: str) -> bool:
+        """Whether a worker is not to be counted on, unless nobody else is there."""
+        return address not in self.staying and address not in self.ready
+
     def facts(self, address: str) -> dict[str, Any]:
         """What the scheduler knows of a worker, as of the last roll call."""
         return self._workers.get(address, {})
