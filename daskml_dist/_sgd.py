@@ -28,9 +28,10 @@ from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard import ShardState
 from daskml_dist.schedules import get_schedule
-from daskml_dist.training.checkpoint import Checkpoint, train_in_parts
+from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.history import History
+from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.plan import Settings, make_fit
 from daskml_dist.training.run import open_engine

@@ -25,16 +25,18 @@ from daskml_dist.training.generations import Generations
 from daskml_dist.training.membership import Membership
 from daskml_dist.training.pace import Pace
 from daskml_dist.training.recovery import choose
+from daskml_dist.training.seating import Seating
 
 # --- nobody ---------------------------------------------------------------------------------
 
 
 def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_others() -> None:
     """The fit then waits for new ones, and begins another generation."""
-    crew = object.__new__(Generations)
-    crew._membership = Membership(None, lease=1.0)
-    crew.speeds = {}
-    for act in (crew._capacity, lambda: crew._open_servers(1)):
+    crew, seating = object.__new__(Generations), object.__new__(Seating)
+    crew.seating = seating
+    seating._membership = Membership(None, lease=1.0)
+    seating.speeds = {}
+    for act in (seating.capacity, lambda: crew._open_servers(1)):
         with pytest.raises(Gone, match="all were lost"):
             act()
 

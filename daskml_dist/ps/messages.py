@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Packed
 
-__all__ = ["Call", "CallReply", "Part", "Reply", "Request", "Status", "sum_in_lane_order"]
+__all__ = ["Call", "CallReply", "Part", "Reply", "Request", "Status", "ok", "sum_in_lane_order"]
 
 #: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
 Part = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
@@ -105,6 +105,11 @@ class Reply:
     version: int = 0
     clock: int = 0
     values: NDArray[Any] | None = None
+
+
+def ok(**answer: Any) -> Call:
+    """Answer to a control call that went well."""
+    return {"status": int(Status.OK), **answer}
 
 
 def sum_in_lane_order(

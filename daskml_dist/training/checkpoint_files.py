@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from daskml_dist.errors import CheckpointError
-from daskml_dist.training.checkpoint_format import decode
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.training.checkpoint_format import DamagedError, decode
 
 __all__ = ["Files", "why"]
 
@@ -148,6 +150,34 @@ class Files:
             data = self.read(name)
             return data is not None and bool(decode(data, name))
         return False
+
+    def newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
+        """The newest whole checkpoint, of so many bytes; None where there is no file.
+
+        Raises
+        ------
+        CheckpointError
+            None is whole, or it has another format version.
+        """
+        damaged = ""
+        for name in (self.new, *self.versions):
+            try:
+                data = self.read(name, most)
+                found = None if data is None else decode(data, name)
+            except DamagedError as error:
+                # A damaged path.new is a save that a crash cut short: what it is for.
+                damaged = damaged or ("" if name == self.new else str(error))
+                continue
+            if found is not None:
+                if damaged:
+                    warnings.warn(f"{damaged} Taking the older {name}.", UserWarning, stacklevel=2)
+                return found
+        if damaged:
+            raise CheckpointError(
+                f"{damaged} No older whole one is kept (keep={self.keep}). Restore the file from "
+                "a copy, or set resume=False to begin anew."
+            )
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file to the disk; what an error leaves of it is removed.

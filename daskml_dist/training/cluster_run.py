@@ -2,7 +2,8 @@
 
 The client is the authority on who belongs to the run. It hears at once when a connection breaks
 (`listening.listen`), takes the roll now and then (`membership.Membership`), and begins a new
-generation (`generations.Generations`) whenever a worker is lost, leaves or joins.
+generation (`generations.Generations`) whenever there is a reason (`reasons.Reasons`): a worker is
+lost, leaves or joins.
 """
 
 from __future__ import annotations
@@ -20,28 +21,19 @@ from distributed import Client
 from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.placement import Placement
 from daskml_dist.data.waiting import Patience
-from daskml_dist.errors import (
-    WaitTimeoutError,
-    WorkerLostError,
-    is_consequence,
-)
+from daskml_dist.errors import WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.cluster_rows import ClusterRows
-from daskml_dist.training.dask_internals import is_dasks, retire
+from daskml_dist.training.dask_internals import retire
 from daskml_dist.training.ending import Ending
 from daskml_dist.training.engine import FitResult, RunView
-from daskml_dist.training.fleet import BUSY, Fleet, Gone, Host, call_workers
+from daskml_dist.training.fleet import Fleet, Gone, Host, call_workers
 from daskml_dist.training.generations import Generations
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.listening import listen
 from daskml_dist.training.membership import Membership
-from daskml_dist.training.orders import (
-    TOPIC,
-    Alarm,
-    say_farewell,
-    to_alarm,
-)
-from daskml_dist.training.pace import Pace
+from daskml_dist.training.orders import TOPIC, Alarm, say_farewell, to_alarm
+from daskml_dist.training.reasons import Reasons
 from daskml_dist.training.recovery import GoOn
 from daskml_dist.training.spec import FitSpec
 
@@ -51,8 +43,6 @@ __all__ = ["GenerationEvent", "TrainingRun"]
 _FIRST_LOOK, _LOOK = 0.01, 0.2
 #: Seconds between two roll calls.
 _ROLL_CALL = 0.5
-#: Seconds after an alarm in which the scheduler is asked again who is gone.
-_SOON = 0.3
 #: Seconds that a call to a worker may take.
 _CALL = 3.0
 #: Seconds that a fit must last before it gets shadows: a short one is sooner begun anew.
@@ -61,8 +51,6 @@ _SHADOW_AFTER = 0.25
 _SAVE, _SAVE_SHADOWED = 1.0, 5.0
 #: The same, in times that getting the last ones took.
 _SAVE_SHARE = 20
-#: Seconds for which a new worker must be there before lanes move to it.
-_SETTLED = 1.0
 #: Generations without any progress after which a fit says so; after the timeout it is given up.
 _MANY_FAILURES = 6
 
@@ -122,14 +110,15 @@ class TrainingRun:
         self._id = f"daskml-{uuid.uuid4().hex}"
         secret = Secret.make()
         self._awake = threading.Event()
-        self._alarms: list[Alarm] = []
         self._membership = Membership(client)
+        there = self._membership
         self._fleet = Fleet(
-            client, fit, self._id, secret, self._is_there, self._begins, self._awake.set
+            client, fit, self._id, secret, there.is_there, there.begins, self._awake.set
         )
         self._crew = Generations(
             client, fit, placement, rows, self._membership, self._fleet, self._id, secret
         )
+        self._reasons = Reasons(fit, rows, self._membership, self._fleet, self._crew)
         self._ending = Ending(
             client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
         )
@@ -139,18 +128,12 @@ class TrainingRun:
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
         self._losses = Patience("an end of the losses of workers", fit.timeout, _TOO_MANY)
-        self._starts = Patience("workers to begin their parts", fit.timeout, BUSY)
         self._events: list[GenerationEvent] = []
         #: Clock that each lane was seen to reach in the present generation.
         self._reached: dict[int, int] = {}
-        #: Workers that are let go once the run needs them no more, and those to retire then.
-        self._to_let_go: set[str] = set()
+        #: Workers that are to be retired once the run needs them no more.
         self._to_retire: set[str] = set()
         self._saved_at = self._save_took = 0.0
-        self._pace = Pace(fit.lane_rows)
-        #: When each worker that joined was first seen; workers that lanes were dealt to.
-        self._joined_at: dict[str, float] = {}
-        self._dealt: set[str] = set()
         self._began = time.monotonic()
         self._trainer_addresses: list[str] = []
         self._server_addresses: list[str] = []
@@ -164,8 +147,8 @@ class TrainingRun:
         An interrupted fit that has made a step returns what it had come to.
         """
         self._callbacks = callbacks
-        self._dealt.update(self._membership.wait_for_any(self._fit.timeout))
-        self._trainer_addresses += self._crew.first_trainers
+        self._reasons.dealt.update(self._membership.wait_for_any(self._fit.timeout))
+        self._trainer_addresses += self._crew.seating.first_trainers
         self._server_addresses += self._crew.place_servers()
         try:
             callbacks.on_fit_begin(self._view)
@@ -199,7 +182,7 @@ class TrainingRun:
             return
         for lane, clock in alarm.reached:
             self._reached[lane] = max(clock, self._reached.get(lane, 0))
-        self._alarms.append(alarm)
+        self._reasons.hear(alarm)
         self._awake.set()
 
     def _on_event(self, told: Any) -> None:
@@ -211,14 +194,6 @@ class TrainingRun:
         if isinstance(told, dict) and told.get("action") == "could-not-retire":
             self._on_alarm(Alarm("cannot be retired yet", leaving=address))
             self._to_retire.add(address)
-
-    def _is_there(self, address: str) -> bool:
-        there = address in self._membership.call()
-        return there and not self._membership.has_stopped(address)
-
-    def _begins(self, address: str) -> bool:
-        since = self._membership.paused.get(address)
-        return since is None or time.monotonic() - since < _SETTLED
 
     # -- a generation --------------------------------------------------------------------------
 
@@ -280,7 +255,7 @@ class TrainingRun:
 
     def _note_gone(self, gone: Gone) -> None:
         """Count a worker that does not answer as lost, also where the scheduler does not yet."""
-        if not self._begins(gone.address):
+        if not self._membership.begins(gone.address):
             return  # it is only paused
         if gone.address in self._membership.call():
             self._membership.cast_out(gone.address)
@@ -294,11 +269,11 @@ class TrainingRun:
             try:
                 self._pause_for(look)
                 look = min(look * 1.5, _LOOK)
-                reason = self._trouble()
+                reason = self._reasons.trouble()
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
                     roll_call = time.monotonic()
-                    reason = self._roll_call()
-                    if reason is None and (reason := self._joined() or self._slow()):
+                    reason = self._reasons.roll_call()
+                    if reason is None and (reason := self._reasons.unevenness()):
                         even = True
                 if reason is None:
                     if self._all_done():
@@ -306,7 +281,7 @@ class TrainingRun:
                             return result
                         self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
                     self._tell(self._ask_first("records", self._told))
-                    if self._to_let_go:
+                    if self._reasons.to_let_go:
                         self._let_go()
                     self._keep_safe()
             except Gone as gone:
@@ -341,86 +316,12 @@ class TrainingRun:
     def _all_done(self) -> bool:
         return all(seat.future.status == "finished" for seat in self._crew.seats)
 
-    def _trouble(self) -> str | None:
-        """Why a new generation must begin, from what was heard; None: all is well."""
-        for seat in self._crew.seats:
-            if seat.future.status in {"lost", "cancelled"}:
-                return self._who_is_gone() or f"worker {seat.address} lost a part of the fit"
-            if seat.future.status == "error":
-                error = seat.future.exception(timeout=_LOOK)
-                if not is_consequence(error) and not is_dasks(error):
-                    if seat.address in self._crew.not_begun and self._rows.missing():
-                        return f"a block could not be made again: {error!r}"
-                    raise error
-                return self._who_is_gone() or f"a trainer stopped: {error}"
-        alarms, self._alarms = self._alarms, []
-        if not alarms:
-            return None
-        for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
-            self._membership.announce_leaving(address)
-            self._to_let_go.add(address)
-        if reason := self._who_is_leaving() or self._who_is_gone():
-            return reason
-        for alarm in alarms:
-            if alarm.trainer is not None and alarm.generation == self._crew.number:
-                return alarm.message
-        for server in self._crew.servers:
-            server.shadow_ships = False  # perhaps it was its connection that broke
-        return None
-
-    def _who_is_gone(self) -> str | None:
-        """A closed connection is often seen before the scheduler notes the worker's loss."""
-        deadline = time.monotonic() + _SOON
-        while True:
-            if gone := sorted(self._crew.members.difference(self._membership.call())):
-                return f"worker {', '.join(gone)} was lost"
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.01)
-
-    def _roll_call(self) -> str | None:
-        """Why a new generation must begin, from who is there."""
-        membership, members = self._membership, self._crew.members
-        if gone := sorted(members.difference(membership.call())):
-            return f"worker {', '.join(gone)} was lost"
-        if stopped := [
-            address for address in sorted(members) if self._membership.has_stopped(address)
-        ]:
-            return f"worker {', '.join(stopped)} stopped answering"
-        if leaving := self._who_is_leaving():
-            return leaving
-        if self._rows.missing():
-            return "rows were lost with a worker"
-        self._rows.free()
-        return self._in_vain()
-
-    def _in_vain(self) -> str | None:
-        """Why trainers that have not begun yet should be elsewhere; None: they may wait on."""
-        waiting = self._crew.not_begun
-        if paused := sorted(a for a in waiting if not self._begins(a)):
-            if self._membership.ready:
-                return f"worker {', '.join(paused)} is paused"
-        if not waiting or not self._rows.are_there:
-            self._starts.renew()
-        elif not self._starts.lasts(f"{len(waiting)} of {len(self._crew.members)}"):
-            raise WaitTimeoutError(
-                f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit within "
-                f"{self._fit.timeout:g} s. {BUSY} Wait for these, or add workers, and fit again."
-            )
-        return None
-
-    def _who_is_leaving(self) -> str | None:
-        leaving = sorted(self._crew.members & self._membership.leaving)
-        if leaving and not set(self._membership.ready) <= self._membership.leaving:
-            return f"worker {', '.join(leaving)} is leaving"
-        return None
-
     def _let_go(self) -> None:
         """Let workers leave that the run needs no more, neither for its parts nor for rows."""
-        for address in sorted(self._to_let_go - self._crew.members):
+        for address in sorted(self._reasons.to_let_go - self._crew.members):
             if self._rows.only_at(address):
                 continue
-            self._to_let_go.discard(address)
+            self._reasons.to_let_go.discard(address)
             if address not in self._membership.call():
                 continue
             call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL)
@@ -428,35 +329,10 @@ class TrainingRun:
                 self._to_retire.discard(address)
                 retire(self._client, address)
 
-    def _joined(self) -> str | None:
-        """New workers that were there for a moment, and should take lanes over."""
-        now = time.monotonic()
-        fresh = [
-            address
-            for address in self._membership.ready
-            if address not in self._dealt
-            and now - self._joined_at.setdefault(address, now) > _SETTLED
-        ]
-        self._dealt.update(fresh)
-        if not fresh or not self._crew.would_even_out():
-            return None
-        return f"worker {', '.join(fresh)} joined"
-
-    def _slow(self) -> str | None:
-        """Workers that are persistently slow, and should give lanes to others."""
-        passes, busy = self._ask_first("busy")
-        slow = self._pace.look(passes, busy, self._crew.workers)
-        if not slow:
-            return None
-        self._crew.speeds.update(slow)
-        if not self._crew.would_even_out():
-            return None
-        return f"worker {', '.join(sorted(slow))} is slow"
-
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             self._told += 1
-            self._starts.renew()
+            self._reasons.note_progress()
             with self._interrupts.at_once():
                 self._callbacks.on_pass_end(self._view, record)
 

@@ -8,7 +8,6 @@ way, with nothing to go on from.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import dask
@@ -17,7 +16,7 @@ from distributed import Client
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.placement import Placement, reassign
+from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
 from daskml_dist.ps.image import Holding, shadow_of
 from daskml_dist.training.cluster_rows import ClusterRows
@@ -27,10 +26,12 @@ from daskml_dist.training.membership import Membership
 from daskml_dist.training.orders import give_orders
 from daskml_dist.training.recovery import GoOn, choose
 from daskml_dist.training.saved import Saved, SavedImages
+from daskml_dist.training.seating import Part, Seating
 from daskml_dist.training.servers import n_servers
+from daskml_dist.training.shadowed import Server, Shadows
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 
-__all__ = ["Generations", "Server"]
+__all__ = ["Generations"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,32 +39,6 @@ logger = logging.getLogger(__name__)
 _PAUSE, _DELIVERY = 2.0, 3.0
 #: Bytes of images that the client keeps in memory at most; more go to its disk.
 _MOST_SAVED = 2**25
-#: Threads that a worker counts for which is to get no more lanes.
-_NO_ROOM = 1e-6
-
-
-@dataclass
-class Server:
-    """A server of the run, and its shadow."""
-
-    host: Host
-    shadow: Host | None = None
-    shadow_ships: bool = False
-    keeps_images: bool = False
-
-    @property
-    def hosts(self) -> list[Host]:
-        """The server, and its shadow if it has one."""
-        return [host for host in (self.host, self.shadow) if host is not None]
-
-
-@dataclass
-class _Part:
-    """Lanes, and the trainer that runs them; None: a new one."""
-
-    address: str
-    lanes: list[LaneSpec]
-    seat: Seat | None = None
 
 
 class Generations:
@@ -107,13 +82,9 @@ class Generations:
         self.lost_rows = 0
         #: Trainers that this generation took over from the one before it.
         self.kept = 0
-        #: Speed of slow workers, as a share of the others'.
-        self.speeds: dict[str, float] = {}
+        self.seating = Seating(fit, placement, rows, membership)
         self._client = client
         self._fit = fit
-        self._lanes = placement.lanes
-        self._lane_rows = fit.lane_rows
-        self._workers = dict(enumerate(placement.workers))
         self._rows = rows
         self._membership = membership
         self._fleet = fleet
@@ -122,16 +93,11 @@ class Generations:
         self._every = _shadow_every(fit)
         #: Image and records of each server, that the client keeps.
         self._saved = SavedImages()
+        self._shadows = Shadows(fleet, membership, self._every, self.visited.add)
 
     @property
-    def workers(self) -> dict[int, str]:
-        """Worker of each lane."""
-        return self._workers
-
-    @property
-    def first_trainers(self) -> list[str]:
-        """Workers that run lanes, in the order of their first lane."""
-        return list(dict.fromkeys(self._workers[lane.lane] for lane in self._lanes))
+    def _lanes(self) -> list[LaneSpec]:
+        return self.seating.lanes
 
     @property
     def members(self) -> set[str]:
@@ -146,8 +112,8 @@ class Generations:
 
     def place_servers(self) -> list[str]:
         """Workers for the servers, spread: those without rows to train on first."""
-        workers = self._threads()
-        trainers = [w for w in self.first_trainers if w in workers]
+        workers = self.seating.threads()
+        trainers = [w for w in self.seating.first_trainers if w in workers]
         spread = [*sorted(set(workers).difference(trainers)), *trainers]
         return list(islice(cycle(spread), n_servers(self._fit)))
 
@@ -196,7 +162,7 @@ class Generations:
             if host.proxy is None or host.address not in self._membership.threads:
                 continue
             try:
-                if self._is_leaving(host):
+                if self._membership.is_leaving(host.address):
                     # It still answers: its shadow gets its last state, and takes its place.
                     if host is server.host and server.shadow_ships:
                         self._fleet.ask(host, "hand_over", self.number, timeout=_PAUSE)
@@ -214,10 +180,6 @@ class Generations:
             self._fleet.ask(server.host, "take", image, records)
         return choose(self._fit.policy, [self._pause(server) for server in self.servers])
 
-    def _is_leaving(self, host: Host) -> bool:
-        there = self._membership
-        return host.address not in there.staying and host.address not in there.ready
-
     def _go_on(self, go_on: GoOn[Host], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
@@ -225,7 +187,8 @@ class Generations:
             others = [other for other in server.hosts if other is not host]
             server.shadow, server.shadow_ships, server.keeps_images = None, False, False
             for other in others:
-                if other is server.host or other.proxy is None or self._is_leaving(other):
+                leaves = self._membership.is_leaving(other.address)
+                if other is server.host or other.proxy is None or leaves:
                     self.old_hosts.append(other)
                 else:
                     self._fleet.ask(other, "stand_by", self.number)
@@ -234,7 +197,7 @@ class Generations:
 
     def _open_servers(self, n_trainers: int) -> None:
         """New servers in their first state."""
-        self._threads()
+        self.seating.threads()
         self.old_hosts += [host for server in self.servers for host in server.hosts]
         self.servers = [
             Server(self._fleet.open_host(number, address, self.number, n_trainers))
@@ -247,51 +210,21 @@ class Generations:
 
     def _mend_rows(self) -> None:
         lost = self._rows.mend()
-        if not any(s.block in lost for lane in self._lanes for s in lane.segments):
+        if not self.seating.uses(lost):
             return
         if self._fit.on_lost_data == "raise":
             raise DataLostError(tell_lost(lost))
-        before = sum(lane.n_rows for lane in self._lanes)
-        self._lanes = [
-            replace(lane, segments=tuple(s for s in lane.segments if s.block not in lost))
-            for lane in self._lanes
-        ]
-        self.lost_rows += before - sum(lane.n_rows for lane in self._lanes)
-        self._lane_rows = self._fit.rows_of(self._lanes)
+        self.lost_rows += self.seating.drop(lost)
 
-    def _assign(self, even: bool) -> list[_Part]:
+    def _assign(self, even: bool) -> list[Part]:
         """Who runs which lanes: trainers that stay, then new ones."""
         seats = [seat for seat in self.seats if self._stays(seat)]
         for seat in self.seats:
             if seat not in seats:
                 self._fleet.discard_trainer(seat)
-        # One that is paused keeps what it runs, and is given no more.
-        paused = set(self._membership.paused).difference(self._membership.leaving)
-        paused &= {seat.address for seat in seats}
-        capacity = self._capacity() | dict.fromkeys(sorted(paused), _NO_ROOM)
-        run_on = {lane.lane for seat in seats for lane in seat.lanes}
-        given = {
-            lane: worker
-            for lane, worker in self._workers.items()
-            if worker not in self._membership.paused or lane in run_on
-        }
-        if even or len(given) < len(self._workers) or not set(given.values()) <= capacity.keys():
-            holders = self._rows.holders_now()
-            self._workers = reassign(self._lanes, given, holders, capacity, even=even)
-        self.seats = []
-        self.kept = len(seats)
-        parts = []
-        seated: set[int] = set()
-        lanes = {lane.lane: lane for lane in self._lanes}
-        for seat in seats:
-            here = [lanes[n.lane] for n in seat.lanes if self._workers[n.lane] == seat.address]
-            parts.append(_Part(seat.address, here, seat))
-            seated.update(lane.lane for lane in here)
-        rest: dict[str, list[LaneSpec]] = {}
-        for lane in self._lanes:
-            if lane.lane not in seated:
-                rest.setdefault(self._workers[lane.lane], []).append(lane)
-        return parts + [_Part(address, here) for address, here in rest.items()]
+        parts = self.seating.assign(seats, even)
+        self.seats, self.kept = [], len(seats)
+        return parts
 
     def _stays(self, seat: Seat) -> bool:
         """Whether a trainer may go on as it is: at a paused worker only once it has begun."""
@@ -300,25 +233,9 @@ class Generations:
             return False
         return seat.address not in there.paused or seat.spec.name in self.begun
 
-    def _threads(self) -> dict[str, int]:
-        """Threads of the workers that can be given work."""
-        threads = self._membership.ready
-        if not threads:
-            # The scheduler may have named workers that were dead already.
-            raise Gone("of every lane", "all were lost at once")
-        return threads
-
-    def _capacity(self) -> dict[str, float]:
-        return {a: n * self.speeds.get(a, 1.0) for a, n in self._threads().items()}
-
-    def would_even_out(self) -> bool:
-        """Whether lanes would move if they were spread evenly over the workers that stay."""
-        even = reassign(self._lanes, self._workers, {}, self._capacity(), even=True)
-        return even != self._workers
-
     # -- trainers ------------------------------------------------------------------------------
 
-    def _deliver(self, parts: list[_Part], clocks: dict[int, int]) -> None:
+    def _deliver(self, parts: list[Part], clocks: dict[int, int]) -> None:
         """Give all trainers their part: orders to those that run, tasks to new ones."""
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
@@ -345,7 +262,7 @@ class Generations:
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
             raise Gone(deaf[0], "takes no orders")
 
-    def _spec(self, part: _Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
+    def _spec(self, part: Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
         return TrainerSpec(
             self._run_id,
             self._fleet.next_name() if part.seat is None else part.seat.spec.name,
@@ -358,46 +275,14 @@ class Generations:
             tuple(_endpoint(server.host) for server in self.servers),
             self._secret,
             0 if self._fit.policy.uses_shards else self._every,
-            self._lane_rows,
+            self.seating.lane_rows,
         )
 
     # -- shadows -------------------------------------------------------------------------------
 
     def mind_shadows(self) -> None:
         """See that each server has a shadow on another worker."""
-        for number, server in enumerate(self.servers):
-            shadow = server.shadow
-            try:
-                if shadow is not None and not self._may_stay(shadow):
-                    raise Gone(shadow.address, "lost")
-                if shadow is None:
-                    server.shadow = self._open_shadow(number)
-                    if server.shadow is None and not server.keeps_images:
-                        self._fleet.ask(server.host, "keep_images", self._every)
-                        server.keeps_images = True
-                elif not server.shadow_ships and self._fleet.is_ready(shadow):
-                    endpoint = shadow.endpoint or self._fleet.meet(shadow)
-                    self._fleet.ask(server.host, "shadow_to", endpoint, self._every)
-                    server.shadow_ships = True
-            except Gone as gone:
-                if shadow is None or gone.address != shadow.address:
-                    raise
-                server.shadow, server.shadow_ships = None, False
-                self._fleet.discard_host(shadow)
-
-    def _may_stay(self, shadow: Host) -> bool:
-        """Whether a shadow is there and stays, or will be: at a paused worker none begins."""
-        begins = shadow.address in self._membership.ready or self._fleet.is_ready(shadow)
-        return begins and not self._is_leaving(shadow)
-
-    def _open_shadow(self, number: int) -> Host | None:
-        own = self.servers[number].host.address
-        others = sorted(set(self._membership.ready) - {own})
-        if not others:
-            return None
-        address = others[number % len(others)]
-        self.visited.add(address)
-        return self._fleet.open_host(number, address, shadow_of(self.number), 1)
+        self._shadows.mind(self.servers, shadow_of(self.number))
 
     @property
     def is_shadowed(self) -> bool:

@@ -12,7 +12,10 @@ from daskml_dist.data.waiting import BEGINS, wait_for_workers
 from daskml_dist.training.dask_internals import evict, list_workers
 from daskml_dist.training.fleet import call_workers
 
-__all__ = ["Membership"]
+__all__ = ["SETTLED", "Membership"]
+
+#: Seconds for which a worker must be new, or paused, before the run acts on it.
+SETTLED = 1.0
 
 #: Seconds of silence that a worker may need to import what its first part of a run needs: its
 #: event loop does nothing else meanwhile.
@@ -91,6 +94,20 @@ class Membership:
         """Threads of each worker that new work can be given to; of one that leaves if need be."""
         begins = {a: n for a, n in self.threads.items() if self.facts(a).get("status") in BEGINS}
         return {a: n for a, n in begins.items() if a not in self.leaving} or begins
+
+    def is_leaving(self, address: str) -> bool:
+        """Whether a worker is not to be counted on, unless nobody else is there."""
+        return address not in self.staying and address not in self.ready
+
+    def is_there(self, address: str) -> bool:
+        """Whether a worker still counts; takes the roll."""
+        there = address in self.call()
+        return there and not self.has_stopped(address)
+
+    def begins(self, address: str) -> bool:
+        """Whether a worker begins what it is given: one that is paused for long does not."""
+        since = self.paused.get(address)
+        return since is None or time.monotonic() - since < SETTLED
 
     def facts(self, address: str) -> dict[str, Any]:
         """What the scheduler knows of a worker, as of the last roll call."""

@@ -16,8 +16,8 @@ import pandas as pd
 from sklearn.base import clone
 
 from tests.contracts.compare import attempt
-from tests.contracts.inputs import TARGETS, make_table
-from tests.contracts.subjects import FEATURES, SUBJECTS, Subject
+from tests.contracts.inputs import FEATURES, TARGETS, make_table
+from tests.contracts.subjects import SUBJECTS, Subject
 
 __all__ = ["CHANGES", "FRAMES", "Other", "check", "subjects"]
 

@@ -23,8 +23,9 @@ from sklearn.base import is_classifier
 
 from tests.contracts.cases import Case, cases
 from tests.contracts.compare import Refusal, attempt, differences, plain
+from tests.contracts.results import Given
 from tests.contracts.same_rows import deliver, kept
-from tests.contracts.subjects import SUBJECTS, Given, Subject
+from tests.contracts.subjects import SUBJECTS, Subject
 
 __all__ = ["RELATIONS", "Related", "Relation", "check", "related"]
 

@@ -29,7 +29,7 @@ from tests.contracts.graphs import (
     junk,
 )
 from tests.contracts.inputs import TARGETS, make_table
-from tests.contracts.subjects import Given
+from tests.contracts.results import Given
 
 __all__ = ["check", "deliver", "kept"]
 

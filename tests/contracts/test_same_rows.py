@@ -13,7 +13,8 @@ from tests.contracts.cases import CONTAINERS, cases
 from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
 from tests.contracts.report import drawn, fail_simplest
 from tests.contracts.same_rows import check
-from tests.contracts.subjects import ELSEWHERE, SETTINGS, SUBJECTS, public_names
+from tests.contracts.settings import ELSEWHERE, SETTINGS
+from tests.contracts.subjects import SUBJECTS, public_names
 from tests.quick import quick
 
 IN_MEMORY = [name for name, kind in CONTAINERS.items() if kind == "memory"]

@@ -1,0 +1,192 @@
+"""The state of a server: its shard, its policy's gate and the ledger, as pushes change them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from daskml_dist.policies import Policy
+from daskml_dist.ps.image import ServerImage
+from daskml_dist.ps.keeper import ImageKeeper, Ship
+from daskml_dist.ps.ledger import PassLedger
+from daskml_dist.ps.messages import Reply, Request, Status, sum_in_lane_order
+from daskml_dist.ps.shard import Shard
+
+__all__ = ["ServerState"]
+
+
+class ServerState:
+    """What a server would go on from, and how it gets there; images of it are made when due.
+
+    Not thread-safe: the server that holds it guards it.
+
+    Parameters
+    ----------
+    policy : Policy
+    lanes : list of int
+    shard : Shard or None
+    ledger : PassLedger or None
+    clock : int
+        Clock at which the lanes start.
+    n_steps : int
+        Steps of a lane in a pass.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        lanes: list[int],
+        shard: Shard | None,
+        ledger: PassLedger | None,
+        clock: int,
+        n_steps: int,
+    ) -> None:
+        self.images = ImageKeeper(len(lanes))
+        #: Pushes that came too late or twice.
+        self.dropped = 0
+        self._policy = policy
+        self._shard = shard
+        self._ledger = ledger
+        self._gate = policy.gate(lanes, clock)
+        self._n_steps = n_steps
+        #: Clocks of lanes that have left.
+        self._left: dict[int, int] = {}
+        self._pending: dict[int, Request] = {}
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def accept(self, request: Request) -> None:
+        """Take a push, and apply what is due with it."""
+        if request.progress is not None:
+            self._accept_change(request)
+            return
+        accepted = [self._gate.push(lane, request.clock) for lane in request.lanes]
+        if not all(accepted):
+            self.dropped += 1
+            return
+        self._pending[request.lanes[0]] = request
+        self._apply_due()
+
+    def _apply_due(self) -> None:
+        while group := self._gate.due():
+            pushes = [self._pending.pop(lane) for lane in group if lane in self._pending]
+            if pushes:
+                self._apply(pushes)
+
+    def _apply(self, pushes: list[Request]) -> None:
+        shard = self._shard
+        assert shard is not None
+        staleness = max(shard.version - push.version for push in pushes)
+        rows = sum(push.rows for push in pushes)
+        if self._ledger is not None:
+            self._ledger.observe_staleness(staleness)
+            loss = sum(push.loss for push in pushes)
+            self._ledger.count(self._pass_of(pushes[0].clock), rows, loss, 1)
+        index, total = sum_in_lane_order(
+            [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
+            {p.lanes[0] for p in pushes if p.owned},
+        )
+        shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
+        self._image_when_due(shard.version)
+
+    def _accept_change(self, request: Request) -> None:
+        """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
+        shard, progress = self._shard, request.progress
+        assert shard is not None
+        assert progress is not None
+        assert request.values is not None
+        staleness = shard.version - request.version
+        if self._ledger is not None:
+            self._ledger.observe_staleness(staleness)
+        for lane, (clock, rows, loss) in zip(request.lanes, progress.tolist(), strict=True):
+            steps = int(clock) - self._gate.clock(lane)
+            if steps <= 0:
+                continue
+            self._gate.join(lane, int(clock))
+            if self._ledger is not None:
+                self._ledger.count(self._pass_of(int(clock)), rows, loss, steps)
+        shard.add(request.values, request.rows)
+        self._image_when_due(shard.version)
+
+    def _pass_of(self, clock: int) -> int:
+        return (clock - 1) // self._n_steps + 1
+
+    def may_go(self, lanes: Iterable[int]) -> bool:
+        """Whether the policy lets lanes start their next step."""
+        return all(self._gate.may_go(lane) for lane in lanes)
+
+    def answer(self, request: Request) -> Reply:
+        """What a pull gets, of lanes that may go."""
+        shard = self._shard
+        assert shard is not None
+        values = shard.snapshot() if request.pull_index is None else shard.w[request.pull_index]
+        lane = request.lanes[0]
+        stop = self._ledger is not None and self._ledger.stopped
+        return Reply(lane, Status.OK, stop, shard.version, self._gate.clock(lane), values)
+
+    def leave(self, lanes: Iterable[int]) -> None:
+        """Wait for lanes no more."""
+        for lane in lanes:
+            self._left[lane] = self._gate.clock(lane)
+            self._gate.leave(lane)
+        if self._shard is not None:
+            self._apply_due()
+
+    # -- images --------------------------------------------------------------------------------
+
+    def begin_images(self, ship: Ship | None, every: int) -> None:
+        """Make an image now and every so many updates; where there is a last one, hand it on."""
+        self.images.begin(ship, every)
+        if self._shard is not None:
+            self.images.add(self.image())
+        else:
+            self.images.hand_on_last()
+
+    def _image_when_due(self, version: int) -> None:
+        if self.images.is_due(version):
+            self.images.add(self.image())
+
+    def image(self) -> ServerImage:
+        """Image of the present."""
+        shard = self._shard
+        assert shard is not None
+        ledger = None if self._ledger is None else self._ledger.image()
+        return ServerImage(self.place(), self.clocks(), shard.image(), ledger)
+
+    def place(self) -> int:
+        """The present's place among the images."""
+        assert self._shard is not None
+        if self._policy.lockstep:
+            return max(self.clocks().values())
+        return self._shard.version
+
+    def clocks(self) -> dict[int, int]:
+        """Clocks of all lanes."""
+        clocks = {lane: self._gate.clock(lane) for lane in self._gate.clocks}
+        return {**self._left, **clocks}
+
+    # -- generations ---------------------------------------------------------------------------
+
+    def renew(self, lanes: Iterable[int], at: int | None) -> None:
+        """Go on from the present, or from the image of a place; open rounds are dropped."""
+        clocks = self.clocks() if at is None else self._go_back(at)
+        # In lock-step, a lane that comes back takes up the others' round.
+        first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
+        self._gate = self._policy.gate((), first)
+        for lane in lanes:
+            self._gate.join(lane, clocks.get(lane, first))
+        self._left.clear()
+        self._pending.clear()
+        self.images.renew()
+        if self._ledger is not None:
+            self._ledger.renew()
+
+    def _go_back(self, at: int) -> dict[int, int]:
+        image = self.images.kept[at]
+        if image.shard is not None:
+            assert self._shard is not None
+            self._shard.restore(image.shard)
+        if image.ledger is not None:
+            assert self._ledger is not None
+            self._ledger.restore(image.ledger)
+        self.images.go_back_to(image)
+        return image.clocks

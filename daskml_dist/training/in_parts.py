@@ -1,0 +1,113 @@
+"""A fit in parts, with its state in a file between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.errors import DivergedError
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.checkpoint_files import Files
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.resuming import facts_of, most_bytes, resumed
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["train_in_parts"]
+
+
+class _OneFit(CallbackList):
+    """Makes the parts of a fit look like one fit to the user's callbacks."""
+
+    def __init__(self, callbacks: CallbackList) -> None:
+        super().__init__(callbacks)
+        self.view: Any = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.view is not None and self.view.stopped
+
+    def on_fit_begin(self, run: Any) -> None:
+        first, self.view = self.view is None, run
+        if first:
+            super().on_fit_begin(run)
+
+    def on_fit_end(self, run: Any, error: BaseException | None = None) -> None:
+        if error is not None:
+            super().on_fit_end(run, error)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Tell the end, once; a fit that never began has none."""
+        if self.view is not None:
+            super().on_fit_end(self.view, error)
+
+
+def train_in_parts(
+    engine: Engine, fit: FitSpec, callbacks: CallbackList, checkpoint: Checkpoint
+) -> FitResult:
+    """Run a fit with a checkpoint every few passes.
+
+    Raises
+    ------
+    CheckpointError
+        Before the first step, where the file cannot be written, is damaged or belongs to another
+        fit; later, where a checkpoint cannot be saved.
+    """
+    checkpoint.check_writable()
+    max_iter, partial, dropped, lost = fit.stopping.max_iter, 0.0, 0, 0
+    records: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
+        fit, records = resumed(fit, checkpoint.path, *found)
+    watched = _OneFit(callbacks)
+    result, began = FitResult(fit.start_state(), [], fit.stopping, 0.0), fit.first_pass
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        while fit.first_pass < max_iter and not fit.stopping.converged and not watched.stopped:
+            last = min(fit.first_pass + checkpoint.every, max_iter)
+            part = dataclasses.replace(
+                fit, stopping=dataclasses.replace(fit.stopping, max_iter=last)
+            )
+            result = engine.train(part, watched)
+            state = result.state
+            assert isinstance(state, ShardState)
+            _check_finite(state)
+            records = records + result.records
+            partial += result.partial_rows
+            dropped, lost = dropped + result.dropped, lost + result.lost_rows
+            events = events + result.events
+            fit = dataclasses.replace(
+                fit,
+                initial=state,
+                stopping=dataclasses.replace(result.stopping, max_iter=max_iter),
+                first_pass=fit.first_pass + len(result.records),
+            )
+            if (interrupted := result.interrupted) is not None:
+                break  # not at the end of a pass, where a fit could go on to the same digits
+            checkpoint.save(state, facts_of(fit, records))
+    except BaseException as error:
+        watched.finish(error)
+        if not isinstance(error, KeyboardInterrupt) or fit.first_pass == began:
+            raise
+        interrupted = error  # what the parts before have found stays
+    watched.finish(interrupted)
+    return FitResult(
+        result.state, records, fit.stopping, partial, dropped, lost, events, interrupted
+    )
+
+
+def _newest(fit: FitSpec, checkpoint: Checkpoint) -> tuple[ShardState, dict[str, Any]] | None:
+    files = Files.of(os.fspath(checkpoint.path), checkpoint.keep)
+    return files.newest(most_bytes(fit))
+
+
+def _check_finite(state: ShardState) -> None:
+    if not np.isfinite(state.w).all():
+        raise DivergedError(
+            "The parameters became NaN or infinite. Lower learning_rate, or scale the features "
+            "(StandardScaler). The last checkpoint is of an earlier pass."
+        )

@@ -1,0 +1,162 @@
+"""What a fit tells of itself in a checkpoint, and how another one goes on from that."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import reprlib
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.errors import CheckpointError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.training.checkpoint_format import is_count, is_number
+from daskml_dist.training.history import RECORD_KEYS
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["facts_of", "most_bytes", "resumed"]
+
+_Path = str | os.PathLike[str]
+
+#: Bytes of the facts of any fit at most; those of one pass.
+_FACTS, _PASS = 1 << 28, 1 << 12
+
+
+def facts_of(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What goes into a checkpoint beside the state, as JSON can hold it."""
+    return {**_identity(fit), **_progress(fit, records)}
+
+
+def most_bytes(fit: FitSpec) -> int:
+    """Bytes of a checkpoint of this fit at most."""
+    n_arrays = 2 + len(fit.rule.optimizer.slot_names)
+    size = int(np.prod(fit.model.shape)) * np.dtype(fit.dtype).itemsize
+    return n_arrays * size + _FACTS + _PASS * fit.stopping.max_iter
+
+
+def resumed(
+    fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
+) -> tuple[FitSpec, list[dict[str, Any]]]:
+    """The fit that goes on from a state, and the records of its passes so far.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint is of another fit, or says what cannot be true.
+    """
+    if problem := _difference(fit, facts) or _unfit(fit, state) or _unlikely(state, facts):
+        raise CheckpointError(
+            f"{path} {problem}. Name another file, or set resume=False to begin anew."
+        )
+    if fit.rule.average_after is None:  # an old average would stand for the parameters
+        state = dataclasses.replace(state, average=None, n_averaged=0)
+    state = _about(state, facts.get("target_shift", []), fit.step_model, path)
+    stopping = dataclasses.replace(
+        fit.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
+    )
+    going_on = dataclasses.replace(
+        fit, initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
+    )
+    return going_on, facts["records"]
+
+
+def _identity(fit: FitSpec) -> dict[str, Any]:
+    """What must be the same for a fit to go on, as JSON gives it back."""
+    model = fit.step_model
+    loss = model.loss
+    plain_repr = type(loss).__repr__ is object.__repr__  # holds an address
+    facts = {
+        "loss": loss.name if plain_repr else repr(loss),
+        "shape": model.shape,
+        "fit_intercept": model.fit_intercept,
+        "dtype": fit.dtype,
+        "optimizer": fit.rule.optimizer.name,
+        "classes": None if fit.classes is None else fit.classes.tolist(),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
+    return plain
+
+
+def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
+    rule = fit.stopping
+    return {
+        "passes": fit.first_pass,
+        "seed": fit.seed,
+        "target_shift": fit.step_model.target_shift,
+        "best": rule.best,
+        "stale_passes": rule.stale_passes,
+        "records": records,
+    }
+
+
+def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
+    """What tells another fit; empty for this one."""
+    for name, value in _identity(fit).items():
+        if facts.get(name) != value:
+            return (
+                f"is of another fit: its {name} is {reprlib.repr(facts.get(name))}, here it is "
+                f"{reprlib.repr(value)}"
+            )
+    return ""
+
+
+def _unfit(fit: FitSpec, state: ShardState) -> str:
+    """Why the fit cannot go on from a state; empty where it can."""
+    if state.w.shape != tuple(fit.model.shape) or state.w.dtype != fit.dtype:
+        return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
+    wanted = fit.rule.optimizer.init(np.zeros_like(state.w))
+    if state.slots.keys() != wanted.keys():
+        return f"holds the optimizer state {sorted(state.slots)}, and {sorted(wanted)} is needed"
+    for name, slot in state.slots.items():
+        if slot.shape != wanted[name].shape:
+            return f"holds {name} in the shape {slot.shape} instead of {wanted[name].shape}"
+    return ""
+
+
+def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
+    """Why the facts of a fit's course cannot be true; empty where they can."""
+    for name in ("passes", "seed", "stale_passes"):
+        if not is_count(facts.get(name)):
+            return f"says {name}={reprlib.repr(facts.get(name))}"
+    if not is_number(facts.get("best")):
+        return f"says best={reprlib.repr(facts.get('best'))}"
+    records = facts.get("records")
+    if not (isinstance(records, list) and all(map(_is_record, records))):
+        return "has no records of its passes"
+    if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
+        return "has records of other passes than the first ones"
+    if records and not state.step:
+        return f"has records of {len(records)} passes, and no step"
+    if len(records) != facts["passes"]:
+        return f"says passes={facts['passes']}, and has records of {len(records)}"
+    return ""
+
+
+def _is_record(record: Any) -> bool:
+    return isinstance(record, dict) and all(
+        type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
+        for key in RECORD_KEYS
+    )
+
+
+def _about(state: ShardState, shift: Any, model: LinearModel, path: _Path) -> ShardState:
+    """The state about the model's own shift of the targets, not a digit changed if it was so."""
+    known = isinstance(shift, list) and all(isinstance(value, float) for value in shift)
+    sizes = (0, model.width) if model.fit_intercept else (0,)
+    if not known or len(shift) not in sizes or not np.isfinite(shift).all():
+        raise CheckpointError(
+            f"{path} has target_shift={reprlib.repr(shift)}, which no fit writes. "
+            "Restore the file from a copy, or set resume=False to begin anew."
+        )
+    if tuple(shift) == model.target_shift:
+        return state
+    old = dataclasses.replace(model, target_shift=tuple(shift))
+    w, average = (
+        None if values is None else model.centred(old.uncentred(values))
+        for values in (state.w, state.average)
+    )
+    assert w is not None
+    return dataclasses.replace(state, w=w, average=average)

@@ -1,0 +1,145 @@
+"""How results are taken: what a user passes, and what comes of it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+from scipy import sparse
+from sklearn.base import clone, is_classifier
+
+from daskml_dist import metrics
+from tests.contracts.compare import plain
+
+__all__ = ["Given", "estimator_results", "metric_results", "plainly", "transformer_results"]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a user passes.
+
+    Parameters
+    ----------
+    X, y, w : object
+        Rows, their targets and weights.
+    row : object
+        Ids of the rows.
+    ordered : bool
+        Whether the rows come in the same order each time that they are computed.
+    whole : object
+        What X, y, w and row are parts of: it is not let go of.
+    """
+
+    X: Any
+    y: Any
+    w: Any
+    row: Any
+    ordered: bool = True
+    whole: Any = None
+
+    def held(self) -> Given:
+        """The same in memory, gathered together."""
+        parts = [self.X, self.y, self.w, self.row]
+        # Dask returns what is no dataframe behind what is one, whatever the order of the arguments.
+        for is_frame in (True, False):
+            at = [i for i, part in enumerate(parts) if hasattr(part, "expr") is is_frame]
+            for i, values in zip(at, dask.compute(*(parts[i] for i in at)), strict=True):
+                parts[i] = _joined(values)
+        X, y = parts[:2]
+        if isinstance(y, str):
+            X, parts[1] = X.drop(columns=[y]), X[y]
+        return Given(X, *parts[1:])
+
+
+def _joined(values: Any) -> Any:
+    """Blocks of a list as one."""
+    if not isinstance(values, list):
+        return values
+    return sparse.vstack(values) if sparse.issparse(values[0]) else np.concatenate(values)
+
+
+def _attributes(model: Any) -> dict[str, Any]:
+    """Fitted attributes that are numbers, strings or lists of such; none that tell of the way."""
+    found = {}
+    for name, value in vars(model).items():
+        if name.startswith("_") or not name.endswith("_") or name in _OF_THE_WAY:
+            continue
+        if isinstance(value, np.ndarray | np.generic | float | int | str | list) and not hasattr(
+            value, "fit"
+        ):
+            found[name] = value
+    return found
+
+
+#: Fitted attributes that tell of the way to the result, or that rows in memory alone have.
+_OF_THE_WAY = {"n_iter_", "t_", "rank_error_", "outliers_", "dual_gap_"}
+
+
+def _in_order(values: Any, given: Given) -> Any:
+    """Results of rows in the order of their ids; of rows without an order, sorted."""
+    [values], [row] = dask.compute(values), dask.compute(given.row)
+    if isinstance(values, pd.DataFrame | pd.Series):
+        values = plain(values.reset_index(drop=True))
+    values = values.toarray() if sparse.issparse(values) else np.asarray(values)
+    if given.ordered:
+        return values[np.argsort(np.asarray(_joined(row)), kind="stable")]
+    return values
+
+
+def _score_of_predictions(model: Any, rows: Any, y: Any) -> float:
+    """What a metric makes of targets and lazy predictions."""
+    name = "accuracy_score" if is_classifier(model) else "mean_squared_error"
+    return metrics.METRICS[name](y, model.predict(rows))
+
+
+def estimator_results(model: Any, given: Given, **params: Any) -> dict[str, Any]:
+    """Fitted attributes, predictions and scores, by name."""
+    weights = {} if given.w is None else {"sample_weight": given.w}
+    model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
+    found = _attributes(model)
+    rows, y = given.X, given.y
+    if isinstance(y, str):
+        rows, y = rows[[name for name in rows.columns if name != y]], rows[y]
+    for method in ("predict", "predict_proba", "decision_function"):
+        if hasattr(model, method):
+            found[f"{method}()"] = _in_order(getattr(model, method)(rows), given)
+    found["score()"] = model.score(given.X, given.y, **weights)
+    found["metric()"] = _score_of_predictions(model, rows, y)
+    return found
+
+
+def transformer_results(model: Any, given: Given, **params: Any) -> dict[str, Any]:
+    """Fitted attributes, transformed rows and names of their columns, by name."""
+    weights = {} if given.w is None else {"sample_weight": given.w}
+    model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
+    found = _attributes(model)
+    found["transform()"] = _in_order(model.transform(given.X), given)
+    if hasattr(model, "get_feature_names_out"):
+        found["names"] = list(model.get_feature_names_out())
+    return found
+
+
+def metric_results(metric: Any, given: Given, **params: Any) -> dict[str, Any]:
+    """A value, by name."""
+    return {"value": metric(given.y, given.X, sample_weight=given.w)}
+
+
+def plainly(results: Callable[..., dict[str, Any]], thing: Any) -> Callable[[Given], Any]:
+    """Results of scikit-learn's own, of what it takes."""
+
+    def of(given: Given) -> dict[str, Any]:
+        row, w = np.asarray(given.row), None if given.w is None else plain(given.w)
+        w = None if w is None else np.asarray(w, dtype=float)
+        X = plain(given.X)
+        if hasattr(thing, "predict"):
+            # scikit-learn's solvers end further from the optimum on sparse and float32 rows, and
+            # sums of small integers overflow.
+            X = X.toarray() if sparse.issparse(X) else X
+            X = X.astype(float) if getattr(X, "dtype", np.dtype("O")).kind in "iuf" else X
+        return results(thing, Given(X, np.asarray(plain(given.y)), w, row))
+
+    return of

@@ -1,0 +1,147 @@
+"""How subjects are set up, and how near their results must be.
+
+What is not in the table is tried with its defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from daskml_dist import preprocessing
+from tests.contracts.inputs import FEATURES
+
+__all__ = ["ELSEWHERE", "SETTINGS", "TIGHT", "Setting"]
+
+NUMBERS = ("normal", "counts", "mostly zero", "scales", "far", "constant column")
+#: Where no step of a gradient may go too far.
+TAME = ("normal", "mostly zero")
+WORDS = ("words", "words missing", "codes")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a subject is set up and compared.
+
+    Parameters
+    ----------
+    params : dict
+        Of the estimator.
+    shapes, targets : tuple of str
+        Kinds of data, and kinds of targets.
+    rtol : float
+        How near results of a collection are to those of the rows in memory.
+    twin : dict or None
+        What scikit-learn's own is called with beside what it shares; None: not compared.
+    twin_rtol : float
+        How near results are to scikit-learn's.
+    twin_is_weighted : bool
+        Whether scikit-learn's own finds the optimum of weighted rows.
+    """
+
+    params: dict[str, Any] = field(default_factory=dict)
+    shapes: tuple[str, ...] = NUMBERS
+    targets: tuple[str, ...] = ("classes", "real", "positive")
+    rtol: float = 1e-5
+    twin: dict[str, Any] | None = field(default_factory=dict)
+    twin_rtol: float = 1e-3
+    twin_is_weighted: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a few rows are enough to compare by."""
+        return self.rtol < 1e-4
+
+
+def _of(shapes: tuple[str, ...] = NUMBERS, **facts: Any) -> Callable[..., Setting]:
+    return lambda **params: Setting(params, shapes, **facts)
+
+
+TIGHT = {"tol": 1e-9, "max_iter": 2_000}
+_FULL_BATCH = {
+    "batch_size": None, "optimizer": "sgd", "learning_rate": 0.2, "max_iter": 6, "tol": None,
+}  # fmt: skip
+_exact, _numbers = _of(rtol=1e-8, twin_rtol=1e-6), _of()
+# scikit-learn's solvers stop early where columns differ by orders of magnitude.
+_iterative = _of(("normal", "counts", "mostly zero", "constant column"))
+_bounded = _of(("normal", "counts", "mostly zero", "constant column"), twin_rtol=1e-2)
+_positive = _of(("normal", "mostly zero", "constant column"), targets=("positive",))
+_counts = _of(("counts",), rtol=1e-8, twin_rtol=1e-8)
+_tame = _of(TAME, rtol=1e-7, twin=None)
+_loose = _of(TAME, rtol=1e-3, twin_rtol=1e-2)
+_scaled = _of((*NUMBERS, "missing"), rtol=1e-8, twin_rtol=1e-8)
+_coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
+
+#: Settings in which each subject is tried.
+SETTINGS: dict[str, list[Setting]] = {
+    "LinearRegression": [_exact(), _exact(fit_intercept=False), _bounded(positive=True)],
+    "Ridge": [_exact(), _exact(alpha=10.0, fit_intercept=False), _bounded(positive=True)],
+    "Lasso": [_numbers(alpha=0.05, tol=1e-10)],
+    "ElasticNet": [_numbers(alpha=0.05, tol=1e-10), _numbers(alpha=0.1, l1_ratio=0.2, tol=1e-10)],
+    "LogisticRegression": [
+        _iterative(**TIGHT),
+        _iterative(solver="newton-cholesky", class_weight="balanced", tol=1e-9),
+        _iterative(C=0.1, fit_intercept=False, **TIGHT),
+        _of(TAME, twin=None, rtol=1e-3)(penalty="l1", **TIGHT),
+        _of(
+            TAME,
+            rtol=1e-3,
+            twin={"solver": "saga", "max_iter": 5_000, "tol": 1e-7},
+            twin_rtol=1e-2,
+            twin_is_weighted=False,  # saga ends elsewhere each time, at a larger objective
+        )(l1_ratio=1.0, C=0.3, **TIGHT),
+    ],
+    "PoissonRegressor": [_positive(**TIGHT), _positive(solver="newton-cholesky", tol=1e-9)],
+    "GammaRegressor": [_positive(**TIGHT)],
+    "TweedieRegressor": [_positive(power=1.5, **TIGHT), _positive(power=0, **TIGHT)],
+    "HuberRegressor": [_loose(tol=1e-8, max_iter=1_000)],
+    "LinearSVC": [_loose(tol=1e-9)],
+    "LinearSVR": [_loose(tol=1e-9, loss="squared_epsilon_insensitive")],
+    "SGDClassifier": [
+        _tame(**_FULL_BATCH),
+        _tame(policy="allreduce", class_weight="balanced", n_lanes=3, **_FULL_BATCH),
+        _tame(loss="squared_hinge", average=True, **_FULL_BATCH),
+        _tame(loss="hinge", penalty="l1", alpha=0.01, **_FULL_BATCH),
+    ],
+    "SGDRegressor": [
+        _tame(**_FULL_BATCH | {"learning_rate": 0.1}),
+        _tame(policy="allreduce", n_lanes=3, **_FULL_BATCH | {"learning_rate": 0.1}),
+    ],
+    "GaussianNB": [_exact()],
+    "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
+    "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
+    "StandardScaler": [_scaled(), _scaled(with_mean=False)],
+    "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
+    "MaxAbsScaler": [_scaled()],
+    "RobustScaler": [_scaled(), _scaled(unit_variance=True, quantile_range=(10, 90))],
+    "OneHotEncoder": [
+        _coded(),
+        _coded(drop="first"),
+        _coded(max_categories=3, sparse_output=False),
+    ],
+    "OrdinalEncoder": [_coded(), _coded(max_categories=3, encoded_missing_value=-5)],
+    "TargetEncoder": [_of(WORDS, rtol=1e-8, twin_rtol=1e-8)()],
+    "SimpleImputer": [
+        _scaled(),
+        _scaled(strategy="median", add_indicator=True),
+        _of((*WORDS, "missing"))(strategy="most_frequent"),
+    ],
+    "TfidfTransformer": [_counts()],
+    "ColumnTransformer": [
+        _scaled(
+            transformers=[
+                ("scaled", preprocessing.StandardScaler(), FEATURES[2:]),
+                ("kept", "passthrough", [FEATURES[1]]),
+            ]
+        )
+    ],
+}  # fmt: skip
+
+#: Public, and no subject by itself or not of a table of numbers or words.
+ELSEWHERE = {
+    "Blockwise": "takes a transformer that learns nothing",
+    "FeatureHasher": "learns nothing, and takes dicts",
+    "HashingVectorizer": "learns nothing, and takes documents",
+    "NamespaceHasher": "learns nothing, and takes dicts",
+}
