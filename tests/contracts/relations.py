@@ -201,8 +201,8 @@ def _rows_repeated(results: Results, given: Given) -> Results:
     return {
         name: np.asarray(value)[at] if _is_of_rows(name, value) else value
         for name, value in results.items()
-        # A metric is called without weights; scikit-learn's epsilon_ is of the rows alone.
-        if name not in {"metric()", "epsilon_"}
+        # A metric is called without weights, and scikit-learn's epsilon_ is of the rows alone.
+        if name != "metric()" and ("epsilon_" not in results or name in {"theta_", "class_prior_"})
     }
 
 
