@@ -204,7 +204,8 @@ class NetworkArena(Arena):
             self._add_place(stack, prefix, f"{prefix}n{number}", f"{net}.{number + 2}")
         stack.callback(self._end_nannies)
         self._refill()
-        self.client = stack.enter_context(Client(self._cluster))
+        self.client = Client(self._cluster)
+        stack.callback(self.client.close)  # in any thread, which the end of a context is not
         self.client.wait_for_workers(self.n_workers, timeout=90)
 
     def _add_place(self, stack: ExitStack, bridge: str, name: str, host: str) -> None:
