@@ -127,11 +127,12 @@ class Ending:
         stop_listening(self._client, self._id)
         with suppress(SchedulerLostError):  # it goes, and all that is left with it
             self._crew.close()
-        deadline = time.monotonic() + _CLEAN
+        deadline, pause = time.monotonic() + _CLEAN, 0.001
         with suppress(Exception):
             # Actors end in the background; whoever looks after the fit finds none.
             while any(self._on_workers(forget_run).values()) and time.monotonic() < deadline:
-                time.sleep(0.01)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
 
     def _shards(self) -> list[ShardState | None]:
         return [self._fleet.ask(server.host, "state") for server in self._crew.servers]
