@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -237,7 +239,13 @@ def test_parts_of_what_was_persisted(client: Client) -> None:
     streamed = SGDClassifier(**FULL_BATCH, memory_budget=1_000).fit(*parts)
     assert streamed.history_.extra["streamed"]
     _equal(streamed.coef_, TRUTH.coef_)
+    keys = {*X.__dask_keys__()[0], *y.__dask_keys__()}
     del X, y
+    deadline = time.monotonic() + 60
+    while keys & set(client.futures):
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.02)
     gone = pytest.raises(DataLostError, match=r"Keep the collection that persist\(\) returned")
     with gone:
         SGDClassifier(**FULL_BATCH).fit(*parts)

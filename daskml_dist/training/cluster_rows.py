@@ -288,7 +288,7 @@ class ClusterRows:
 
     def release(self) -> None:
         """Let go of the blocks."""
-        self._held.release()
+        self._held.close()
 
 
 def _seconds_a_row(block: Block) -> float:

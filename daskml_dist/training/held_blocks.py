@@ -271,6 +271,10 @@ class HeldBlocks:
         for block in self.futures.values():
             block.release()
         self.futures = {}
+
+    def close(self) -> None:
+        """Let go of the blocks, and of what they are made of."""
+        self.release()
         self._sources = {}
         tell_releases(self._client)
 
