@@ -130,7 +130,8 @@ class TestProcesses:
     ) -> None:
         _survive(draw(seed, PROCESS_KINDS), processes, expected, note, assert_clean)
 
-    @pytest.mark.parametrize("pretended", [False, pytest.param(True, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("pretended", [False, True])
     def test_full_disk(
         self,
         pretended: bool,

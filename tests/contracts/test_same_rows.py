@@ -63,7 +63,7 @@ def test_steps_of_arrays(step: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize("source", ARRAY_SOURCES)
-@pytest.mark.parametrize("container", ARRAYS)
+@pytest.mark.parametrize("container", quick(ARRAYS, "array", "list of delayed"))
 @settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_sources_of_arrays(source: str, container: str, data: Any) -> None:
