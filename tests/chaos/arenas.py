@@ -211,6 +211,8 @@ class NetworkArena(Arena):
     def _add_place(self, stack: ExitStack, bridge: str, name: str, host: str) -> None:
         _ip("netns", "add", name)
         stack.callback(_ip, "netns", "del", name)
+        # The kernel may still be about to remove the link of an arena that has just ended.
+        subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
         _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("link", "set", name, "master", bridge, "up")
         _ip("-n", name, "addr", "add", f"{host}/24", "dev", "eth0")
