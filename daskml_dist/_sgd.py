@@ -244,7 +244,7 @@ class BaseSGD(BaseLinear):
             )
         cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
         w = self._parameters(state).astype(survey.dtype)
-        slots = cast if cast.keys() == optimizer.init(w).keys() else {}
+        slots = cast if cast.keys() == set(optimizer.slot_names) else {}
         if self.get_params(deep=False)["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)

@@ -142,7 +142,9 @@ def watched(
     try:
         yield
     except Exception as error:
-        raise (gave_up[0] if gave_up else error) from error.__cause__
+        if gave_up:
+            raise gave_up[0] from error
+        raise
     finally:
         ended.set()
 

@@ -43,11 +43,10 @@ class FTRL(Optimizer):
         self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
     ) -> None:
         """Take one step, in place; see :meth:`Optimizer.update`."""
-        rate = self._rate(grad, slots, lr)
         if lr == 0 or (isinstance(l1, float) and l1 == 0):
-            grad *= rate
-            w -= grad
+            self._descend(w, grad, slots, lr, step)
             return
+        rate = self._rate(grad, slots, lr)
         dual, bound = slots["dual"], slots["bound"]
         xp = namespace(w)
         dual[...] = xp.where(w != 0, xp.copysign(bound, -w), dual)
