@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks._simulator_parts import Costs, Outcome, Stragglers, Training
 from daskml_dist.comm.allreduce import _MESH
 from daskml_dist.policies import BoundedStaleness, Gate, Policy
-from daskml_dist.training.loops.shared import _MEET_EVERY
+from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 
 __all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
 

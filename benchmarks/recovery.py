@@ -321,7 +321,7 @@ class _Watch(WorkerPlugin):
 
 def _watch_lanes() -> None:
     """Note from now on when lanes step."""
-    from daskml_dist.training.lane import Lane
+    from daskml_dist.training.worker.lane import Lane
 
     add_gradient = Lane.add_gradient
 

@@ -82,7 +82,7 @@ def _loss_at_optimum(X: Any, y: Any) -> float:
 
 def _slow_down() -> None:
     """Runs on a worker: its lanes pause at random from now on."""
-    from daskml_dist.training.lane import Lane
+    from daskml_dist.training.worker.lane import Lane
 
     add_gradient, rng = Lane.add_gradient, np.random.default_rng(0)
 

@@ -5,7 +5,7 @@ A callback is any object with one or more of the methods
 - ``on_fit_begin(run)``: before the first step;
 - ``on_pass_end(run, record)``: after each pass over the data, with its record of the history;
 - ``on_generation(run, event)``: after lanes moved because a worker died, left or joined; see
-  :class:`~daskml_dist.training.cluster_run.GenerationEvent`;
+  :class:`~daskml_dist.training.client.cluster_run.GenerationEvent`;
 - ``on_fit_end(run)``: after the last step, also of a fit that failed or was interrupted.
 """
 

@@ -19,9 +19,9 @@ from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
-from daskml_dist.training.servers import joined_left, joined_state, make_server, n_servers
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
-from daskml_dist.training.trainer import Trainer
+from daskml_dist.training.worker.servers import joined_left, joined_state, make_server, n_servers
+from daskml_dist.training.worker.trainer import Trainer
 
 __all__ = ["InProcessEngine"]
 

@@ -44,7 +44,7 @@ def open_engine(
         client = _current_client(in_task, collection.kind)
     if client is None and collection.kind == "memory":
         return InProcessEngine(collection)
-    from daskml_dist.training.on_cluster import ClusterEngine
+    from daskml_dist.training.client.on_cluster import ClusterEngine
 
     if client is None and not in_task:
         return ClusterEngine.on_own_cluster(collection, memory_budget, device)

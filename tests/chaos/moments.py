@@ -21,11 +21,11 @@ from chaos.arenas import Arena
 from chaos.faults import PASSES
 from daskml_dist.data import reduce
 from daskml_dist.policies import POLICIES
-from daskml_dist.training.cluster_rows import ClusterRows
-from daskml_dist.training.cluster_run import TrainingRun
-from daskml_dist.training.ending import Ending
-from daskml_dist.training.generations import Generations
-from daskml_dist.training.on_cluster import ClusterEngine
+from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.client.cluster_run import TrainingRun
+from daskml_dist.training.client.ending import Ending
+from daskml_dist.training.client.generations import Generations
+from daskml_dist.training.client.on_cluster import ClusterEngine
 
 __all__ = ["NETWORK_TROUBLES", "PROCESS_TROUBLES", "Trouble", "TroubleMaker", "draw_trouble"]
 

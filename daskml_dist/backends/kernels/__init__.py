@@ -297,7 +297,7 @@ def _teams(d: int, stored: str, alignment: int) -> _Teams | None:
     loaded = chunks * vector * itemsize
     rows = min(8, lanes, max(1, _LOADED_BYTES // loaded))
     rows = 1 << (rows.bit_length() - 1)
-    # An estimate that keeps every version from spilling; tests/test_kernels.py counts.
+    # An estimate that keeps every version from spilling; tests/backends/test_kernels.py counts.
     entries = chunks * vector
     registers = (2 * entries * sum_size + rows * entries * max(itemsize, 4)) // 4
     registers += 24 if sum_size == 4 else 40

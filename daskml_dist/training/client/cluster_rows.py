@@ -1,0 +1,304 @@
+"""The rows of a fit on a cluster: made where they lie, kept while they fit, else only looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import dask
+import numpy as np
+from dask.delayed import delayed
+from distributed import Client
+
+from daskml_dist.data.block_info import BlockInfo, inspect_block
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import to_host
+from daskml_dist.data.recipes import Recipes
+from daskml_dist.data.scales import Scales, block_scales, merge_scales
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.training.client.gathering import Gathering
+from daskml_dist.training.client.held_blocks import HeldBlocks
+from daskml_dist.training.client.membership import Membership
+
+__all__ = ["ClusterRows"]
+
+#: Share of a worker's memory that the blocks of a fit may take by default; the rest is for what
+#: reading needs beside them, and for the user.
+_AUTO_BUDGET = 0.4
+#: And of a GPU's, where they are copied to one.
+_GPU_BUDGET = 0.6
+#: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
+_REPEATED_WORK = 1.5
+#: Summaries that one task merges.
+_FAN_IN = 16
+_READ = "the rows to be read"
+
+
+class ClusterRows:
+    """Makes and holds the blocks of one fit.
+
+    Whatever is lost while rows are read is read again (`Gathering`, `HeldBlocks`).
+
+    Parameters
+    ----------
+    client : Client
+    collection : Collection
+    memory_budget : int or None
+        Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
+    device : {"auto", "cpu", "gpu"}, default="cpu"
+        Where the fit is asked to be.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        collection: Collection,
+        memory_budget: int | None,
+        device: str = "cpu",
+    ) -> None:
+        self._client = client
+        self._collection = collection
+        self._given_budget = memory_budget
+        self._device = device
+        self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
+        self._membership = Membership(client)
+        self._held = HeldBlocks(client, collection, self._membership)
+        self._gathering = Gathering(
+            client, self._membership, self._timeout, lambda: self._held.futures.values()
+        )
+        self._recipes: Recipes | None = None
+        self._keeps = True
+        self.infos: list[BlockInfo] = []
+
+    # -- the cluster -----------------------------------------------------------------------------
+
+    def threads(self) -> dict[str, int]:
+        """Threads of each worker that takes work, by address; waits for one."""
+        return self._membership.wait_for_any(self._timeout)
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [self._membership.facts(address) for address in self.threads()]
+
+    @property
+    def homes(self) -> list[str | None]:
+        """Worker of each part that the user has persisted; empty where rows are read."""
+        return self._held.homes
+
+    @property
+    def budget(self) -> float:
+        """Bytes of blocks on one worker; infinite where its memory has no limit."""
+        if self._given_budget is not None:
+            return self._given_budget
+        workers = self._workers()
+        budget: float = _AUTO_BUDGET * min(worker["memory_limit"] or np.inf for worker in workers)
+        if self._device == "cpu":
+            return budget
+        # Dask tells where it has NVIDIA's nvidia-ml-py, as with dask-cuda.
+        gpus = [(worker.get("gpu") or {}).get("memory-total") for worker in workers]
+        return min([budget, *(_GPU_BUDGET * int(memory) for memory in gpus if memory)])
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    @property
+    def streamed(self) -> bool:
+        """Whether blocks are made anew when a lane needs them."""
+        return self._recipes is not None
+
+    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+        """Read all rows once and return what the client must know of each block.
+
+        Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each
+        thread.
+        """
+        self._held.classification = classification
+        if self._collection.kind == "memory":
+            n_blocks = n_lanes or sum(self.threads().values())
+            self._inspect(range(self._held.spread(n_blocks)))
+        else:
+            self._find_homes()
+            self._read()
+        return self.infos
+
+    def _find_homes(self) -> None:
+        """One worker for each persisted part that holds it; nothing unless all are persisted."""
+        if parts := self._held.persisted_parts():
+            self._gathering.wait_for(parts, "the rows that were persisted")
+            self._held.settle(parts)
+
+    def _read(self) -> None:
+        """Make the blocks and keep them, in waves, as long as they fit in the budget."""
+        recipes = self._held.begin()
+        wave = sum(self.threads().values())
+        if recipes.repeated_work > _REPEATED_WORK:
+            wave = len(recipes.targets)
+        while len(self.infos) < len(recipes.targets):
+            self._inspect(range(len(self.infos), min(len(self.infos) + wave, len(recipes.targets))))
+            room = self.budget * len(self.threads())
+            used = sum(info.nbytes for info in self.infos)
+            if used > room:
+                self._stream(recipes)
+                return
+            left = (room - used) * len(self.infos) / max(used, 1)
+            wave = 1 + int(min(left, len(recipes.targets)))
+
+    def _stream(self, recipes: Recipes) -> None:
+        """Look at the remaining blocks; from now on each is made when it is needed."""
+        seen = sum(info.nbytes for info in self.infos)
+        rest = range(len(self.infos), len(recipes.targets))
+        # A shuffle is not run again for each block of each pass, and data that lies in the graph
+        # need not travel with it: such blocks are kept, and spill to disk.
+        if recipes.repeated_work > _REPEATED_WORK or recipes.nbytes > seen / 2:
+            self._inspect(rest)
+        else:
+            self._keeps = False
+            self._held.release()
+            start = self._lookers(inspect_block, self._held.classification)
+            self._add(self._gathering.results(start, rest, _READ))
+        self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
+
+    def _inspect(self, numbers: range) -> None:
+        """Make some blocks, and look at them."""
+        self._add(self._ask(numbers, inspect_block, self._held.classification))
+
+    def _add(self, found: dict[int, BlockInfo]) -> None:
+        self.infos += [found[i] for i in sorted(found)]
+
+    def _ask(self, numbers: Iterable[int], function: Any, *args: Any) -> dict[int, Any]:
+        """Results of a function of some blocks, which are kept, each where it lies."""
+        return self._gathering.results(self._askers(function, *args), numbers, _READ)
+
+    def _askers(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+        held, submit = self._held, partial(self._client.submit, function, pure=False)
+
+        def start(numbers: list[int]) -> dict[int, Any]:
+            held.make(numbers)
+            return {i: submit(held.futures[i], *args, workers=held.pin(i)) for i in numbers}
+
+        return start
+
+    def _lookers(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+        held, look = self._held, delayed(function, pure=False)
+        begun: set[int] = set()
+
+        def start(numbers: list[int]) -> dict[int, Any]:
+            held.check(begun.intersection(numbers))
+            begun.update(numbers)
+            return held.start({i: look(held.first[i], *args) for i in numbers})
+
+        return start
+
+    def scales(self, classification: bool) -> Scales:
+        """Scales of all features, merged on the workers."""
+        numbers = [info.index for info in self.infos]
+        start = self._lookers(block_scales) if not self._keeps else self._askers(block_scales)
+
+        def merged(_: list[int]) -> dict[int, Any]:
+            level = list(start(numbers).values())
+            while len(level) > 1:
+                groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
+                level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
+            return {0: level[0]}
+
+        found: Scales = self._gathering.results(merged, [0], "the scales of the features")[0]
+        return found
+
+    # -- where they lie --------------------------------------------------------------------------
+
+    def holders(self) -> dict[int, list[str]]:
+        """Workers that hold each block; none where it is read from storage, or made again."""
+        found = self._held.holders()
+        if self.homes:
+            there = self._membership.ready
+            # Work on the side may have made copies elsewhere.
+            at_home = {i: [home] for i, home in enumerate(self.homes) if home in there}
+            found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
+        return {info.index: found.get(info.index, []) for info in self.infos}
+
+    def holders_now(self) -> dict[int, list[str]]:
+        """Workers that hold each block at this moment; none where it must be made again."""
+        return self._held.holders()
+
+    def only_at(self, address: str) -> bool:
+        """Whether some block is held by this worker and by no other."""
+        return any(held == [address] for held in self.holders_now().values())
+
+    def missing(self) -> list[int]:
+        """Blocks that nobody holds, and that nobody is about to make."""
+        return self._held.missing()
+
+    @property
+    def are_there(self) -> bool:
+        """Whether no block is being made."""
+        return all(future.status == "finished" for future in self._held.futures.values())
+
+    def free(self) -> None:
+        """See that blocks which are to be made again do not wait for a worker that is gone."""
+        if not self.are_there:
+            self._held.free()
+
+    def mend(self) -> dict[int, str]:
+        """Make blocks again that went with a worker; return all that nothing can make, and why."""
+        return self._held.mend(range(len(self.infos)))
+
+    def blocks_for(self, numbers: Iterable[int]) -> dict[int, Any] | bytes:
+        """Futures of some blocks, or their packed recipes, as a trainer takes them."""
+        numbers = sorted(numbers)
+        futures = self._held.futures
+        if self._recipes is None:
+            return {i: futures[i] for i in numbers}
+        if self._keeps:
+            keys = {i: futures[i].key for i in numbers}
+            rows = self._recipes.rows
+            return Recipes(keys, {}, frozenset(keys.values()), rows).pack(numbers)
+        return self._recipes.pack(numbers)
+
+    def seconds_a_row(self) -> float:
+        """Time of a row in a pass, measured on the largest block."""
+        largest = max(self.infos, key=lambda info: info.n_rows).index
+        seconds: float = self._ask([largest], _seconds_a_row)[largest]
+        return seconds
+
+    def bandwidth(self) -> float:
+        """Bytes a second between workers, as these have measured it."""
+        measured = [worker["metrics"]["bandwidth"]["total"] for worker in self._workers()]
+        return float(np.median(measured))
+
+    def blocks_per_lane(self, n_lanes: int) -> int:
+        """Streamed blocks in memory for each of `n_lanes` lanes of a worker, at least two.
+
+        Raises
+        ------
+        InvalidDataError
+            When a block is larger than the budget.
+        """
+        largest = max(self.infos, key=lambda info: info.nbytes)
+        if largest.nbytes > self.budget and not (self.homes or self._keeps):
+            raise InvalidDataError(
+                f"Block {largest.index} takes {largest.nbytes:,} bytes, more than the "
+                f"{self.budget:,.0f} bytes that blocks may take on a worker. Make smaller chunks "
+                '(X.rechunk({0: "64 MiB"}), df.repartition(partition_size="64MB")), or raise '
+                "memory_budget."
+            )
+        # A read takes about three times the block (file, frame, array) while it lasts.
+        room = self.budget - 3 * largest.nbytes * n_lanes
+        return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
+
+    def release(self) -> None:
+        """Let go of the blocks."""
+        self._held.close()
+
+
+def _seconds_a_row(block: Block) -> float:
+    """Time of two products, which a gradient takes, with up to 65,536 rows."""
+    X = to_host(block.rows[: 2**16])
+    w, g = np.ones(X.shape[1], dtype=X.dtype), np.ones(X.shape[0], dtype=X.dtype)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        X @ w
+        g @ X
+        times.append(time.perf_counter() - start)
+    return float(min(times) / X.shape[0])

@@ -1,0 +1,348 @@
+"""One fit on a cluster: launch, watch, recover, gather, and leave nothing behind.
+
+The client is the authority on who belongs to the run. It hears at once when a connection breaks
+(`listening.listen`), takes the roll now and then (`membership.Membership`), and begins a new
+generation (`generations.Generations`) whenever there is a reason (`reasons.Reasons`): a worker is
+lost, leaves or joins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from distributed import Client
+
+from daskml_dist.comm.handshake import Secret
+from daskml_dist.data.placement import Placement
+from daskml_dist.data.waiting import Patience
+from daskml_dist.errors import WorkerLostError
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.client.ending import Ending
+from daskml_dist.training.client.fleet import Fleet, Gone, Host, call_workers
+from daskml_dist.training.client.generations import Generations
+from daskml_dist.training.client.listening import listen
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.reasons import Reasons
+from daskml_dist.training.client.recovery import GoOn
+from daskml_dist.training.dask_internals import retire
+from daskml_dist.training.engine import FitResult, RunView
+from daskml_dist.training.interrupts import Interrupts
+from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.worker.orders import TOPIC, Alarm, say_farewell, to_alarm
+
+__all__ = ["GenerationEvent", "TrainingRun"]
+
+#: Seconds between two looks at the fit: short at first, so that short fits end at once.
+_FIRST_LOOK, _LOOK = 0.01, 0.2
+#: Seconds between two roll calls.
+_ROLL_CALL = 0.5
+#: Seconds that a call to a worker may take.
+_CALL = 3.0
+#: Seconds that a fit must last before it gets shadows: a short one is sooner begun anew.
+_SHADOW_AFTER = 0.25
+#: Seconds between two times that the client gets images, without and with shadows.
+_SAVE, _SAVE_SHADOWED = 1.0, 5.0
+#: The same, in times that getting the last ones took.
+_SAVE_SHARE = 20
+#: Generations without any progress after which a fit says so; after the timeout it is given up.
+_MANY_FAILURES = 6
+
+
+@dataclass(frozen=True)
+class GenerationEvent:
+    """A new membership of a run, as callbacks and the history see it.
+
+    Parameters
+    ----------
+    generation : int
+    reason : str
+    lost_versions : int
+        Updates that are made again, as far as somebody that is still there knew of them: rounds
+        where all lanes step together, else steps of all lanes.
+    anew : bool
+        Whether the fit began anew (from its checkpoint, where it has one).
+    seconds : float
+        From the moment the reason was known until all had their orders.
+    """
+
+    generation: int
+    reason: str
+    lost_versions: int
+    anew: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        what = "begins anew" if self.anew else f"goes on, {self.lost_versions} updates made again"
+        return f"generation {self.generation} ({self.reason}): the fit {what}"
+
+
+class TrainingRun:
+    """The client's side of one fit.
+
+    Parameters
+    ----------
+    client : Client
+    fit : FitSpec
+    placement : Placement
+    rows : ClusterRows
+    interrupts : Interrupts
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        fit: FitSpec,
+        placement: Placement,
+        rows: ClusterRows,
+        interrupts: Interrupts,
+    ) -> None:
+        self._client = client
+        self._fit = fit
+        self._rows = rows
+        self._interrupts = interrupts
+        self._id = f"daskml-{uuid.uuid4().hex}"
+        secret = Secret.make()
+        self._awake = threading.Event()
+        self._membership = Membership(client)
+        there = self._membership
+        self._fleet = Fleet(
+            client, fit, self._id, secret, there.is_there, there.begins, self._awake.set
+        )
+        self._crew = Generations(
+            client, fit, placement, rows, self._membership, self._fleet, self._id, secret
+        )
+        self._reasons = Reasons(fit, rows, self._membership, self._fleet, self._crew)
+        self._ending = Ending(
+            client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
+        )
+        self._callbacks = CallbackList()
+        self._told = 0
+        self._stopping = False
+        #: Generations since the fit last came further, and how far that was.
+        self._failures, self._clocks = 0, 0
+        self._losses = Patience("an end of the losses of workers", fit.timeout, _TOO_MANY)
+        self._events: list[GenerationEvent] = []
+        #: Clock that each lane was seen to reach in the present generation.
+        self._reached: dict[int, int] = {}
+        #: Workers that are to be retired once the run needs them no more.
+        self._to_retire: set[str] = set()
+        self._saved_at = self._save_took = 0.0
+        self._began = time.monotonic()
+        self._trainer_addresses: list[str] = []
+        self._server_addresses: list[str] = []
+        self._view = RunView(
+            self._id, fit, self._trainer_addresses, self._server_addresses, self._stop
+        )
+
+    def run(self, callbacks: CallbackList) -> FitResult:
+        """Run the fit to its end, or clean up and raise.
+
+        An interrupted fit that has made a step returns what it had come to.
+        """
+        self._callbacks = callbacks
+        self._reasons.dealt.update(self._membership.wait_for_any(self._fit.timeout))
+        self._trainer_addresses += self._crew.seating.first_trainers
+        self._server_addresses += self._crew.place_servers()
+        try:
+            callbacks.on_fit_begin(self._view)
+            listen(self._client, TOPIC, self._id, self._on_event)
+            self._begin("the fit begins")
+            with self._interrupts.between_steps():
+                result = self._watch()
+            self._tell(result.records[self._told :])
+        except BaseException as error:
+            with self._interrupts.held():
+                cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
+            callbacks.on_fit_end(self._view, cause)
+            if kept is not None:
+                return self._with_events(kept)
+            if cause is error:
+                raise
+            raise cause from error
+        with self._interrupts.held():
+            self._ending.clean_up()
+        callbacks.on_fit_end(self._view)
+        return self._with_events(result)
+
+    def _with_events(self, result: FitResult) -> FitResult:
+        return replace(result, events=[asdict(event) for event in self._events])
+
+    def _on_alarm(self, alarm: Alarm) -> None:
+        if alarm.at_work is not None:
+            self._membership.note_at_work(alarm.at_work)
+            if alarm.trainer is not None:
+                self._crew.begun.add(alarm.trainer)
+            return
+        for lane, clock in alarm.reached:
+            self._reached[lane] = max(clock, self._reached.get(lane, 0))
+        self._reasons.hear(alarm)
+        self._awake.set()
+
+    def _on_event(self, told: Any) -> None:
+        if told["run"] == self._id:
+            self._on_alarm(to_alarm(told))
+
+    def _on_worker_event(self, address: str, told: Any) -> None:
+        # Dask does not retire a worker that holds an actor; ours moves, and then it may go.
+        if isinstance(told, dict) and told.get("action") == "could-not-retire":
+            self._on_alarm(Alarm("cannot be retired yet", leaving=address))
+            self._to_retire.add(address)
+
+    # -- a generation --------------------------------------------------------------------------
+
+    def _begin(self, reason: str, *, even: bool = False) -> None:
+        """Begin the next generation, and again where it loses somebody on the way."""
+        since, crew = time.monotonic(), self._crew
+        while True:
+            self._count_failure(reason)
+            self._membership.wait_for_any(self._fit.timeout)
+            try:
+                go_on = crew.renew(even=even)
+                if self._stopping:
+                    self._fleet.ask(crew.servers[0].host, "stop")
+                break
+            except Gone as gone:
+                self._note_gone(gone)
+                reason = f"{reason}; {gone}"
+        self._began = time.monotonic()
+        for address in crew.visited:
+            handler = partial(self._on_worker_event, address)
+            listen(self._client, address, self._id, handler)
+        self._server_addresses[:] = [server.host.address for server in crew.servers]
+        self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in crew.seats))
+        if crew.number == 0:
+            return
+        if go_on is not None and sum(go_on.clocks.values()) > self._clocks:
+            self._clocks, self._failures = sum(go_on.clocks.values()), 0
+        again = self._made_again(go_on)
+        anew = go_on is None
+        if self._fit.policy.replays and crew.kept:
+            # The open sum alone is made again.
+            again, anew = min(again, 1), False
+        event = GenerationEvent(crew.number, reason, again, anew, time.monotonic() - since)
+        self._events.append(event)
+        self._callbacks.on_generation(self._view, event)
+
+    def _made_again(self, go_on: GoOn[Host] | None) -> int:
+        """Steps that trainers, as far as they could still tell, had made beyond their clocks."""
+        reached, self._reached = self._reached, {}
+        first = self._fit.first_clock
+        again = [
+            clock - (first if go_on is None else go_on.clocks[lane])
+            for lane, clock in reached.items()
+        ]
+        return max(0, *(again or [0])) if self._fit.policy.lockstep else max(0, sum(again))
+
+    def _count_failure(self, reason: str) -> None:
+        """Give up once workers have been lost for long with no progress in between."""
+        self._failures += 1
+        if self._failures == 1:
+            self._losses.renew()
+        few = self._failures <= _MANY_FAILURES
+        if few or self._losses.lasts(f"{_MANY_FAILURES} without any progress in between"):
+            return
+        raise WorkerLostError(
+            f"The fit lost workers {self._failures - 1} times in {self._fit.timeout:g} s without "
+            f"coming further in between ({reason}). {_TOO_MANY} Then fit again."
+        )
+
+    def _note_gone(self, gone: Gone) -> None:
+        """Count a worker that does not answer as lost, also where the scheduler does not yet."""
+        if not self._membership.begins(gone.address):
+            return  # it is only paused
+        if gone.address in self._membership.call():
+            self._membership.cast_out(gone.address)
+
+    # -- watch ---------------------------------------------------------------------------------
+
+    def _watch(self) -> FitResult:
+        look, roll_call = _FIRST_LOOK, time.monotonic()
+        while True:
+            even = False
+            try:
+                self._pause_for(look)
+                look = min(look * 1.5, _LOOK)
+                reason = self._reasons.trouble()
+                if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
+                    roll_call = time.monotonic()
+                    reason = self._reasons.roll_call()
+                    if reason is None and (reason := self._reasons.unevenness()):
+                        even = True
+                if reason is None:
+                    if self._all_done():
+                        if (result := self._ending.gather()) is not None:
+                            return result
+                        self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
+                    self._tell(self._ask_first("records", self._told))
+                    if self._reasons.to_let_go:
+                        self._let_go()
+                    self._keep_safe()
+            except Gone as gone:
+                self._note_gone(gone)
+                reason = str(gone)
+            if reason is not None:
+                with self._interrupts.at_once():
+                    self._begin(reason, even=even)
+                look = _FIRST_LOOK
+
+    def _keep_safe(self) -> None:
+        """See that what the servers hold is elsewhere too."""
+        now = time.monotonic()
+        if now - self._began < _SHADOW_AFTER or self._fit.policy.replays:
+            return
+        self._crew.mind_shadows()
+        pause = _SAVE_SHADOWED if self._crew.is_shadowed else _SAVE
+        if now - self._saved_at > max(pause, _SAVE_SHARE * self._save_took) and self._crew.may_save:
+            self._crew.save()
+            self._saved_at = time.monotonic()
+            self._save_took = self._saved_at - now
+
+    def _pause_for(self, seconds: float) -> None:
+        """Sleep until something happens, but no longer than so many seconds."""
+        self._awake.wait(seconds)
+        self._awake.clear()
+        self._interrupts.rest()
+
+    def _ask_first(self, method: str, *args: Any) -> Any:
+        return self._fleet.ask(self._crew.servers[0].host, method, *args)
+
+    def _all_done(self) -> bool:
+        return all(seat.future.status == "finished" for seat in self._crew.seats)
+
+    def _let_go(self) -> None:
+        """Let workers leave that the run needs no more, neither for its parts nor for rows."""
+        for address in sorted(self._reasons.to_let_go - self._crew.members):
+            if self._rows.only_at(address):
+                continue
+            self._reasons.to_let_go.discard(address)
+            if address not in self._membership.call():
+                continue
+            call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL)
+            if address in self._to_retire:
+                self._to_retire.discard(address)
+                retire(self._client, address)
+
+    def _tell(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            self._told += 1
+            self._reasons.note_progress()
+            with self._interrupts.at_once():
+                self._callbacks.on_pass_end(self._view, record)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        with suppress(Gone):  # the next generation is told
+            self._ask_first("stop")
+
+
+_TOO_MANY = (
+    "Look at the workers' logs: do they run out of memory? Use smaller chunks, memory_budget, or "
+    "workers with more memory."
+)

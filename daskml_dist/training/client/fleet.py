@@ -1,0 +1,316 @@
+"""A run's actors and tasks on the cluster, as the client holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client
+from distributed.client import Future
+
+from daskml_dist.comm.base import SLICE, Endpoint
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.waiting import Patience
+from daskml_dist.errors import DaskMLDistError
+from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.worker.host import ServerHost, run_trainer
+
+__all__ = ["BUSY", "Fleet", "Gone", "Host", "Seat", "call_workers"]
+
+#: Seconds that a call to an actor may take.
+_CALL = 30.0
+#: Bytes of parameters in a fit that travels with each task.
+_SMALL = 2**18
+#: What keeps a worker from beginning its part.
+BUSY = "Are they busy with other tasks?"
+
+
+class Gone(Exception):
+    """A worker of the run does not answer; inside the client only."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"worker {address}: {reason}")
+        self.address = address
+
+
+@dataclass(eq=False)
+class Host:
+    """An actor that hosts a server, or a shadow of one."""
+
+    number: int
+    address: str
+    future: Future[Any]
+    proxy: Any = None
+    endpoint: Endpoint | None = None
+
+
+@dataclass(eq=False)
+class Seat:
+    """A trainer: its task, and the part that it has in the present generation."""
+
+    spec: TrainerSpec
+    address: str
+    future: Future[Any]
+
+    @property
+    def lanes(self) -> tuple[LaneSpec, ...]:
+        """Its lanes."""
+        return self.spec.lanes
+
+
+class Fleet:
+    """Starts, asks and discards the actors and tasks of a run.
+
+    Parameters
+    ----------
+    client : Client
+    fit : FitSpec
+    run_id : str
+    secret : bytes
+    is_there : callable
+        Whether a worker still counts, by its address; takes the roll.
+    begins : callable
+        Whether a worker begins what it is given, by its address.
+    on_end : callable
+        Called in a thread of the client's when a trainer's task ends.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        fit: FitSpec,
+        run_id: str,
+        secret: bytes,
+        is_there: Callable[[str], bool],
+        begins: Callable[[str], bool],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._fit = fit
+        self._run_id = run_id
+        self._secret = secret
+        self._is_there = is_there
+        self._begins = begins
+        self._on_end = on_end
+        #: Only the state that it goes on from can be large; asking does not pickle it.
+        self._is_small = fit.initial is None or fit.initial.w.nbytes <= _SMALL
+        self._fit_future: Future[Any] | None = None
+        self._serial = 0
+        self._futures: list[Future[Any]] = []
+
+    def _spec(self) -> FitSpec | Future[Any]:
+        """The fit as an argument of a task: itself, or on the cluster where it is large.
+
+        There it is scattered anew if it went with a worker.
+        """
+        if self._is_small:
+            return self._fit
+        if self._fit_future is None or self._fit_future.status != "finished":
+            try:
+                self._fit_future = self._client.scatter(self._fit, hash=False)
+            except TimeoutError as error:
+                raise Gone("of the cluster", "none is there") from error
+        return self._fit_future
+
+    def next_name(self) -> int:
+        """A number that no trainer or host of the run had before."""
+        self._serial += 1
+        return self._serial
+
+    # -- actors --------------------------------------------------------------------------------
+
+    def open_host(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
+        """Start an actor for server `number`; returns before it is there."""
+        key = f"{self._run_id}-{number}-{self.next_name()}"
+        future = self._client.submit(
+            ServerHost,
+            self._spec(),
+            number,
+            n_trainers,
+            self._run_id,
+            key,
+            self._secret,
+            generation,
+            actor=True,
+            workers=[address],
+            allow_other_workers=False,
+            pure=False,
+        )
+        self._futures.append(future)
+        return Host(number, address, future)
+
+    def meet(self, host: Host) -> Endpoint:
+        """Wait for an actor, and learn where it listens."""
+        what = f"worker {host.address} to begin its part"
+        patience, slice_ = Patience(what, self._fit.timeout, BUSY), SLICE
+        while host.proxy is None:
+            with suppress(TimeoutError):
+                host.proxy = self._result(host, slice_)
+            self._check(host)
+            # Dask begins to fetch anew in each try, so the next one has longer.
+            slice_ *= 2 if self.is_ready(host) else 1
+            if host.proxy is not None:
+                break
+            if not self.is_ready(host) and not self._begins(host.address):
+                raise Gone(host.address, "paused, at its memory limit")
+            if not patience.lasts():
+                raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
+        endpoint: Endpoint = self.ask(host, "endpoint")
+        host.endpoint = endpoint
+        return endpoint
+
+    def is_ready(self, host: Host) -> bool:
+        """Whether an actor that was started is there by now."""
+        return host.future.status == "finished"
+
+    def _result(self, host: Host, timeout: float) -> Any:
+        try:
+            return host.future.result(timeout=timeout)
+        except (TimeoutError, DaskMLDistError):
+            raise
+        except Exception as error:
+            if self._is_there(host.address) and host.future.status == "error":
+                raise
+            raise Gone(host.address, repr(error)) from error
+
+    def _check(self, host: Host) -> None:
+        if host.future.status in {"lost", "cancelled"}:
+            raise Gone(host.address, "lost")
+        if not self._is_there(host.address):
+            raise Gone(host.address, "stopped answering, or lost")
+
+    def ask(self, host: Host, method: str, *args: Any, timeout: float = _CALL) -> Any:
+        """Call a method of an actor.
+
+        Raises
+        ------
+        Gone
+            It does not answer.
+        """
+        try:
+            call = getattr(host.proxy, method)(*args)
+            deadline = time.monotonic() + timeout
+            while True:
+                # A call that was under way when its worker was killed may never be answered.
+                with suppress(TimeoutError):
+                    return call.result(timeout=SLICE)
+                self._check(host)
+                if time.monotonic() > deadline:
+                    raise Gone(host.address, f"no answer within {timeout:g} s")
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, DaskMLDistError):
+                raise
+            raise Gone(host.address, repr(error)) from error
+
+    def discard_host(self, host: Host) -> None:
+        """Let an actor end; one whose worker is gone too."""
+        if host.proxy is not None and self._is_there(host.address):
+            with suppress(Exception):
+                host.proxy.close().result(timeout=2)
+        host.proxy = None
+        self._cancel([host.future])
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def open_trainer(self, spec: TrainerSpec, address: str, blocks: Any) -> Seat:
+        """Start a trainer."""
+        future = self._client.submit(
+            run_trainer,
+            self._spec(),
+            spec,
+            blocks,
+            workers=[address],
+            allow_other_workers=False,
+            pure=False,
+            retries=0,
+            key=f"{self._run_id}-trainer-{spec.name}",
+        )
+        future.add_done_callback(lambda _: self._on_end())
+        self._futures.append(future)
+        return Seat(spec, address, future)
+
+    def result(self, seat: Seat) -> Any:
+        """Result of a trainer that has ended."""
+        patience = SLICE
+        while True:
+            with suppress(TimeoutError):
+                return seat.future.result(timeout=patience)
+            patience *= 2  # as in `meet`; a large result takes its time
+            # It may have gone with its worker, and would then never come.
+            if seat.future.status != "finished" or not self._is_there(seat.address):
+                raise Gone(seat.address, "lost")
+
+    def discard_trainer(self, seat: Seat) -> None:
+        """Let go of a trainer's task, finished or not."""
+        self._cancel([seat.future])
+
+    def _cancel(self, futures: Iterable[Future[Any]]) -> None:
+        futures = list(futures)
+        # An actor lives while any proxy of it does; cancelling does not wait for these.
+        unfinished = [f for f in futures if str(f.key).startswith("ServerHost") or not f.done()]
+        with suppress(Exception):
+            self._client.cancel(unfinished, force=True)
+        for future in futures:
+            future.release()
+            if future in self._futures:
+                self._futures.remove(future)
+
+    def close(self, hosts: Iterable[Host], seats: Iterable[Seat]) -> None:
+        """Leave nothing on the cluster."""
+        for host in hosts:
+            self.discard_host(host)
+        for seat in seats:
+            self.discard_trainer(seat)
+        self._cancel(self._futures)
+        self._fit_future = None
+
+
+def call_workers(
+    client: Client,
+    function: Callable[..., Any],
+    args: Mapping[str, tuple[Any, ...]],
+    timeout: float,
+) -> dict[str, Any]:
+    """Call a function on some workers at once; return the answers that came in time.
+
+    Parameters
+    ----------
+    client : Client
+    function : callable
+    args : mapping of worker address to tuple
+        Arguments for each.
+    timeout : float
+        Seconds.
+    """
+
+    async def call(address: str) -> dict[str, Any]:
+        with suppress(Exception):
+            # In the client's own loop, `run` is a coroutine.
+            running: Any = client.run(function, *args[address], workers=[address])
+            return dict(await running)
+        return {}
+
+    async def call_all() -> dict[str, Any]:
+        calls = {asyncio.ensure_future(call(address)): address for address in args}
+        deadline = time.monotonic() + timeout
+        pending = set(calls)
+        while pending and time.monotonic() < deadline:
+            _, pending = await asyncio.wait(pending, timeout=min(SLICE, timeout))
+            if pending:
+                # A worker that is gone by now will not answer.
+                scheduler: Any = client.scheduler
+                there = (await scheduler.identity(n_workers=-1))["workers"]
+                pending = {running for running in pending if calls[running] in there}
+        for running in calls:
+            running.cancel()
+        done = [running for running in calls if running.done() and not running.cancelled()]
+        return {address: value for running in done for address, value in running.result().items()}
+
+    if not args:
+        return {}
+    answers: dict[str, Any] = client.sync(call_all)
+    return answers

@@ -1,0 +1,218 @@
+"""Results of many short tasks for the client; what a loss takes on the way is begun again."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from distributed import CancelledError, Client, wait
+
+from daskml_dist.data.waiting import Patience
+from daskml_dist.errors import DaskMLDistError, DataLostError, InvalidDataError, WorkerLostError
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker
+
+__all__ = ["Gathering"]
+
+#: Seconds between two looks at tasks, and in which fetching results is tried at first.
+_LOOK, _FETCH = 0.5, 5.0
+#: Times that one block's task is begun again after Dask gave it up because its workers died.
+MOST_KILLED = 4
+
+_AGAIN = "Look at the workers' logs and at what else the cluster does, then fit again."
+
+Start = Callable[[list[int]], Mapping[int, Any]]
+
+
+class Gathering:
+    """Runs tasks on a cluster whose workers come and go, and gets their results.
+
+    Parameters
+    ----------
+    client : Client
+    membership : Membership
+    timeout : float
+        Seconds without any progress after which it gives up: no task ends, and no worker works.
+    held : callable
+        Futures that its tasks may need and that are ours, too.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        membership: Membership,
+        timeout: float,
+        held: Callable[[], Iterable[Any]] = tuple,
+    ) -> None:
+        self._client = client
+        self._membership = membership
+        self._timeout = timeout
+        self._held = held
+        #: Workers that took work at the last look.
+        self._ready: set[str] = set()
+
+    def results(self, start: Start, numbers: Iterable[int], what: str) -> dict[int, Any]:
+        """Results of one task for each number.
+
+        Parameters
+        ----------
+        start : callable
+            Takes a list of numbers; returns a future for each. It is called again for tasks that
+            were lost.
+        numbers : iterable of int
+            Of blocks.
+        what : str
+            What is waited for, for the user.
+
+        Raises
+        ------
+        InvalidDataError
+            A task raised, naming its block.
+        WorkerLostError
+            Nothing went on for as long as the timeout, or one task's workers died again and again.
+        """
+        numbers = list(numbers)
+        futures: dict[int, Any] = {}
+        begin = partial(self._begin, start, numbers, futures)
+        seconds, found = _FETCH, None
+        try:
+            while found is None:
+                self._until_done(futures, len(numbers), begin, what)
+                found = self._fetch([futures[n] for n in numbers], seconds)
+                if seconds > self._timeout:
+                    raise WorkerLostError(f"Waiting for {what}: they cannot be fetched. {_AGAIN}")
+                seconds *= 2
+        finally:
+            # An error's traceback would hold them, and with them the user's rows.
+            for future in futures.values():
+                future.release()
+        return dict(zip(numbers, found, strict=True))
+
+    def wait_for(self, futures: Iterable[Any], what: str) -> None:
+        """Wait for tasks that the user has begun.
+
+        Raises
+        ------
+        InvalidDataError, WorkerLostError
+            As `results` does.
+        DataLostError
+            One of them went, and nothing can make it again.
+        """
+        users = dict(enumerate(futures))
+
+        def check() -> None:
+            gone = [n for n, future in users.items() if future.status == "cancelled"]
+            if gone:
+                raise DataLostError(
+                    f"Blocks {gone[:10]} of {what} went with their worker or were cancelled. Read "
+                    "them from storage, persist them again, and fit again."
+                )
+
+        self._until_done(users, len(users), check, what, ours=False)
+
+    def _until_done(
+        self,
+        futures: dict[int, Any],
+        n_futures: int,
+        begin: Callable[[], None],
+        what: str,
+        *,
+        ours: bool = True,
+    ) -> None:
+        """Wait for tasks, begun again by `begin` where that is needed and they are ours."""
+        patience = Patience(what, self._timeout, "Look at the cluster's dashboard.")
+        killed: Counter[int] = Counter()
+        done = 0
+        while True:
+            self._membership.wait_for_any(self._timeout)
+            begin()
+            self._pause(list(futures.values()))
+            self._look_for_errors(futures, killed, ours)
+            before, done = done, sum(f.status == "finished" for f in futures.values())
+            if done == n_futures:
+                return
+            if self._go_on(futures, ours) or done > before:
+                patience.renew()
+            elif not patience.lasts(f"{done} of {n_futures} there, no worker works on it"):
+                raise WorkerLostError(
+                    f"Waiting for {what}: nothing went on for {self._timeout:g} s, with {done} of "
+                    f"{n_futures} there. {_AGAIN}"
+                )
+
+    def _pause(self, futures: list[Any]) -> None:
+        """Wait a moment, or until all have ended."""
+        if not futures:
+            time.sleep(_LOOK / 10)
+            return
+        with suppress(TimeoutError, CancelledError), self._client.as_current():
+            wait(futures, timeout=_LOOK)
+
+    def _begin(self, start: Start, numbers: list[int], futures: dict[int, Any]) -> None:
+        lost = [n for n in numbers if n not in futures or futures[n].status == "cancelled"]
+        try:
+            futures.update(start(lost) if lost else {})
+        except (OSError, RuntimeError) as error:
+            # Nobody could be reached for the moment.
+            if isinstance(error, DaskMLDistError):
+                raise
+        except Exception as error:
+            if not is_dasks(error):
+                raise
+
+    def _fetch(self, futures: list[Any], seconds: float) -> list[Any] | None:
+        """Get the results; None where one was lost in the meantime, or does not come."""
+        fetch = partial(self._client.gather, futures, asynchronous=True)
+        try:
+            found: list[Any] = self._client.sync(fetch, callback_timeout=seconds)
+        except Exception as error:
+            if is_dasks(error) or isinstance(error, OSError):
+                return None
+            raise
+        return found
+
+    def _look_for_errors(self, futures: dict[int, Any], killed: Counter[int], ours: bool) -> None:
+        """Have tasks that a loss ended begin again; raise what a task raised."""
+        for number, future in list(futures.items()):
+            if future.status != "error":
+                continue
+            error = future.exception(timeout=_FETCH)
+            killed[number] += is_killed_worker(error)
+            if killed[number] > MOST_KILLED:
+                raise WorkerLostError(
+                    f"Block {number} cannot be read: again and again the workers died that worked "
+                    f"on it ({error}). Do they run out of memory? Use smaller chunks, or workers "
+                    "with more memory, then fit again."
+                ) from error
+            if is_dasks(error):
+                free_tasks(self._client, [future.key], [future.key], ours=ours)
+                if ours:
+                    futures.pop(number).release()
+                else:
+                    time.sleep(_LOOK / 5)  # until the client has heard that it is tried again
+            elif isinstance(error, DaskMLDistError):
+                raise error
+            else:
+                raise InvalidDataError(
+                    f"Block {number} could not be read: {error!r}. Mend or leave out the file or "
+                    "the task that makes it."
+                ) from error
+
+    def _go_on(self, futures: dict[int, Any], ours: bool) -> bool:
+        """Return whether somebody works on anything; free what waits for workers that are gone."""
+        membership = self._membership
+        for address in set(membership.call()):
+            membership.has_stopped(address)
+        ready = set(membership.ready)
+        busy = False
+        with suppress(OSError):  # the scheduler is gone: the next roll call says so
+            busy = bool(ready) and any(self._client.processing(sorted(ready)).values())
+        if not busy or ready != self._ready:
+            all_ = [*futures.values(), *self._held()]
+            waiting = [future.key for future in all_ if future.status in {"pending", "lost"}]
+            free_tasks(self._client, waiting, ours=ours)
+        self._ready = ready
+        return busy

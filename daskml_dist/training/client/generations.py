@@ -1,0 +1,363 @@
+"""Generations of a run: who is a server, a shadow or a trainer, and how the next one begins.
+
+A new generation stops the servers, finds the latest place from which all can go on
+(`recovery.choose`), moves lanes, and tells servers and trainers. Generation 0 begins in the same
+way, with nothing to go on from.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import cycle, islice
+
+import dask
+import numpy as np
+from distributed import Client
+
+from daskml_dist.comm.base import Endpoint
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.placement import Placement
+from daskml_dist.errors import DataLostError
+from daskml_dist.ps.image import Holding, shadow_of
+from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.client.fleet import Fleet, Gone, Host, Seat, call_workers
+from daskml_dist.training.client.held_blocks import tell_lost
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.recovery import GoOn, choose
+from daskml_dist.training.client.saved import Saved, SavedImages
+from daskml_dist.training.client.seating import Part, Seating
+from daskml_dist.training.client.shadowed import Server, Shadows
+from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.worker.orders import give_orders
+from daskml_dist.training.worker.servers import n_servers
+
+__all__ = ["Generations"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a server may take to stop, and orders to arrive.
+_PAUSE, _DELIVERY = 2.0, 3.0
+#: Bytes of images that the client keeps in memory at most; more go to its disk.
+_MOST_SAVED = 2**25
+
+
+class Generations:
+    """The servers and trainers of a run on the cluster, from one generation to the next.
+
+    Parameters
+    ----------
+    client : Client
+    fit : FitSpec
+    placement : Placement
+        Of generation 0.
+    rows : ClusterRows
+    membership : Membership
+    fleet : Fleet
+    run_id : str
+    secret : bytes
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        fit: FitSpec,
+        placement: Placement,
+        rows: ClusterRows,
+        membership: Membership,
+        fleet: Fleet,
+        run_id: str,
+        secret: bytes,
+    ) -> None:
+        self.number = -1
+        self.servers: list[Server] = []
+        self.seats: list[Seat] = []
+        #: Trainers without lanes, until they have ended.
+        self.dismissed: list[Seat] = []
+        #: Servers and shadows that are not needed any more.
+        self.old_hosts: list[Host] = []
+        #: Workers that had a part in the run.
+        self.visited: set[str] = set()
+        #: Names of trainers that their workers have begun.
+        self.begun: set[int] = set()
+        self.lost_rows = 0
+        #: Trainers that this generation took over from the one before it.
+        self.kept = 0
+        self.seating = Seating(fit, placement, rows, membership)
+        self._client = client
+        self._fit = fit
+        self._rows = rows
+        self._membership = membership
+        self._fleet = fleet
+        self._run_id = run_id
+        self._secret = secret
+        self._every = _shadow_every(fit)
+        #: Image and records of each server, that the client keeps.
+        self._saved = SavedImages()
+        self._shadows = Shadows(fleet, membership, self._every, self.visited.add)
+
+    @property
+    def _lanes(self) -> list[LaneSpec]:
+        return self.seating.lanes
+
+    @property
+    def members(self) -> set[str]:
+        """Workers without which this generation cannot go on."""
+        running = {seat.address for seat in self.seats}
+        return running | {server.host.address for server in self.servers}
+
+    @property
+    def not_begun(self) -> set[str]:
+        """Workers that have not begun a trainer of theirs."""
+        return {seat.address for seat in self.seats if seat.spec.name not in self.begun}
+
+    def place_servers(self) -> list[str]:
+        """Workers for the servers, spread: those without rows to train on first."""
+        workers = self.seating.threads()
+        trainers = [w for w in self.seating.first_trainers if w in workers]
+        spread = [*sorted(set(workers).difference(trainers)), *trainers]
+        return list(islice(cycle(spread), n_servers(self._fit)))
+
+    # -- the next generation -------------------------------------------------------------------
+
+    def renew(self, *, even: bool = False) -> GoOn[Host] | None:
+        """Begin the next generation.
+
+        Parameters
+        ----------
+        even : bool
+            Whether lanes move also from workers that are there, to even them out.
+
+        Returns
+        -------
+        GoOn, or None where nothing was there to go on from.
+
+        Raises
+        ------
+        Gone
+            Somebody was lost on the way: begin another one.
+        """
+        self.number += 1
+        go_on = choose(self._fit.policy, [self._pause(server) for server in self.servers])
+        if go_on is None and (saved := self._saved.get()):
+            go_on = self._choose_saved(saved)
+        self._mend_rows()
+        parts = self._assign(even)
+        n_trainers = sum(bool(part.lanes) for part in parts)
+        if go_on is None:
+            self._open_servers(n_trainers)
+            clocks = {lane.lane: self._fit.first_clock for lane in self._lanes}
+        else:
+            self._go_on(go_on, n_trainers)
+            clocks = go_on.clocks
+        self._deliver(parts, clocks)
+        for host in self.old_hosts:
+            self._fleet.discard_host(host)
+        self.old_hosts = []
+        return go_on
+
+    def _pause(self, server: Server) -> list[tuple[Host, Holding]]:
+        """Stop a server and its shadow, where they answer; what each could go on from."""
+        held = []
+        for host in server.hosts:
+            if host.proxy is None or host.address not in self._membership.threads:
+                continue
+            try:
+                if self._membership.is_leaving(host.address):
+                    # It still answers: its shadow gets its last state, and takes its place.
+                    if host is server.host and server.shadow_ships:
+                        self._fleet.ask(host, "hand_over", self.number, timeout=_PAUSE)
+                    continue
+                held.append((host, self._fleet.ask(host, "pause", self.number, timeout=_PAUSE)))
+            except Gone as gone:
+                self._membership.cast_out(gone.address)
+        return held
+
+    def _choose_saved(self, saved: list[Saved]) -> GoOn[Host] | None:
+        """Give new servers the images that the client has."""
+        self._open_servers(0)
+        for server, (image, records) in zip(self.servers, saved, strict=True):
+            self._fleet.ask(server.host, "stand_by", self.number)
+            self._fleet.ask(server.host, "take", image, records)
+        return choose(self._fit.policy, [self._pause(server) for server in self.servers])
+
+    def _go_on(self, go_on: GoOn[Host], n_trainers: int) -> None:
+        """Make the chosen hosts the servers of this generation."""
+        for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
+            self._fleet.ask(host, "renew", self.number, n_trainers, place)
+            others = [other for other in server.hosts if other is not host]
+            server.shadow, server.shadow_ships, server.keeps_images = None, False, False
+            for other in others:
+                leaves = self._membership.is_leaving(other.address)
+                if other is server.host or other.proxy is None or leaves:
+                    self.old_hosts.append(other)
+                else:
+                    self._fleet.ask(other, "stand_by", self.number)
+                    server.shadow = other
+            server.host = host
+
+    def _open_servers(self, n_trainers: int) -> None:
+        """New servers in their first state."""
+        self.seating.threads()
+        self.old_hosts += [host for server in self.servers for host in server.hosts]
+        self.servers = [
+            Server(self._fleet.open_host(number, address, self.number, n_trainers))
+            for number, address in enumerate(self.place_servers())
+        ]
+        for server in self.servers:
+            self._fleet.meet(server.host)
+
+    # -- rows and lanes ------------------------------------------------------------------------
+
+    def _mend_rows(self) -> None:
+        lost = self._rows.mend()
+        if not self.seating.uses(lost):
+            return
+        if self._fit.on_lost_data == "raise":
+            raise DataLostError(tell_lost(lost))
+        self.lost_rows += self.seating.drop(lost)
+
+    def _assign(self, even: bool) -> list[Part]:
+        """Who runs which lanes: trainers that stay, then new ones."""
+        seats = [seat for seat in self.seats if self._stays(seat)]
+        for seat in self.seats:
+            if seat not in seats:
+                self._fleet.discard_trainer(seat)
+        parts = self.seating.assign(seats, even)
+        self.seats, self.kept = [], len(seats)
+        return parts
+
+    def _stays(self, seat: Seat) -> bool:
+        """Whether a trainer may go on as it is: at a paused worker only once it has begun."""
+        there = self._membership
+        if seat.address not in there.threads or seat.future.status != "pending":
+            return False
+        return seat.address not in there.paused or seat.spec.name in self.begun
+
+    # -- trainers ------------------------------------------------------------------------------
+
+    def _deliver(self, parts: list[Part], clocks: dict[int, int]) -> None:
+        """Give all trainers their part: orders to those that run, tasks to new ones."""
+        working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
+        orders: dict[str, dict[int, TrainerSpec | None]] = {}
+        for rank, part in enumerate(working):
+            spec = self._spec(part, rank, len(working), clocks)
+            if part.seat is None:
+                blocks = {s.block for lane in spec.lanes for s in lane.segments}
+                taken = self._rows.blocks_for(blocks)
+                part.seat = self._fleet.open_trainer(spec, part.address, taken)
+            else:
+                orders.setdefault(part.address, {})[spec.name] = spec
+                part.seat.spec = spec
+            self.seats.append(part.seat)
+        idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
+        there = self._membership.call() if idle else {}
+        for seat in idle:
+            self.dismissed.append(seat)
+            if seat.address in there:
+                orders.setdefault(seat.address, {})[seat.spec.name] = None
+        self.visited |= self.members
+        calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
+        heard = call_workers(self._client, give_orders, calls, _DELIVERY)
+        # One that leaves may be gone by now; the trainer there has no part any more.
+        if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
+            raise Gone(deaf[0], "takes no orders")
+
+    def _spec(self, part: Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
+        return TrainerSpec(
+            self._run_id,
+            self._fleet.next_name() if part.seat is None else part.seat.spec.name,
+            rank,
+            n_trainers,
+            self.number,
+            tuple(part.lanes),
+            tuple(clocks[lane.lane] for lane in part.lanes),
+            self._membership.threads.get(part.address, 1),
+            tuple(_endpoint(server.host) for server in self.servers),
+            self._secret,
+            0 if self._fit.policy.uses_shards else self._every,
+            self.seating.lane_rows,
+        )
+
+    # -- shadows -------------------------------------------------------------------------------
+
+    def mind_shadows(self) -> None:
+        """See that each server has a shadow on another worker."""
+        self._shadows.mind(self.servers, shadow_of(self.number))
+
+    @property
+    def is_shadowed(self) -> bool:
+        """Whether another worker has images of each server."""
+        return all(server.shadow_ships for server in self.servers)
+
+    def save(self) -> None:
+        """Get the servers' last images to the client, for the day when all workers are lost."""
+        kept = [self._fleet.ask(server.host, "kept") for server in self.servers]
+        common = set.intersection(*map(set, kept)) if self._fit.policy.lockstep else None
+        if not all(kept) or (common is not None and not common):
+            return
+        saved = []
+        for server, places in zip(self.servers, kept, strict=True):
+            place = max(places if common is None else common)
+            saved.append(self._fleet.ask(server.host, "image_at", place))
+        if all(saved):
+            try:
+                self._saved.put(saved, on_disk=not self._are_small)
+            except OSError as error:
+                # The fit goes on, with an older image or none.
+                logger.warning(
+                    "The images of a fit cannot be kept (%s): should its last worker be lost, more "
+                    "is made again. Free the disk, or set temporary-directory in Dask's "
+                    "configuration.",
+                    error,
+                )
+
+    @property
+    def may_save(self) -> bool:
+        """Whether the client is to have the images: small ones, and all that are nowhere else."""
+        return self._are_small or not self.is_shadowed
+
+    @property
+    def _are_small(self) -> bool:
+        fit = self._fit
+        shape, dtype = fit.model.shape, np.dtype(fit.dtype)
+        arrays = shape[0] * shape[1] * (3 + len(fit.rule.optimizer.slot_names))
+        policy = fit.policy
+        one = policy.uses_shards or policy.sums_gradients
+        copies = 1 if one else len(self._lanes)
+        return arrays * dtype.itemsize * copies <= _MOST_SAVED
+
+    @property
+    def saved(self) -> list[Saved]:
+        """The images that the client has; empty where there are none."""
+        return self._saved.get()
+
+    def close(self) -> None:
+        """Leave nothing on the cluster."""
+        hosts = [host for server in self.servers for host in server.hosts]
+        self._fleet.close([*hosts, *self.old_hosts], [*self.seats, *self.dismissed])
+        self._saved.close()
+        self.servers, self.seats, self.dismissed, self.old_hosts = [], [], [], []
+
+
+def _endpoint(host: Host) -> Endpoint:
+    assert host.endpoint is not None
+    return host.endpoint
+
+
+def _shadow_every(fit: FitSpec) -> int:
+    """Updates between two images of a server, or steps between those of trainers' own state.
+
+    A shadow is at most two images behind, ``daskml_dist.shadow_lag`` updates (64 by default).
+    """
+    every = max(1, int(dask.config.get("daskml_dist.shadow_lag", 64)) // 2)
+    policy = fit.policy
+    if policy.averages and not policy.average_every:
+        return 8 * every
+    if not policy.uses_shards:
+        every *= 2  # trainers wait until the first server has their images
+    if policy.averages:
+        return -(-every // policy.average_every) * policy.average_every
+    if fit.rule.coordinates:
+        # A sparse step costs little next to an image of the whole shard.
+        return every * max(1, fit.model.shape[0] * fit.model.width // 2**14)
+    return every

@@ -1,0 +1,303 @@
+"""The blocks of a fit that workers hold: where they lie, and how lost ones are made again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from dask.base import is_dask_collection
+from distributed import Client, Future
+from distributed.client import futures_of
+
+from daskml_dist.data.blocks import make_block
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.recipes import Recipes, make_recipes
+from daskml_dist.data.waiting import tell_releases
+from daskml_dist.errors import DataLostError
+from daskml_dist.training.client.gathering import MOST_KILLED
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker
+
+__all__ = ["HeldBlocks", "tell_lost"]
+
+#: Times that a block may fail to be made again, by an exception of its own.
+_MOST_FAILED = 3
+
+
+class HeldBlocks:
+    """Futures of a fit's blocks.
+
+    Losses are not counted: whatever was lost is made again as often as need be. What counts are
+    failures to make a block, and whether the data that it is made of is still there.
+
+    Parameters
+    ----------
+    client : Client
+    collection : Collection
+    membership : Membership
+    """
+
+    def __init__(self, client: Client, collection: Collection, membership: Membership) -> None:
+        self._client = client
+        self._collection = collection
+        self._membership = membership
+        self.classification = False
+        self.futures: dict[int, Any] = {}
+        #: Worker of each part that the user has persisted; empty where rows are read for the fit.
+        self.homes: list[str | None] = []
+        #: Why blocks cannot be made any more.
+        self.hopeless: dict[int, str] = {}
+        self._failed: Counter[int] = Counter()
+        self._killed: Counter[int] = Counter()
+        self._cuts: Any = None
+        #: All blocks as they were made at first, lazy.
+        self.first: list[Any] = []
+        self._recipes: Recipes | None = None
+        #: Futures of the user's that blocks are made of.
+        self._sources: dict[Any, Any] = {}
+
+    # -- making --------------------------------------------------------------------------------
+
+    def lazy(self) -> list[Any]:
+        """All blocks as Dask makes them, under new keys."""
+        return self._collection.delayed_blocks(None, self.classification)
+
+    def begin(self) -> Recipes:
+        """Settle how all blocks are made; return their recipes.
+
+        Raises
+        ------
+        DataLostError
+            The user has let go of data that they are made of.
+        """
+        self.first = self.lazy()
+        self._recipes = make_recipes(self.first)
+        self._hold_sources(self._recipes)
+        return self._recipes
+
+    def _hold_sources(self, recipes: Recipes) -> None:
+        """Take hold of data on workers that blocks are made of."""
+        if not recipes.held:
+            return
+        self._sources = _futures_in(self.first)
+        for key in recipes.held.difference(self._sources):
+            if key not in self._client.futures:
+                raise DataLostError(
+                    f"X, y or sample_weight is made of {key}, which was persisted, and which "
+                    "nobody holds any more: the parts of a persisted collection hold nothing by "
+                    "themselves. Keep the collection that persist() returned until the fit is "
+                    "over, or pass it instead of its parts."
+                )
+            self._sources[key] = Future(key, self._client)
+
+    def spread(self, n_blocks: int) -> int:
+        """Cut rows in memory into blocks, of a row at least; return how many."""
+        n_rows = self._collection.n_rows or 0
+        n_blocks = max(1, min(n_blocks, n_rows))
+        self._cuts = np.arange(n_blocks + 1) * n_rows // n_blocks
+        return n_blocks
+
+    def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
+        """Start tasks, each on its part's worker where it has one: stealing must not move it."""
+        groups: dict[str | None, list[int]] = {}
+        for i in lazy:
+            groups.setdefault(self._home(i), []).append(i)
+        futures: dict[int, Any] = {}
+        for home, here in groups.items():
+            pin = None if home is None else [home]
+            made = self._client.compute([lazy[i] for i in here], workers=pin)
+            futures.update(zip(here, made, strict=True))
+        return futures
+
+    def _home(self, number: int) -> str | None:
+        home = self.homes[number] if self.homes else None
+        return home if home in self._membership.ready else None
+
+    def pin(self, number: int) -> list[str] | None:
+        """Where to look at a block: its home, if that is there."""
+        home = self._home(number)
+        return None if home is None else [home]
+
+    def make(self, numbers: Iterable[int]) -> None:
+        """Make blocks that are not there, or not any more.
+
+        Raises
+        ------
+        DataLostError
+            Nothing can make one of them.
+        """
+        lost = [i for i in numbers if self._is_lost(i)]
+        self.check(i for i in lost if i in self.futures)
+        self._make(lost)
+
+    def check(self, numbers: Iterable[int]) -> None:
+        """Raise `DataLostError` where nothing can make one of these blocks, which were lost."""
+        if causes := self._causes(list(numbers)):
+            raise DataLostError(tell_lost(causes))
+
+    def _make(self, numbers: list[int]) -> None:
+        again = [self.futures[i] for i in numbers if i in self.futures]
+        if again:
+            self._client.cancel(again)
+        if self._collection.kind == "memory":
+            self.futures.update(self._scatter(numbers))
+        elif numbers:
+            lazy = self.lazy() if again else self.first
+            self.futures.update(self.start({i: lazy[i] for i in numbers}))
+
+    def _scatter(self, numbers: list[int]) -> dict[int, Any]:
+        ((X, y, weight),) = self._collection.parts
+        several = self._collection.multi_output
+        whole = make_block(
+            0, X, y, weight, classification=self.classification, multi_output=several
+        )
+        blocks = {}
+        for index in numbers:
+            a, b = self._cuts[index : index + 2]
+            part = [None if v is None else v[a:b] for v in (whole.X, whole.y, whole.sample_weight)]
+            (rows,) = self._client.scatter([part], hash=False)
+            blocks[index] = self._client.submit(
+                _block_of, index, rows, self.classification, several, pure=False
+            )
+        return blocks
+
+    # -- losses --------------------------------------------------------------------------------
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether Dask does not make a block again by itself, after a loss or an error."""
+        future = self.futures.get(number)
+        return future is None or future.status in {"cancelled", "error"}
+
+    def missing(self) -> list[int]:
+        """Blocks that nobody holds, and that nobody is about to make."""
+        return [i for i in self.futures if self._is_lost(i)]
+
+    def free(self) -> None:
+        """See that blocks which are to be made again do not wait for a worker that is gone."""
+        waiting = [f.key for f in self.futures.values() if f.status in {"pending", "lost"}]
+        free_tasks(self._client, waiting)
+
+    def mend(self, numbers: Iterable[int]) -> dict[int, str]:
+        """Make blocks again that went with a worker; return all that nothing can make, and why.
+
+        Parameters
+        ----------
+        numbers : iterable of int
+            All blocks; those that are streamed have no future.
+        """
+        streamed = not self.futures
+        if streamed:
+            self.hopeless.update(self._causes([i for i in numbers if i not in self.hopeless]))
+            return self.hopeless
+        missing = self.missing()
+        self.hopeless.update(self._causes(missing))
+        self._make([i for i in missing if i not in self.hopeless])
+        for i in self.hopeless:
+            self.futures.pop(i, None)
+        self.free()
+        return self.hopeless
+
+    def _causes(self, numbers: list[int]) -> dict[int, str]:
+        """Which of some blocks nothing can make, and why."""
+        if self._collection.kind == "memory" or not numbers:
+            return {}
+        causes = {}
+        for i in numbers:
+            cause = self._failure(i) or self._lost_source(i)
+            if cause is not None:
+                causes[i] = cause
+        return causes
+
+    def _failure(self, number: int) -> str | None:
+        """Count an exception of a block's own; tell it after so many."""
+        future = self.futures.get(number)
+        if future is None or future.status != "error":
+            return None
+        error = future.exception(timeout=5)
+        if is_killed_worker(error):
+            self._killed[number] += 1
+            free_tasks(self._client, [future.key], [future.key])
+            return repr(error) if self._killed[number] > MOST_KILLED else None
+        self._failed[number] += not is_dasks(error)
+        return repr(error) if self._failed[number] > _MOST_FAILED else None
+
+    def _lost_source(self, number: int) -> str | None:
+        """Why the data that a block is made of is not there any more; None: it is, or comes."""
+        if self._recipes is None:
+            return None
+        for future in (self._sources[key] for key in self._recipes.held_by(number)):
+            if future.status == "cancelled":
+                return "it was scattered, and went with its worker"
+            if future.status == "error" and not is_dasks(error := future.exception(timeout=5)):
+                return repr(error)
+        return None
+
+    # -- where they lie ------------------------------------------------------------------------
+
+    def persisted_parts(self) -> list[Any]:
+        """The user's persisted parts in the order of the blocks; [] unless all are persisted."""
+        parts = [X for X, _, _ in self._collection.parts]
+        if not all(is_dask_collection(X) for X in parts):
+            return []
+        # Parts of one collection share their graph.
+        graphs = {id(X.__dask_graph__()): X for X in parts}
+        futures = {future.key: future for future in futures_of(list(graphs.values()))}
+        if not all(X.key in futures for X in parts):
+            return []
+        return [futures[X.key] for X in parts]
+
+    def settle(self, parts: list[Any]) -> None:
+        """Choose one worker that holds it for each persisted part; none where it is not held."""
+        held = self._client.who_has(parts) if parts else {}
+        ready = self._membership.ready
+        load: Counter[str] = Counter()
+        self.homes = []
+        for part in parts:
+            holders = [w for w in held.get(part.key, ()) if w in ready]
+            home = min(holders, key=lambda w: (load[w], w), default=None)
+            self.homes.append(home)
+            if home is not None:
+                load[home] += 1
+
+    def holders(self) -> dict[int, list[str]]:
+        """Workers that hold each block at this moment; none where it must be made again."""
+        held = self._client.who_has(list(self.futures.values())) if self.futures else {}
+        return {i: list(held.get(future.key, ())) for i, future in self.futures.items()}
+
+    def release(self) -> None:
+        """Let go of the blocks."""
+        for block in self.futures.values():
+            block.release()
+        self.futures = {}
+
+    def close(self) -> None:
+        """Let go of the blocks, and of what they are made of."""
+        self.release()
+        self._sources = {}
+        tell_releases(self._client)
+
+
+def tell_lost(causes: dict[int, str]) -> str:
+    """The message of a `DataLostError`."""
+    some = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
+    return (
+        f"{len(causes)} block(s) went with a worker, and nothing can make them again ({some}). "
+        "Give fit a collection that knows its recipe: read it from storage, and persist() rather "
+        'than scatter() it; or keep copies (client.replicate); or set on_lost_data="skip" to go '
+        "on without rows that are lost in mid-fit."
+    )
+
+
+def _futures_in(lazy: list[Any]) -> dict[Any, Any]:
+    """Futures of the user's that lazy blocks are made of, by key."""
+    layers: dict[str, Any] = {}
+    for block in lazy:
+        layers.update(block.dask.layers)
+    values = (value for layer in layers.values() for value in layer.values())
+    return {value.key: value for value in values if isinstance(value, Future)}
+
+
+def _block_of(index: int, rows: list[Any], classification: bool, several: bool) -> Any:
+    return make_block(index, *rows, classification=classification, multi_output=several)

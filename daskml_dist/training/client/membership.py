@@ -1,0 +1,171 @@
+"""Who is there: the workers of the cluster, and which of them still answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import dask
+
+from daskml_dist.data.waiting import BEGINS, wait_for_workers
+from daskml_dist.training.client.fleet import call_workers
+from daskml_dist.training.dask_internals import evict, list_workers
+
+__all__ = ["SETTLED", "Membership"]
+
+#: Seconds for which a worker must be new, or paused, before the run acts on it.
+SETTLED = 1.0
+
+#: Seconds of silence that a worker may need to import what its first part of a run needs: its
+#: event loop does nothing else meanwhile.
+_IMPORT = 30.0
+#: Seconds between two roll calls after which a silence says nothing: the client itself slept.
+_GAP = 2.0
+#: Seconds in which a worker without heartbeats may still show that it lives.
+_CONFIRM = 0.5
+
+
+class Membership:
+    """Takes the roll of a cluster's workers.
+
+    A process that is stopped, or that nobody can reach, stays on the scheduler's list for
+    minutes. Its heartbeats end at once, though, so a worker without any for `lease` seconds is
+    called silent. Only the times at which heartbeats were seen to change count here, so clocks
+    of different machines are never compared.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    lease : float or None
+        Seconds; None: the configuration's ``daskml_dist.lease``, 3 by default. Dask's workers
+        send a heartbeat each half second, or less often where there are many.
+    """
+
+    def __init__(self, client: Any, lease: float | None = None) -> None:
+        self._client = client
+        self._lease = float(lease or dask.config.get("daskml_dist.lease", 3.0))
+        self._seen: dict[str, tuple[float, float]] = {}
+        self._last_call = -1e9
+        self._at_work: set[str] = set()
+        #: Threads of each worker that may take a part.
+        self.threads: dict[str, int] = {}
+        self._outcast: set[str] = set()
+        #: Workers that are about to leave.
+        self.leaving: set[str] = set()
+        self._announced: set[str] = set()
+        #: Workers at their memory limit, and since when: what they run goes on and what they
+        #: hold can be fetched, but they begin nothing.
+        self.paused: dict[str, float] = {}
+        self._workers: dict[str, dict[str, Any]] = {}
+
+    def call(self) -> dict[str, int]:
+        """Take the roll; return the threads of each worker that may take a part."""
+        workers = list_workers(self._client)
+        now = time.monotonic()
+        if now - self._last_call > _GAP:
+            self._seen.clear()
+        self._last_call = now
+        for address, worker in workers.items():
+            beat, _ = self._seen.get(address, (None, now))
+            if worker["last_seen"] != beat:
+                self._seen[address] = worker["last_seen"], now
+        self._outcast &= set(workers)
+        self._announced &= set(workers)
+        self._workers = workers
+        closing = {a for a, w in workers.items() if w.get("status") not in {*BEGINS, "paused"}}
+        paused = {a for a, w in workers.items() if w.get("status") == "paused"}
+        self.paused = {a: self.paused.get(a, now) for a in paused}
+        self.leaving = closing | self._announced
+        self.threads = {
+            address: worker["nthreads"]
+            for address, worker in workers.items()
+            if address not in self._outcast
+        }
+        return self.threads
+
+    @property
+    def staying(self) -> dict[str, int]:
+        """Threads of each worker that is there and not about to leave."""
+        return {a: threads for a, threads in self.threads.items() if a not in self.leaving}
+
+    @property
+    def ready(self) -> dict[str, int]:
+        """Threads of each worker that new work can be given to; of one that leaves if need be."""
+        begins = {a: n for a, n in self.threads.items() if self.facts(a).get("status") in BEGINS}
+        return {a: n for a, n in begins.items() if a not in self.leaving} or begins
+
+    def is_leaving(self, address: str) -> bool:
+        """Whether a worker is not to be counted on, unless nobody else is there."""
+        return address not in self.staying and address not in self.ready
+
+    def is_there(self, address: str) -> bool:
+        """Whether a worker still counts; takes the roll."""
+        there = address in self.call()
+        return there and not self.has_stopped(address)
+
+    def begins(self, address: str) -> bool:
+        """Whether a worker begins what it is given: one that is paused for long does not."""
+        since = self.paused.get(address)
+        return since is None or time.monotonic() - since < SETTLED
+
+    def facts(self, address: str) -> dict[str, Any]:
+        """What the scheduler knows of a worker, as of the last roll call."""
+        return self._workers.get(address, {})
+
+    def has_stopped(self, address: str) -> bool:
+        """Whether a worker neither sends heartbeats nor answers; then it is cast out."""
+        if not self.silent([address]):
+            return False
+        if call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
+            return False
+        self.cast_out(address)
+        evict(self._client, address)
+        return True
+
+    def silent(self, addresses: Iterable[str]) -> list[str]:
+        """Those without a heartbeat for as long as the lease, as of the last roll call."""
+        return [
+            a
+            for a in addresses
+            if a in self._seen and self._last_call - self._seen[a][1] > self._lease_of(a)
+        ]
+
+    def _lease_of(self, address: str) -> float:
+        # Dask beats less often on large clusters.
+        lease = max(self._lease, 4 * (len(self.threads) / 200))
+        return lease if address in self._at_work else max(lease, _IMPORT)
+
+    def note_at_work(self, address: str) -> None:
+        """From now on silence means a loss: the worker has begun its part."""
+        self._at_work.add(address)
+        self._seen.pop(address, None)
+
+    def cast_out(self, address: str) -> None:
+        """Count a worker as gone for as long as the scheduler lists it."""
+        self._outcast.add(address)
+        self.threads.pop(address, None)
+
+    def announce_leaving(self, address: str) -> None:
+        """Count a worker as leaving, whatever the scheduler says, for as long as it is there."""
+        self._announced.add(address)
+        self.leaving.add(address)
+
+    def wait_for_any(self, timeout: float) -> dict[str, int]:
+        """Wait until some worker can be given work; return their threads.
+
+        Raises
+        ------
+        TrainingError
+            None came.
+        """
+
+        def there() -> list[dict[str, Any]]:
+            return [self.facts(address) for address in self.call()]
+
+        wait_for_workers(self._client, there, timeout)
+        return self.ready
+
+
+def _are_you_there() -> bool:
+    return True

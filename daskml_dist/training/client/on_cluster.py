@@ -1,0 +1,138 @@
+"""The engine on a Dask cluster: read the rows, choose workers, launch a run."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Self
+
+from distributed import Client, LocalCluster
+
+from daskml_dist.data.batches import GROUP, LaneSpec
+from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.placement import Move, Placement, place
+from daskml_dist.data.scales import Scales
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.client.cluster_run import TrainingRun
+from daskml_dist.training.client.shielding import Shielding
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.spec import FitSpec, Streaming
+
+__all__ = ["ClusterEngine"]
+
+#: Rows of the fullest lane over those of an even one, from which moving blocks is thought about.
+_UNEVEN = 1.25
+
+
+class ClusterEngine(Engine):
+    """Trains on the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    collection : Collection
+    client : distributed.Client
+    memory_budget : int or None
+        Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
+    device : {"auto", "cpu", "gpu"}, default="cpu"
+        Where the fit is asked to be.
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        client: Client,
+        memory_budget: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._rows = ClusterRows(client, collection, memory_budget, device)
+        self._own = ExitStack()
+        self._shielding: Shielding | None = None
+        self._placement: Placement | None = None
+        self._moved: Move | None = None
+
+    @classmethod
+    def on_own_cluster(
+        cls, collection: Collection, memory_budget: int | None = None, device: str = "cpu"
+    ) -> Self:
+        """Start a cluster inside this process; it is closed with the engine."""
+        with ExitStack() as stack:
+            cluster = stack.enter_context(
+                LocalCluster(n_workers=1, processes=False, dashboard_address=":0", silence_logs=50)
+            )
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+            engine = cls(collection, client, memory_budget, device)
+            engine.closes(stack.pop_all())
+        return engine
+
+    def closes(self, own: ExitStack) -> None:
+        """Close a stack with the engine."""
+        self._own = own
+
+    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+        """Make the blocks where the rows lie, or look at those that will be streamed."""
+        self._shielding = Shielding(self._client)
+        return self._rows.survey(classification, n_lanes)
+
+    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
+        """Choose the lanes and their workers.
+
+        Rows that the user has persisted stay where they are, and make the lanes, unless they lie
+        so unevenly that moving some is faster. Rows that are read for this fit may land anywhere,
+        so there the lanes are cut from the blocks alone: the same fit twice gives the same lanes.
+        """
+        rows = {info.index: info.n_rows for info in self._rows.infos}
+        threads = self._rows.threads()
+        if n_lanes is None and not self._rows.homes:
+            n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
+        holders = self._rows.holders()
+        self._placement = place(rows, holders, threads, n_lanes)
+        if n_lanes is None and not self._rows.streamed:
+            even = place(
+                rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
+            )
+            move = Move.between(self._placement, even, holders, self._rows.infos)
+            if move.skew > _UNEVEN:
+                seconds = self._rows.seconds_a_row()
+                if move.pays(passes, seconds, self._rows.bandwidth()):
+                    self._placement, self._moved = even, move
+        return self._placement.lanes
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How unevenly rows lay, and the bytes moved because of it; nothing where none were."""
+        if self._moved is None:
+            return {}
+        return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
+
+    def scales(self, classification: bool) -> Scales:
+        """Scales of all features, in one pass."""
+        return self._rows.scales(classification)
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """How blocks are read in each pass; None where they are kept."""
+        if not self._rows.streamed or self._placement is None:
+            return None
+        together = max(len(lanes) for lanes in self._placement.by_worker().values())
+        blocks = self._rows.blocks_per_lane(together)
+        group = min(blocks // 2, GROUP)
+        return Streaming(group, min(blocks - group, GROUP))
+
+    def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        """Run the fit."""
+        assert self._placement is not None
+        run = TrainingRun(self._client, fit, self._placement, self._rows, self.interrupts)
+        return run.run(callbacks)
+
+    def close(self) -> None:
+        """Let go of the blocks, and close a cluster of our own."""
+        if self._shielding is not None:
+            self._shielding.end()
+        self._rows.release()
+        if self._shielding is not None:
+            self._shielding.wait()
+            self._shielding = None
+        self._own.close()

@@ -1,0 +1,142 @@
+"""Who runs which lanes, from one generation to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.placement import Placement, reassign
+from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.client.fleet import Gone, Seat
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["Part", "Seating"]
+
+#: Threads that a worker counts for which is to get no more lanes.
+_NO_ROOM = 1e-6
+
+
+@dataclass
+class Part:
+    """Lanes, and the trainer that runs them; None: a new one."""
+
+    address: str
+    lanes: list[LaneSpec]
+    seat: Seat | None = None
+
+
+class Seating:
+    """The lanes of a run, their rows, and the workers that run them.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    placement : Placement
+        Of generation 0.
+    rows : ClusterRows
+    membership : Membership
+    """
+
+    def __init__(
+        self, fit: FitSpec, placement: Placement, rows: ClusterRows, membership: Membership
+    ) -> None:
+        self.lanes = placement.lanes
+        #: Rows of each lane.
+        self.lane_rows = fit.lane_rows
+        #: Worker of each lane.
+        self.workers = dict(enumerate(placement.workers))
+        #: Speed of slow workers, as a share of the others'.
+        self.speeds: dict[str, float] = {}
+        self._fit = fit
+        self._rows = rows
+        self._membership = membership
+
+    @property
+    def first_trainers(self) -> list[str]:
+        """Workers that run lanes, in the order of their first lane."""
+        return list(dict.fromkeys(self.workers[lane.lane] for lane in self.lanes))
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def uses(self, blocks: Container[int]) -> bool:
+        """Whether lanes have rows of some of these blocks."""
+        return any(s.block in blocks for lane in self.lanes for s in lane.segments)
+
+    def drop(self, blocks: Container[int]) -> int:
+        """Take blocks from all lanes; return how many rows that were."""
+        before = sum(lane.n_rows for lane in self.lanes)
+        self.lanes = [
+            replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
+            for lane in self.lanes
+        ]
+        self.lane_rows = self._fit.rows_of(self.lanes)
+        return before - sum(lane.n_rows for lane in self.lanes)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def threads(self) -> dict[str, int]:
+        """Threads of the workers that can be given work.
+
+        Raises
+        ------
+        Gone
+            There is none.
+        """
+        threads = self._membership.ready
+        if not threads:
+            # The scheduler may have named workers that were dead already.
+            raise Gone("of every lane", "all were lost at once")
+        return threads
+
+    def capacity(self) -> dict[str, float]:
+        """The same, as what they are worth."""
+        return {a: n * self.speeds.get(a, 1.0) for a, n in self.threads().items()}
+
+    def would_even_out(self) -> bool:
+        """Whether lanes would move if they were spread evenly over the workers that stay."""
+        even = reassign(self.lanes, self.workers, {}, self.capacity(), even=True)
+        return even != self.workers
+
+    # -- lanes ---------------------------------------------------------------------------------
+
+    def assign(self, seats: list[Seat], even: bool) -> list[Part]:
+        """Parts of the next generation: of the trainers that stay, then of new ones.
+
+        Parameters
+        ----------
+        seats : list of Seat
+            The trainers that stay.
+        even : bool
+            Whether lanes move also from workers that are there, to even them out.
+        """
+        self._move(seats, even)
+        lanes = {lane.lane: lane for lane in self.lanes}
+        parts = []
+        seated: set[int] = set()
+        for seat in seats:
+            here = [lanes[n.lane] for n in seat.lanes if self.workers[n.lane] == seat.address]
+            parts.append(Part(seat.address, here, seat))
+            seated.update(lane.lane for lane in here)
+        rest: dict[str, list[LaneSpec]] = {}
+        for lane in self.lanes:
+            if lane.lane not in seated:
+                rest.setdefault(self.workers[lane.lane], []).append(lane)
+        return parts + [Part(address, here) for address, here in rest.items()]
+
+    def _move(self, seats: list[Seat], even: bool) -> None:
+        """Give lanes without a worker to others."""
+        # One that is paused keeps what it runs, and is given no more.
+        paused = set(self._membership.paused).difference(self._membership.leaving)
+        paused &= {seat.address for seat in seats}
+        capacity = self.capacity() | dict.fromkeys(sorted(paused), _NO_ROOM)
+        run_on = {lane.lane for seat in seats for lane in seat.lanes}
+        given = {
+            lane: worker
+            for lane, worker in self.workers.items()
+            if worker not in self._membership.paused or lane in run_on
+        }
+        if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
+            holders = self._rows.holders_now()
+            self.workers = reassign(self.lanes, given, holders, capacity, even=even)

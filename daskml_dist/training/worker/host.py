@@ -1,0 +1,339 @@
+"""The Dask actor that hosts a server of a fit, and the Dask task that runs a trainer.
+
+The actor's methods are short and asynchronous; pushes and pulls reach the server through the
+listener's own threads, never through the worker's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from distributed import get_client, get_worker, secede
+from distributed.comm.addressing import get_address_host
+
+from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.bounds import Bounds
+from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.local import publish_server
+from daskml_dist.comm.reach import reach
+from daskml_dist.comm.remote import serve
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.recipes import Recipes
+from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
+from daskml_dist.ps.image import Holding, ServerImage
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.training.dask_internals import ask_for, before_closing, is_wanted
+from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
+from daskml_dist.training.worker.orders import (
+    Line,
+    at_work,
+    raise_alarm,
+    say_hello,
+    take_leave,
+    tidy,
+)
+from daskml_dist.training.worker.servers import make_server
+from daskml_dist.training.worker.shadow import Shipper
+from daskml_dist.training.worker.trainer import Trainer
+
+__all__ = ["Outcome", "ServerHost", "run_trainer"]
+
+#: Seconds that a trainer waits for its orders after it lost the others.
+_PATIENCE = 60.0
+#: Seconds that a shadow may take to answer.
+_SHADOW_TIMEOUT = 10.0
+
+
+def _credentials(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
+    """The run's secret, and TLS contexts of the cluster's `Security`, where it has them."""
+    listen = worker.security.get_listen_args("worker").get("ssl_context")
+    connect = worker.security.get_connection_args("worker").get("ssl_context")
+    return Credentials(secret, listen, connect, shared_memory)
+
+
+def _host(worker: Any) -> str:
+    address = str(worker.address)
+    return "127.0.0.1" if address.startswith("inproc") else str(get_address_host(address))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the first server knows at the end of a fit.
+
+    Parameters
+    ----------
+    stopping : StoppingRule
+        As the last pass left it.
+    partial_rows : float
+        Rows after the last whole pass.
+    dropped : int
+        Pushes that came too late or twice; none was applied.
+    """
+
+    stopping: StoppingRule
+    partial_rows: float
+    dropped: int
+
+
+class ServerHost:
+    """Actor: one server, its listener, and what the client asks of it.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    number : int
+        Which server of the fit.
+    n_trainers : int
+    run_id, key : str
+        The run, and the name under which trainers of the same process find the server.
+    secret : bytes
+    generation : int
+        That of `shadow_of` for a shadow.
+    """
+
+    def __init__(
+        self,
+        fit: FitSpec,
+        number: int,
+        n_trainers: int,
+        run_id: str,
+        key: str,
+        secret: bytes,
+        generation: int,
+    ) -> None:
+        worker = get_worker()
+        self.run_id = run_id
+        self._fit, self._number = fit, number
+        self._server = make_server(fit, number, n_trainers, generation=generation)
+        publish_server(key, self._server)
+        self._credentials = _credentials(worker, secret, fit.shared_memory)
+        self._alarm = partial(raise_alarm, worker, run_id)
+        say_hello(worker, run_id)
+        before_closing(worker, run_id, partial(take_leave, worker, run_id))
+        answer = partial(
+            serve,
+            self._server,
+            bounds=fit.bounds(number),
+            on_loss=partial(self._alarm, f"server {number}: a connection broke"),
+        )
+        listener = Listener(_host(worker), self._credentials, on_pair=answer, key=key)
+        self._endpoint = listener.endpoint
+        self._shipper: Shipper | None = None
+        # The scheduler drops the actor when its client goes: then nobody may wait for it. The
+        # garbage collector may run in any thread, whatever locks that holds, so it only says so.
+        end: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._end = weakref.finalize(self, end.put, None)
+        threading.Thread(
+            target=_close_at_end,
+            args=(end, self._server, listener, worker, run_id),
+            daemon=True,
+            name="daskml-end",
+        ).start()
+
+    async def endpoint(self) -> Endpoint:
+        """Where trainers reach it."""
+        return self._endpoint
+
+    async def records(self, start: int) -> list[dict[str, Any]]:
+        """Records of the passes from number `start` (from 0) on."""
+        ledger = self._server.ledger
+        return [] if ledger is None else ledger.records[start:]
+
+    async def busy(self) -> tuple[int, dict[int, float]]:
+        """Passes that have ended, and the seconds that each lane computed in its last one."""
+        ledger = self._server.ledger
+        return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
+
+    async def end(self) -> Outcome:
+        """What the ledger holds besides the records."""
+        ledger = self._server.ledger
+        assert ledger is not None
+        return Outcome(ledger.rule, ledger.partial_rows, self._server.dropped)
+
+    async def state(self) -> ShardState | None:
+        """The shard's state."""
+        return self._server.state()
+
+    async def stop(self) -> None:
+        """End the fit with the open pass."""
+        self._server.stop()
+
+    # -- generations ---------------------------------------------------------------------------
+
+    async def pause(self, generation: int) -> Holding:
+        """Refuse earlier generations; tell what could be gone on from."""
+        self._end_shipping()
+        return self._server.pause(generation)
+
+    async def keep_images(self, every: int) -> None:
+        """Make an image every so many updates, and keep the last ones here."""
+        self._server.shadow(None, every)
+
+    async def kept(self) -> dict[int, dict[int, int]]:
+        """Clocks at each image that is kept, by its place."""
+        return self._server.kept()
+
+    async def image_at(self, place: int) -> tuple[ServerImage, list[Any]] | None:
+        """A kept image with its records."""
+        return self._server.image_at(place)
+
+    async def take(self, image: ServerImage, records: list[Any]) -> None:
+        """Keep an image that another server made."""
+        self._server.take(image, records)
+
+    async def hand_over(self, generation: int) -> None:
+        """Pause, and give the shadow the last state."""
+        self._server.pause(generation)
+        image = self._server.last_image()
+        if self._shipper is not None and image is not None:
+            self._shipper(image)
+            while not self._shipper.is_idle:
+                await asyncio.sleep(0.002)
+        self._end_shipping()
+
+    async def renew(self, generation: int, n_trainers: int, at: int | None) -> None:
+        """Begin a new generation."""
+        self._server.renew(generation, range(len(self._fit.lane_rows)), n_trainers, at)
+
+    async def stand_by(self, generation: int) -> None:
+        """Go on as a shadow, of the server of a new generation."""
+        self._server.stand_by(generation)
+
+    async def shadow_to(self, shadow: Endpoint, every: int) -> None:
+        """Send an image to the shadow at once, and every so many updates."""
+        self._end_shipping()
+        # Its thread must not hold the actor, which ends when nobody holds it.
+        bounds = self._fit.bounds(self._number)
+        connect = partial(_connect_to, shadow, self._server, bounds, self._credentials)
+        self._shipper = Shipper(self._server, connect, self._alarm)
+        self._server.shadow(self._shipper, every)
+
+    def _end_shipping(self) -> None:
+        if self._shipper is not None:
+            self._server.unshadow(self._shipper)
+            self._shipper.close()
+            self._shipper = None
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def abort(self, reason: str) -> None:
+        """Refuse everything from now on."""
+        self._server.abort(reason)
+
+    async def close(self) -> None:
+        """Close the listener and all connections."""
+        self._end_shipping()
+        self._end()
+
+
+def _connect_to(
+    shadow: Endpoint, server: ParameterServer, bounds: Bounds, credentials: Credentials
+) -> ServerConnection:
+    wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: server.is_over)
+    return reach(shadow, credentials, wait, bounds)
+
+
+def _close_at_end(
+    end: queue.SimpleQueue[None],
+    server: ParameterServer,
+    listener: Listener,
+    worker: Any,
+    run_id: str,
+) -> None:
+    end.get()
+    server.abort("the fit is over")
+    listener.close()
+    tidy(worker, run_id)
+
+
+def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | bytes) -> TrainerResult:
+    """Dask task: run a trainer on this worker, on blocks or packed recipes of them.
+
+    It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
+    the slots that others wait for: two fits at once cannot deadlock.
+    """
+    worker = get_worker()
+    key = worker.get_current_task()
+    secede()
+    say_hello(worker, spec.run_id, spec.name)
+    before_closing(worker, spec.run_id, partial(take_leave, worker, spec.run_id))
+    line = Line(
+        spec,
+        partial(raise_alarm, worker, spec.run_id),
+        partial(is_wanted, worker, key),
+        min(_PATIENCE, fit.timeout),
+    )
+    wait = Wait(fit.timeout, line.is_aborted, line.is_renewed)
+    threading.current_thread().name = f"daskml-trainer-{spec.name}"
+    trainer = Trainer(
+        fit,
+        spec,
+        wait,
+        _credentials(worker, spec.secret, fit.shared_memory),
+        _host(worker),
+        next_spec=line.next_spec,
+        rest=line.rest,
+    )
+    with at_work(worker, spec.run_id):
+        try:
+            return trainer.run(_source(blocks, worker, wait))
+        except TrainingError as error:
+            if not (line.is_aborted() and is_consequence(error)):
+                raise
+        # What is raised, Dask would log on the worker, for all to see in a notebook.
+        return trainer.interrupted()
+
+
+def _source(
+    blocks: dict[int, Block] | bytes, worker: Any, wait: Wait
+) -> dict[int, Block] | Callable[[int], Block]:
+    if not isinstance(blocks, bytes):
+        return blocks
+    recipes = Recipes.unpack(blocks)
+    fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
+    return lambda number: recipes.make(number, fetch)
+
+
+def _nothing_held(key: Any) -> Any:
+    raise KeyError(key)
+
+
+class _Fetch:
+    """Gets data that workers hold; of this worker's own without a copy, from disk if spilled."""
+
+    def __init__(self, worker: Any, wait: Wait) -> None:
+        self._worker = worker
+        self._wait = wait
+        # Only here: a task may ask for a client, its helper threads may not.
+        self._client = get_client()
+
+    def __call__(self, key: Any) -> Any:
+        # The worker's memory is the event loop's alone.
+        here = asyncio.run_coroutine_threadsafe(self._local(key), self._worker.loop.asyncio_loop)
+        found, value = here.result(timeout=self._wait.timeout)
+        if found:
+            return value
+        future = ask_for(self._client, key)
+        try:
+            return future.result(timeout=self._wait.timeout)
+        except Exception as error:
+            # The client decides: they are made again, or are lost for good.
+            raise CommunicationError(
+                f"Rows that a worker held could not be fetched ({error!r}): it was probably lost. "
+                "Fit again."
+            ) from error
+        finally:
+            future.release()
+
+    async def _local(self, key: Any) -> tuple[bool, Any]:
+        data = self._worker.data
+        return (True, data[key]) if key in data else (False, None)

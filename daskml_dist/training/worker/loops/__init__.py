@@ -1,0 +1,27 @@
+"""The step loops, one a file, named by ``Policy.loop``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.solvers import Solution
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.free import run_free
+from daskml_dist.training.worker.loops.ranges import run_ranges
+from daskml_dist.training.worker.loops.replicas import run_replicas
+from daskml_dist.training.worker.loops.rounds import run_rounds
+from daskml_dist.training.worker.loops.shared import run_shared
+from daskml_dist.training.worker.loops.solver import run_solver
+
+__all__ = ["LOOPS", "Context"]
+
+#: Loops by name; each returns the state, or the solution, where the trainer holds it.
+LOOPS: dict[str, Callable[[Context], ShardState | Solution | None]] = {
+    "rounds": run_rounds,
+    "replicas": run_replicas,
+    "free": run_free,
+    "shared": run_shared,
+    "solver": run_solver,
+    "ranges": run_ranges,
+}

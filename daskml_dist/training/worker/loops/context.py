@@ -1,0 +1,204 @@
+"""What every loop works with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
+from daskml_dist.ps.ledger import PassReport
+from daskml_dist.training.spec import FitSpec, Left, TrainerSpec
+from daskml_dist.training.worker.lane import Lane
+
+__all__ = ["Context"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Context:
+    """A trainer's lanes, connections and threads.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    lanes : list of Lane
+        In the order of their numbers.
+    spec : TrainerSpec
+    connect : callable
+        Opens a new connection to all servers, for one thread.
+    communicator : Communicator
+    wait : Wait
+    idle : callable
+        Called in the trainer's own thread after each pass.
+    memory : dict
+        What a loop leaves for the trainer's next generation.
+    rest : callable
+        To be called between steps; may raise.
+    """
+
+    def __init__(
+        self,
+        fit: FitSpec,
+        lanes: list[Lane],
+        spec: TrainerSpec,
+        connect: Callable[[], ShardedConnection],
+        communicator: Communicator,
+        wait: Wait,
+        idle: Callable[[], None],
+        memory: dict[str, Any],
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.fit = fit
+        self.lanes = lanes
+        self.rank = spec.rank
+        self.generation = spec.generation
+        #: Clock at which each lane begins.
+        self.clocks = {s.lane: clock for s, clock in zip(spec.lanes, spec.clocks, strict=True)}
+        #: Steps between two images of what trainers hold; 0: none are made.
+        self.shadow_every = spec.shadow_every
+        #: Training rows of each lane.
+        self.lane_rows = spec.lane_rows
+        self.n_threads = max(1, min(spec.n_threads, len(lanes)))
+        self.communicator = communicator
+        self.wait = wait
+        self.memory = memory
+        self.rest = rest
+        self._idle = idle
+        self._connect = connect
+        self._reported: dict[int, tuple[int, int]] = {}
+        self._failed = threading.Event()
+        self.pool = None
+        if self.n_threads > 1:
+            self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
+
+    def step_rows(self, step: int) -> int:
+        """Rows of all lanes in a step (from 0) of a pass."""
+        n_steps = self.fit.n_steps
+        return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
+
+    @property
+    def clock(self) -> int:
+        """Clock at which the lanes begin where all step together."""
+        return max(self.clocks.values())
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the lanes go on from an earlier generation's steps."""
+        return self.clock > self.fit.first_clock
+
+    def leaves(self, left: Callable[[], Left]) -> None:
+        """Say what makes up what the trainer leaves behind where the fit is interrupted."""
+        self.memory["left"] = left
+
+    def connect(self) -> ShardedConnection:
+        """Open a connection to all servers for the calling thread."""
+        return self._connect()
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Apply a function to items in the compute threads (in place where there is one)."""
+        if self.pool is None:
+            return [function(item) for item in items]
+        return list(self.pool.map(function, items))
+
+    def report(
+        self,
+        connection: ShardedConnection,
+        number: int,
+        lanes: list[Lane],
+        weights: list[Any | None],
+    ) -> bool:
+        """Report pass `number` of some lanes; True when the fit ends with it.
+
+        Parameters
+        ----------
+        weights : list of arrays or None
+            Parameters to validate each lane's held-out rows with.
+
+        Raises
+        ------
+        DivergedError
+            When the loss is NaN or infinite.
+        """
+        total = PassReport([lane.number for lane in lanes])
+        for lane, w in zip(lanes, weights, strict=True):
+            part = lane.take_report(w if self.fit.validation_fraction else None)
+            total.loss += part.loss
+            total.rows += part.rows
+            total.steps += part.steps
+            total.busy += part.busy
+            total.validation = np.add(total.validation, part.validation).tolist()
+        if self.fit.policy.lockstep:
+            total.steps //= max(len(lanes), 1)
+        total.bytes_pushed, total.bytes_pulled = self._bytes_since(connection)
+        if not np.isfinite(total.loss):
+            raise DivergedError(
+                f"The training loss became {total.loss} in pass {number}: floating-point "
+                "overflow. Lower learning_rate, or scale the features (StandardScaler)."
+            )
+        if self.fit.policy.uses_shards:
+            # The server has counted what was pushed.
+            total.loss, total.rows, total.steps = 0.0, 0.0, 0
+        answer = connection.call("report", **{"pass": number, "report": asdict(total)})
+        if self.pool is None or self.fit.policy.lockstep:
+            self._idle()
+        return bool(answer["stop"])
+
+    def end_pass(self) -> None:
+        """Give the calling thread its turn after a pass."""
+        self._idle()
+
+    def _bytes_since(self, connection: ShardedConnection) -> tuple[int, int]:
+        pushed, pulled = connection.bytes_moved
+        if not self.fit.policy.uses_shards:
+            pushed += self.communicator.bytes_sent
+            pulled += self.communicator.bytes_received
+        before = self._reported.get(id(connection), (0, 0))
+        self._reported[id(connection)] = pushed, pulled
+        return pushed - before[0], pulled - before[1]
+
+    def run_threads(self, run: Callable[[list[Lane]], None]) -> None:
+        """Run `run` once a compute thread, each with its own lanes; the first error is raised."""
+        groups = [self.lanes[i :: self.n_threads] for i in range(self.n_threads)]
+        if self.pool is None:
+            run(groups[0])
+            return
+
+        def guarded(lanes: list[Lane]) -> None:
+            try:
+                run(lanes)
+            except BaseException:
+                self._failed.set()
+                raise
+
+        aborted = self.wait.is_aborted
+        self.wait.is_aborted = lambda: aborted() or self._failed.is_set()
+        futures = [self.pool.submit(guarded, group) for group in groups]
+        try:
+            while wait_for(futures, timeout=0.05).not_done:
+                self._idle()
+        except BaseException:
+            self._failed.set()
+            raise
+        errors = [e for e in (f.exception() for f in futures) if e is not None]
+        # A thread that failed by itself stops the others; its error is the one to tell.
+        if errors:
+            raise min(errors, key=lambda e: (is_consequence(e), type(e) is RunAbortedError))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a compute thread has failed, or the trainer's own."""
+        return self._failed.is_set()
+
+    def close(self) -> None:
+        """End the compute threads."""
+        if self.pool is not None:
+            self.pool.shutdown(wait=True)

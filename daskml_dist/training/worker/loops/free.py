@@ -1,0 +1,126 @@
+"""Free lanes: each pushes and pulls at its own pace (``"async"``, ``"ssp"``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.ps.messages import Part, sum_in_lane_order
+from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.loops.context import Context
+
+__all__ = ["run_free"]
+
+
+def run_free(context: Context) -> None:
+    """Run all lanes, each compute thread with a connection of its own."""
+    context.run_threads(lambda lanes: _run_thread(context, lanes))
+
+
+def _run_thread(context: Context, lanes: list[Lane]) -> None:
+    connection = context.connect()
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            open_lanes = [_FreeLane(context, connection, lane) for lane in lanes]
+            # Lanes take turns: while one waits for its answer, the next one computes.
+            while open_lanes and not context.failed:
+                context.rest()
+                open_lanes = [lane for lane in open_lanes if lane.step()]
+    finally:
+        connection.close()
+
+
+class _FreeLane:
+    """One lane's conversation with the servers."""
+
+    def __init__(self, context: Context, connection: ShardedConnection, lane: Lane) -> None:
+        policy = context.fit.policy
+        self._context = context
+        self._fit = context.fit
+        self._connection = connection
+        self._lane = lane
+        self._push_every = policy.push_every
+        # A sparse batch needs its own coordinates, so they are pulled at every step.
+        self._pull_every = 1 if self._fit.rule.coordinates else policy.pull_every
+        self._parts: list[Part] = []
+        self._rows = 0.0
+        self._w: Any = None
+        self._awaiting = True
+        self._loss = 0.0
+        clock = context.clocks[lane.number]
+        # The report of a pass that ended just there may have been lost with the trainer.
+        self._reports_first = clock > self._fit.first_clock and clock % self._fit.n_steps == 0
+        lane.seek(clock)
+        self._batch = lane.next_batch()
+        connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
+
+    def step(self) -> bool:
+        """Make one step; False once the lane is done."""
+        lane = self._lane
+        if self._reports_first:
+            self._reports_first = False
+            return self._end_pass(lane.clock // self._fit.n_steps)
+        if self._awaiting:
+            pulled = self._connection.receive(lane.number)
+            self._w, self._awaiting = pulled.w, False
+            if pulled.stop:
+                return self._leave()
+        batch = self._batch
+        self._parts.append((len(self._parts), batch.index, lane.new_gradient(self._w, batch)))
+        self._rows += batch.n_rows
+        self._loss += lane.last_loss
+        lane.clock += 1
+        pass_ended = lane.clock % self._fit.n_steps == 0
+        if self._fit.rule.coordinates:
+            self._batch = lane.next_batch()
+            self._send(self._batch, flush=pass_ended)
+        else:
+            self._send(None, flush=pass_ended)
+            self._batch = lane.next_batch()
+        return not pass_ended or self._end_pass(lane.clock // self._fit.n_steps)
+
+    def _send(self, wanted: Batch | None, flush: bool) -> None:
+        clock, number = self._lane.clock, self._lane.number
+        push = flush or clock % self._push_every == 0
+        pull = flush or clock % self._pull_every == 0
+        pull_index = None if wanted is None else wanted.index
+        if push:
+            index, total = sum_in_lane_order(self._parts)
+            self._connection.send(
+                (number,), clock, self._rows, total, index,
+                loss=self._loss, pull=pull, pull_index=pull_index,
+                whole=self._fit.pushes_whole(clock),
+            )  # fmt: skip
+            self._parts, self._rows, self._loss = [], 0.0, 0.0
+        elif pull:
+            self._connection.send((number,), clock, pull_index=pull_index)
+        self._awaiting = pull
+
+    def _end_pass(self, number: int) -> bool:
+        """Report a pass; False when it was the last."""
+        w = None
+        if self._fit.validation_fraction:
+            w = self._whole_parameters()
+        stop = self._context.report(self._connection, number, [self._lane], [w])
+        if stop or number == self._fit.stopping.max_iter:
+            return self._leave()
+        return True
+
+    def _whole_parameters(self) -> Any:
+        lane = self._lane.number
+        pulled = self._connection.receive(lane)
+        if not self._fit.rule.coordinates:
+            self._w, self._awaiting = pulled.w, False
+            return pulled.w
+        self._connection.send((lane,), self._lane.clock)
+        w = self._connection.receive(lane).w
+        # Ask again for the rows of the next batch, whose answer the check above used up.
+        self._connection.send((lane,), self._lane.clock, pull_index=self._batch.index)
+        return w
+
+    def _leave(self) -> bool:
+        # What was not pushed yet counts for nothing.
+        self._connection.call_all("leave", lanes=[self._lane.number])
+        return False

@@ -1,0 +1,64 @@
+"""Steps of a lane on a replica that is its alone: nobody waits for any but the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from daskml_dist.ps.shard import Shard
+from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.ready_blocks import device_memory
+
+__all__ = ["OwnSteps"]
+
+
+class OwnSteps:
+    """Takes them one by one, or several at once where a device or a compiled loop makes them.
+
+    Parameters
+    ----------
+    lane : Lane
+    replica : Shard
+        Where the lane computes.
+    rest : callable
+        Called between steps; may raise.
+    """
+
+    def __init__(self, lane: Lane, replica: Shard, rest: Callable[[], None] = lambda: None) -> None:
+        self._lane = lane
+        self._replica = replica
+        self._rest = rest
+        self._recorded: Any | None = None
+        # A replica on the host has nothing to do with what a device records.
+        here = lane.backend.device == "cpu" or replica.on_device
+        self._may = here and replica.steps_alone
+
+    def take(self, count: int) -> None:
+        """Take the next steps of the lane."""
+        while count > 0:
+            self._rest()
+            count -= self._take_together(count) or self._take_one()
+
+    def _take_one(self) -> int:
+        replica, batch = self._replica, self._lane.next_batch()
+        # Where a batch has no rows, the replica may lie on a device, whose rows nobody gathers.
+        index = batch.index if batch.n_rows else None
+        w = replica.w if index is None else replica.w[index]
+        replica.apply(self._lane.new_gradient(w, batch), batch.n_rows, index)
+        return 1
+
+    def _take_together(self, count: int) -> int:
+        """Steps taken; none where each is made by itself."""
+        lane, replica, chooser = self._lane, self._replica, self._lane.ready_chooser
+        if chooser is None or not self._may:
+            return 0
+        step = replica.empty_step()
+        if self._recorded is None or not self._recorded.serves(step):
+            with device_memory(lane.backend, "What steps need"):
+                self._recorded = chooser.recorder(replica.rule.optimizer, step)
+        if self._recorded is None:
+            self._may = False
+            return 0
+        count = min(count, self._recorded.most)
+        lane.take_steps(self._recorded, replica, count)
+        return count

@@ -1,0 +1,156 @@
+"""Rounds of a solver whose vectors are large: each trainer holds a range of every vector.
+
+All trainers run the solver on their ranges, and add up the few numbers that it decides by; so they
+decide alike. Whole vectors are but the point at which a sum is made, and the sum.
+
+Every trainer keeps the last point that an iteration ended at. After a loss the solver goes on from
+there: it finds the same optimum, though not along the same steps, since what it remembers of the
+curvature is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.solvers import RangedSolver, Solution
+from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.training.spec import Left
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, report_sum
+
+__all__ = ["run_ranges"]
+
+Array = NDArray[np.float64]
+
+
+def run_ranges(context: Context) -> Solution | None:
+    """Run the fit's solver on this trainer's range; rank 0 returns the solution."""
+    solver = context.fit.solver
+    assert isinstance(solver, RangedSolver)
+    # The first trainer reports for all.
+    connection = None if context.rank else context.connect()
+    try:
+        ranges = _Ranges(context, connection)
+        found = solver.solve_in_ranges(context.fit.model, ranges, ranges.start())
+        w = ranges.whole(found.w).reshape(context.fit.model.shape)
+    finally:
+        if connection is not None:
+            connection.close()
+    return None if context.rank else dataclasses.replace(found, w=w)
+
+
+@dataclass
+class _Point:
+    """Where an iteration ended, and what was reported up to there.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows that it was found with.
+    n_iter : int
+    w : ndarray of float64, flat, or None
+        None: where the fit began.
+    reports : list of ndarray
+        `EXTRA` numbers of each sum.
+    """
+
+    n_rows: int
+    n_iter: int = 0
+    w: Array | None = None
+    reports: list[Array] = field(default_factory=list)
+
+
+class _Ranges:
+    """One trainer's range of the vectors, as the solver sees it (`solvers.Ranges`)."""
+
+    def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
+        self._context = context
+        self._connection = connection
+        self._communicator = context.communicator
+        self._sums = LaneSums(context)
+        size, n_ranks = int(np.prod(context.fit.model.shape)), self._communicator.size
+        self._bounds = [size * rank // n_ranks for rank in range(n_ranks + 1)]
+        self.own = slice(*self._bounds[context.rank : context.rank + 2])
+        self.n_rows = sum(context.lane_rows)
+        self.should_stop = False
+        point = self._agree(context.memory.get("point"))
+        self._begin, self._reports = point.w, list(point.reports)
+        self._last: Array | None = point.w
+        self.n_done = point.n_iter
+        for number, extra in enumerate(self._reports, 1):
+            self._report(number, extra)
+
+    def _agree(self, known: _Point | None) -> _Point:
+        """The furthest point of any trainer, given to all."""
+        own = _Point(self.n_rows) if known is None or known.n_rows != self.n_rows else known
+        if self._context.generation:
+            n_iters = [int(n[0]) for (n,) in self._communicator.allgather([np.array([own.n_iter])])]
+            furthest = n_iters.index(max(n_iters))
+            if min(n_iters) < max(n_iters):
+                given: list[Array] = []
+                if self._communicator.rank == furthest:
+                    assert own.w is not None
+                    given = [own.w, np.array(own.reports)]
+                w, reports = self._communicator.allgather(given)[furthest]
+                own = _Point(self.n_rows, max(n_iters), w, list(reports))
+        self._context.memory["point"] = own
+        return own
+
+    def start(self) -> Array:
+        """The own range of where to begin."""
+        if self._begin is not None:
+            return self._begin[self.own].copy()
+        return self._context.fit.start_state().w.astype(np.float64).ravel()[self.own]
+
+    def keep(self, n_iter: int) -> None:
+        """Keep the last point."""
+        reports = list(self._reports)
+        point = _Point(self.n_rows, self.n_done + n_iter, self._last, reports)
+        self._context.memory["point"] = point
+        self._context.leaves(lambda: self._left(point))
+
+    def _left(self, point: _Point) -> Left:
+        assert point.w is not None
+        w = point.w.reshape(self._context.fit.model.shape)
+        return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    def dot(self, a: Array, b: Array) -> float:
+        """Dot product of two vectors."""
+        return float(self._communicator.allreduce(np.array([a @ b]))[0])
+
+    def largest(self, a: Array) -> float:
+        """Largest absolute value of a vector's components."""
+        found = np.zeros(self._communicator.size)
+        found[self._communicator.rank] = np.abs(a).max(initial=0.0)
+        return float(self._communicator.allreduce(found).max())
+
+    # -- vectors -------------------------------------------------------------------------------
+
+    def whole(self, own: Array) -> Array:
+        """A vector, of the ranges of all."""
+        return np.concatenate([part for (part,) in self._communicator.allgather([own])])
+
+    def loss_gradient(self, w: Array) -> tuple[float, Array]:
+        """Sum of the losses at `w`, and the own range of its gradient."""
+        self._last = self.whole(w)
+        total = self._sums.total(LossGradient(self._last.reshape(self._context.fit.model.shape)))
+        total[2 - EXTRA :] = self._sums.bytes_moved()
+        extra = self._communicator.allreduce(total[-EXTRA:])
+        gradient = self._communicator.reduce_scatter(total[1:-EXTRA], self._bounds)
+        self._reports.append(extra)
+        stop = np.array([self._report(len(self._reports), extra)], dtype=np.float64)
+        self.should_stop = bool(self._communicator.allreduce(stop)[0])
+        self._context.end_pass()
+        return float(extra[0]), gradient
+
+    def _report(self, number: int, extra: Array) -> bool:
+        if self._connection is None:
+            return False
+        return report_sum(self._context, self._connection, number, extra)

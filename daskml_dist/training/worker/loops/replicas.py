@@ -1,0 +1,245 @@
+"""Replicas: trainers hold the parameters and meet by all-reduce.
+
+``"allreduce"`` sums gradients at each step into one replica a trainer; ``"local"`` and
+``"average"`` let each lane step alone and average parameters now and then, or once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.namespace import zeros
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.ps.image import LaneImage
+from daskml_dist.ps.messages import sum_in_lane_order
+from daskml_dist.ps.shard import Shard, ShardImage, ShardState
+from daskml_dist.training.spec import Left
+from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.own_steps import OwnSteps
+from daskml_dist.training.worker.loops.residence import Residence
+
+__all__ = ["run_replicas"]
+
+
+def run_replicas(context: Context) -> ShardState | None:
+    """Run all passes; rank 0 returns the state."""
+    connection = context.connect()
+    run: _Summed | _Averaged = (
+        _Summed(context) if context.fit.policy.sums_gradients else _Averaged(context)
+    )
+    try:
+        for lane in context.lanes:
+            lane.seek(context.clock)
+        if context.resumed:
+            _restore(context, connection, run)
+        context.leaves(run.left)
+        _run_passes(context, connection, run)
+        state = run.state()
+        return state if context.rank == 0 else None
+    finally:
+        connection.close()
+
+
+def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
+    n_steps, done = context.fit.n_steps, context.clock
+    for number in context.fit.passes(done):
+        while done < number * n_steps:
+            most = number * n_steps - done
+            if context.shadow_every:
+                most = min(most, context.shadow_every - done % context.shadow_every)
+            context.rest()
+            done += run.steps(done, most)
+            if context.shadow_every and done % context.shadow_every == 0:
+                connection.store(done, run.images())
+        if context.report(connection, number, context.lanes, run.validation_weights()):
+            return
+
+
+def _restore(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
+    """Go on from the images of the lanes that the fit went back to."""
+    images: dict[int, LaneImage] = connection.call("restore")["blob"]
+    for lane in context.lanes:
+        image = images[lane.number]
+        lane.sums = image.loss, image.rows, image.steps
+    run.restore({number: image.shard for number, image in images.items() if image.shard})
+
+
+class _Summed:
+    """One replica a trainer; the gradients of all lanes are summed at each step."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._fit = context.fit
+        self._lanes = context.lanes
+        alone = context.communicator.size == len(self._lanes) == 1
+        self._home = Residence(context, alone)
+        self._replica = self._home.shard(self._fit.start_state())
+        self._in_order = self._fit.deterministic or self._fit.rule.coordinates
+        self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
+
+    def steps(self, clock: int, most: int) -> int:
+        """Take the next steps from a clock on; how many were taken."""
+        if self._alone is not None:
+            self._alone.take(most)
+            return most
+        rows = self._context.step_rows(clock % self._fit.n_steps)
+        if self._in_order:
+            index, total = self._gathered()
+            total = self._home.to_device(total)
+        else:
+            index, total = None, self._context.communicator.allreduce(self._sum())
+        self._replica.apply(total, rows, index)
+        return 1
+
+    def _sum(self) -> Any:
+        w = self._replica.w
+        if self._context.pool is None:
+            total = zeros(w.shape, w.dtype, like=w)
+            for lane in self._lanes:
+                lane.add_gradient(w, lane.next_batch(), total)
+            return total
+        parts = self._context.map(self._gradient, self._lanes)
+        total = parts[0][1]
+        for _, part in parts[1:]:
+            total += part
+        return total
+
+    def _gradient(self, lane: Lane) -> tuple[Batch, Any]:
+        batch = lane.next_batch()
+        w = self._replica.w if batch.index is None else self._replica.w[batch.index]
+        return batch, lane.new_gradient(w, batch)
+
+    def _gathered(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+        """Every lane's gradient on every rank, added in lane order."""
+        arrays: list[NDArray[Any]] = [np.array([lane.number for lane in self._lanes])]
+        for batch, own in self._context.map(self._gradient, self._lanes):
+            gradient = self._home.to_host(own)
+            arrays += [gradient] if batch.index is None else [batch.index, gradient]
+        stride = 2 if self._fit.rule.coordinates else 1
+        parts = []
+        for numbers, *rest in self._context.communicator.allgather(arrays):
+            for i, number in enumerate(numbers.tolist()):
+                *index, gradient = rest[i * stride : (i + 1) * stride]
+                parts.append((number, index[0] if index else None, gradient))
+        return sum_in_lane_order(parts)
+
+    def images(self) -> dict[int, LaneImage]:
+        """Every lane's sums; the parameters with the first lane's."""
+        return {
+            lane.number: LaneImage(*lane.sums, None if lane.number else self._image())
+            for lane in self._lanes
+        }
+
+    def _image(self) -> ShardImage:
+        return self._home.leave(self._replica.image())
+
+    def restore(self, shards: dict[int, ShardImage]) -> None:
+        self._replica.restore(self._home.enter(shards[0]))
+
+    def left(self) -> Left:
+        """The replica, as far as it came."""
+        return Left(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
+
+    def validation_weights(self) -> list[Any | None]:
+        return [self._replica.w] * len(self._lanes)
+
+    def state(self) -> ShardState:
+        return self._home.leave(self._replica.state())
+
+
+class _Averaged:
+    """One replica a lane, averaged by rows every so many steps and at the end."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._fit = context.fit
+        self._lanes = context.lanes
+        self._home = Residence(context, alone=True)
+        self._replicas = {
+            lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
+        }
+        self._own = [
+            OwnSteps(lane, self._replicas[lane.number], context.rest) for lane in context.lanes
+        ]
+        self._every = context.fit.policy.average_every
+        total = sum(context.lane_rows)
+        self._shares = {
+            lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
+        }
+
+    def steps(self, clock: int, most: int) -> int:
+        """Take the next steps from a clock on, up to where parameters meet; how many."""
+        count = min(most, self._every - clock % self._every) if self._every else most
+        self._context.map(lambda own: own.take(count), self._own)
+        if self._every and (clock + count) % self._every == 0:
+            mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
+            for replica in self._replicas.values():
+                replica.replace(self._home.to_device(mean))
+        return count
+
+    def _settled(self, replica: Shard) -> Any:
+        replica.settle()
+        return replica.w
+
+    def _mean(self, values: dict[int, Any]) -> Any:
+        """Mean over all lanes, weighted by their rows; where they lie, or on the host."""
+        if not self._fit.deterministic:
+            return self._context.communicator.allreduce(self._own_sum(values))
+        numbers = sorted(values)
+        parts = (self._home.to_host(values[n] * self._shares[n]) for n in numbers)
+        own = [np.array(numbers), *parts]
+        return sum_in_lane_order(
+            [
+                (number, None, part)
+                for theirs, *rest in self._context.communicator.allgather(own)
+                for number, part in zip(theirs.tolist(), rest, strict=True)
+            ]
+        )[1]
+
+    def _own_sum(self, values: dict[int, Any]) -> Any:
+        """The own lanes' part of the mean."""
+        total, *others = (values[n] * self._shares[n] for n in sorted(values))
+        for part in others:
+            total += part
+        return total
+
+    def left(self) -> Left:
+        """The mean of the own lanes, as far as each came."""
+        share = sum(self._shares.values())
+        state = self._joined(lambda values: self._own_sum(values) / share)
+        return Left(state, share, sum(lane.sums[1] for lane in self._lanes))
+
+    def images(self) -> dict[int, LaneImage]:
+        """Every lane's sums and parameters."""
+        return {
+            lane.number: LaneImage(*lane.sums, self._image(lane.number)) for lane in self._lanes
+        }
+
+    def _image(self, number: int) -> ShardImage:
+        return self._home.leave(self._replicas[number].image())
+
+    def restore(self, shards: dict[int, ShardImage]) -> None:
+        for number, replica in self._replicas.items():
+            replica.restore(self._home.enter(shards[number]))
+
+    def validation_weights(self) -> list[Any | None]:
+        return [self._replicas[lane.number].w for lane in self._lanes]
+
+    def state(self) -> ShardState:
+        """The mean of the lanes' parameters, with the first lane's optimizer state."""
+        return self._joined(self._mean)
+
+    def _joined(self, mean: Callable[[dict[int, Any]], Any]) -> ShardState:
+        states = {n: self._home.leave(r.state()) for n, r in self._replicas.items()}
+        first = states[min(states)]
+        first.w = mean({n: s.w for n, s in states.items()})
+        # Lanes see their averages at different rows, so all of them or none has one.
+        averages = {n: s.average for n, s in states.items() if s.average is not None}
+        if self._fit.rule.average_after is not None:
+            first.average = mean({n: averages.get(n, s.w) for n, s in states.items()})
+        return first

@@ -1,0 +1,74 @@
+"""Where trainers' own parameters lie: on the device that computes with them.
+
+A step then moves nothing between host and device, where one trainer is all there is; else only
+what trainers exchange.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from daskml_dist.backends.namespace import is_host
+from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.ready_blocks import backend_of
+
+__all__ = ["Residence", "moved"]
+
+R = TypeVar("R")
+
+
+class Residence:
+    """The device of a trainer's replicas, and the way there and back.
+
+    Parameters
+    ----------
+    context : Context
+    alone : bool
+        Whether each replica is one lane's.
+    """
+
+    def __init__(self, context: Context, alone: bool) -> None:
+        self._rule = context.fit.rule
+        self._backend = backend_of(context.fit)
+        self._is_host = self._backend.device == "cpu"
+        if self._rule.coordinates and not self._is_host:
+            # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
+            # a device makes the steps of every lane by itself. All trainers find the same.
+            choosers = [lane.chooser for lane in context.lanes if lane.n_rows]
+            self._is_host = not alone or None in choosers
+
+    def shard(self, state: ShardState) -> Shard:
+        """A replica in a state, which may still be the host's."""
+        backend = None if self._is_host else self._backend
+        return Shard(self._rule, self.enter(state), backend=backend)
+
+    def enter(self, record: R) -> R:
+        """A state or image (a dataclass) with its arrays on the device."""
+        return record if self._is_host else moved(record, self._backend.to_device)
+
+    def leave(self, record: R) -> R:
+        """A state or image with its arrays on the host."""
+        return record if self._is_host else moved(record, self._backend.to_numpy)
+
+    def to_host(self, array: Any) -> Any:
+        """An array on the host."""
+        return array if is_host(array) else self._backend.to_numpy(array)
+
+    def to_device(self, array: Any) -> Any:
+        """An array where the replicas lie."""
+        return array if self._is_host else self._backend.to_device(array)
+
+
+def moved(record: Any, move: Callable[[Any], Any]) -> Any:
+    """A copy of a dataclass whose arrays have moved."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: one(part) for name, part in value.items()}
+        return move(value) if hasattr(value, "ndim") else value
+
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return dataclasses.replace(record, **{name: one(value) for name, value in values.items()})

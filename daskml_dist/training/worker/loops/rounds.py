@@ -1,0 +1,147 @@
+"""Rounds: all lanes step together through the server (``"sync"``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.sharded import Pulled, ShardedConnection
+from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.loops.context import Context
+
+__all__ = ["run_rounds"]
+
+
+def run_rounds(context: Context) -> None:
+    """Run all passes of the trainer's lanes in lock-step with all others."""
+    connection = context.connect()
+    try:
+        rounds = _Rounds(context, connection)
+        rounds.pull_first()
+        for number in context.fit.passes(context.clock):
+            rounds.run_pass(number)
+            weights = rounds.validation_weights()
+            if context.report(connection, number, context.lanes, weights):
+                break
+    finally:
+        connection.close()
+
+
+class _Rounds:
+    """The trainer's side of the rounds.
+
+    Lanes speak together (one summed push a trainer), unless the server must see each lane's
+    gradient: to add them in lane order, or because each touches rows of its own.
+    """
+
+    def __init__(self, context: Context, connection: ShardedConnection) -> None:
+        self._fit = context.fit
+        self._context = context
+        self._lanes = context.lanes
+        self._connection = connection
+        self._apart = self._fit.deterministic or self._fit.rule.coordinates
+        self._clock = context.clock
+        self._batches: list[Batch] = []
+        self._pulled: list[Pulled] = []
+
+    def pull_first(self) -> None:
+        for lane in self._lanes:
+            lane.seek(self._clock)
+        self._batches = [lane.next_batch() for lane in self._lanes]
+        for lanes, pull_index in self._speakers():
+            self._connection.send(lanes, self._clock, pull_index=pull_index)
+        self._receive()
+
+    def _speakers(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
+        """Who sends a message of its own, and which rows it wants next."""
+        if not self._apart:
+            return [(tuple(lane.number for lane in self._lanes), None)]
+        return [
+            ((lane.number,), batch.index)
+            for lane, batch in zip(self._lanes, self._batches, strict=True)
+        ]
+
+    def _receive(self) -> None:
+        first = self._lanes[:1] if not self._apart else self._lanes
+        self._pulled = [self._connection.receive(lane.number) for lane in first]
+
+    def run_pass(self, number: int) -> None:
+        end = number * self._fit.n_steps
+        while self._clock < end:
+            self._context.rest()
+            batches = self._batches
+            if self._apart:
+                self._push_apart(batches)
+            else:
+                self._push_together(batches)
+            self._receive()
+            self._clock += 1
+            if self._pulled[0].clock > self._clock:
+                self._catch_up(min(self._pulled[0].clock, end))
+
+    def _catch_up(self, clock: int) -> None:
+        """A round closed without these lanes (backup workers): take up the open one."""
+        for lane in self._lanes:
+            lane.seek(clock)
+        self._clock = clock
+        self._batches = [lane.next_batch() for lane in self._lanes]
+
+    def _push_together(self, batches: list[Batch]) -> None:
+        total = self._sum(self._pulled[0].w, batches)
+        rows = sum(batch.n_rows for batch in batches)
+        ((lanes, _),) = self._speakers()
+        loss = sum(lane.last_loss for lane in self._lanes)
+        whole = self._fit.pushes_whole(self._clock + 1)
+        self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
+        # The next batches are gathered while the push travels.
+        self._batches = [lane.next_batch() for lane in self._lanes]
+
+    def _sum(self, w: Any, batches: list[Batch]) -> NDArray[Any]:
+        if self._context.pool is None:
+            total = np.zeros(w.shape, dtype=w.dtype)
+            for lane, batch in zip(self._lanes, batches, strict=True):
+                lane.add_gradient(w, batch, total)
+            return total
+        parts = self._gradients(batches, [w] * len(batches))
+        total = parts[0]
+        for part in parts[1:]:
+            total += part
+        return total
+
+    def _gradients(self, batches: list[Batch], weights: list[Any]) -> list[NDArray[Any]]:
+        def one(work: tuple[Lane, Batch, Any]) -> Any:
+            lane, batch, w = work
+            return lane.new_gradient(w, batch)
+
+        return self._context.map(one, zip(self._lanes, batches, weights, strict=True))
+
+    def _push_apart(self, batches: list[Batch]) -> None:
+        gradients = self._gradients(batches, [pulled.w for pulled in self._pulled])
+        losses = [lane.last_loss for lane in self._lanes]
+        self._batches = [lane.next_batch() for lane in self._lanes]
+        for (lanes, pull_index), batch, gradient, loss in zip(
+            self._speakers(), batches, gradients, losses, strict=True
+        ):
+            self._connection.send(
+                lanes,
+                self._clock + 1,
+                batch.n_rows,
+                gradient,
+                batch.index,
+                loss=loss,
+                pull_index=pull_index,
+                whole=self._fit.pushes_whole(self._clock + 1),
+            )
+
+    def validation_weights(self) -> list[Any | None]:
+        """Whole parameters to validate with, the same for all lanes."""
+        if not self._fit.validation_fraction:
+            return [None] * len(self._lanes)
+        w = self._pulled[0].w
+        if self._fit.rule.coordinates:
+            first = self._lanes[0].number
+            self._connection.send((first,), self._clock)
+            w = self._connection.receive(first).w
+        return [w] * len(self._lanes)

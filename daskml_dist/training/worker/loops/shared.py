@@ -1,0 +1,273 @@
+"""One array that threads share (``"hogwild"``): they race, processes meet at the server.
+
+The threads of a trainer update one replica. Every now and then one of them sends the server what
+the trainer has changed since the last meeting and adds what the others changed meanwhile.
+
+A step is a batch's mean gradient, computed from parameters that others change meanwhile. Threads
+take turns only where they change whole arrays: passes over arrays that raced would lose the second
+moment of a gradient and keep the first, which an adaptive optimizer then divides by nearly nothing.
+A turn is short beside a gradient of many rows, and needs no compiler, whatever the optimizer.
+
+Or, on sparse rows of many features, each row is an update of its own, without locks
+(`backends/row_steps.py`): an entry's step is computed from its own gradient's moment, so it is no
+longer for what was lost. Only while the trainer adds what others changed do its threads stop: rows
+under way would write over the parameters that all of them touch, and the next meeting take the
+others' changes back. Then a pass takes milliseconds, and sending all parameters would take most of
+the time; so trainers meet seldom, and each sends its changes damped by how far they have gone
+towards the minimum: what several trainers have found out is averaged, what only began to move is
+added up (`_damping`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.training.spec import FitSpec, Left
+from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.turns import Turns
+
+__all__ = ["run_shared"]
+
+#: Steps of a trainer between two meetings at the server.
+_MEET_EVERY = 8
+#: Where rows are steps: time between two meetings, in times of the last one (so 5 % at most).
+_MEET_AFTER = 20.0
+
+
+def run_shared(context: Context) -> ShardState | None:
+    """Run all lanes; rank 0 returns its optimizer state (the servers hold the parameters)."""
+    connection = context.connect()
+    shared = _Shared(context, connection)
+    # The servers hold the parameters, and count rows.
+    context.leaves(lambda: Left(shared.replica.state()))
+    try:
+        if context.generation:
+            shared.pull_first()
+        context.run_threads(shared.run)
+        shared.leave()
+    finally:
+        connection.close()
+    return shared.replica.state() if context.rank == 0 else None
+
+
+def _replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
+    """The trainer's replica of an earlier generation, or a new one that has made so many steps."""
+    replica: Shard | None = context.memory.get("replica")
+    if replica is None or steps == 0:
+        replica = Shard(rule, context.fit.start_state())
+    # The lanes may have gone back, or be others than before.
+    replica.version, replica.rule = steps, rule
+    context.memory["replica"] = replica
+    return replica
+
+
+class _Shared:
+    """The replica of a trainer and its meetings."""
+
+    def __init__(self, context: Context, connection: ShardedConnection) -> None:
+        fit = context.fit
+        share = len(context.lanes) / max(len(fit.lane_rows), 1)
+        rule = dataclasses.replace(fit.rule, share=share)
+        steps = sum(clock - fit.first_clock for clock in context.clocks.values())
+        self.replica = _replica(context, rule, steps)
+        self._context = context
+        self._fit = fit
+        self._connection = connection
+        self._meeting = threading.Lock()
+        # The replica's parameters are read whoever's turn it is.
+        self._turns = Turns()
+        self._has_others = share < 1
+        self._name = min(lane.number for lane in context.lanes)
+        self._lanes = [lane.number for lane in context.lanes]
+        #: Clock, rows and loss of each lane; its thread puts a new entry for each step.
+        self._done = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
+        self._told = dict(self._done)
+        self._base = self.replica.w.copy()
+        self._clock = 0
+        self._steps = self._steps_met = 0
+        self._stopped = False
+        self._rows: _RowByRow | None = None
+        if fit.single_rows:
+            self._rows = _RowByRow(fit, self.replica, share)
+        self._met, self._meeting_took = time.perf_counter(), 0.0
+
+    def run(self, lanes: list[Lane]) -> None:
+        """The work of one thread."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for lane in lanes:
+                lane.seek(self._context.clocks[lane.number])
+            # Lanes that go on after a loss need not be at the same clock.
+            for number in self._fit.passes(min(lane.clock for lane in lanes)):
+                while behind := [lane for lane in lanes if self._has_steps(lane, number)]:
+                    for lane in behind:
+                        if self._stopped or self._context.failed:
+                            return
+                        self._context.rest()
+                        self._step(lane)
+                if self._end_pass(number, lanes):
+                    return
+
+    def _has_steps(self, lane: Lane, number: int) -> bool:
+        return lane.clock < number * self._fit.n_steps
+
+    def _step(self, lane: Lane) -> None:
+        batch = lane.next_batch()
+        if self._rows is None:
+            self._step_by_batch(lane, batch)
+        else:
+            with self._turns.together():
+                self._rows.step(lane, batch)
+        lane.clock += 1
+        _, rows, loss = self._done[lane.number]
+        self._done[lane.number] = lane.clock, rows + batch.n_rows, loss + lane.last_loss
+        self._steps += 1
+        if self._is_due() and self._meeting.acquire(blocking=False):
+            try:
+                self._meet()
+            finally:
+                self._meeting.release()
+
+    def _step_by_batch(self, lane: Lane, batch: Batch) -> None:
+        replica = self.replica
+        w = replica.w if batch.index is None else replica.w[batch.index]
+        grad = lane.new_gradient(w, batch)
+        with self._turns.alone():
+            replica.apply(grad, batch.n_rows, batch.index)
+
+    def _is_due(self) -> bool:
+        if self._rows is None:
+            # Threads that count at once may skip a number.
+            return self._steps - self._steps_met >= _MEET_EVERY
+        return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
+
+    def _meet(self) -> Any:
+        """Exchange changes with the other trainers; the lock is held."""
+        since, self._steps_met = time.perf_counter(), self._steps
+        progress = self._progress()
+        delta = self.replica.w - self._base
+        if self._rows is not None:
+            self._rows.damp(delta)
+        self._clock += 1
+        self._connection.send(
+            tuple(self._lanes), self._clock, progress[:, 1].sum(), delta, progress=progress
+        )
+        pulled = self._connection.receive(self._name)
+        if self._has_others:
+            # Threads went on meanwhile: add what others changed rather than overwrite.
+            with self._turns.alone():
+                self.replica.w += pulled.w - (self._base + delta)
+        self._base = pulled.w
+        self._stopped = self._stopped or pulled.stop
+        self._met = time.perf_counter()
+        self._meeting_took = self._met - since
+        return pulled.w
+
+    def _progress(self) -> NDArray[np.float64]:
+        """Clock, and rows and loss since the last meeting, of each lane."""
+        told, self._told = self._told, dict(self._done)
+        return np.array(
+            [
+                (self._told[n][0], self._told[n][1] - told[n][1], self._told[n][2] - told[n][2])
+                for n in self._lanes
+            ]
+        )
+
+    def pull_first(self) -> None:
+        """Take the parameters that the servers have after a loss."""
+        self._connection.send((self._name,), 0)
+        pulled = self._connection.receive(self._name)
+        self.replica.replace(pulled.w)
+        self._base, self._stopped = pulled.w, pulled.stop
+
+    def _end_pass(self, number: int, lanes: list[Lane]) -> bool:
+        with self._meeting:
+            w = self._meet()
+            stop = self._context.report(self._connection, number, lanes, [w] * len(lanes))
+            self._stopped = self._stopped or stop
+        return self._stopped
+
+    def leave(self) -> None:
+        """Send the last changes and leave."""
+        with self._meeting:
+            self.replica.settle()
+            self._meet()
+            self._connection.call_all("leave", lanes=self._lanes)
+
+
+class _RowByRow:
+    """Steps of single rows on the replica's cells, by all threads of a trainer."""
+
+    def __init__(self, fit: FitSpec, replica: Shard, share: float) -> None:
+        self._fit = fit
+        self._counting = threading.Lock()
+        self._replica = replica
+        self._cells = replica.interleave()
+        self._share = share
+        self._before = self._slots()
+        self._lanes: dict[int, Any] = {}
+        self._orders: dict[int, NDArray[np.intp]] = {}
+
+    def step(self, lane: Lane, batch: Batch) -> None:
+        """Step along the rows of a batch, at the learning rate of its first."""
+        replica, rate = self._replica, self._replica.learning_rate()
+        steps, order = self._steps_of(lane.number), self._order(batch.n_rows)
+        charged = replica.charged
+        lane.add_row_steps(
+            lambda pieces: steps.run(list(pieces), order, self._cells, rate, charged), batch
+        )
+        with self._counting:
+            replica.count_row_steps(batch.n_rows, rate)
+
+    def _steps_of(self, lane: int) -> Any:
+        if lane not in self._lanes:
+            from daskml_dist.backends.row_steps import RowSteps
+
+            model, rule = self._fit.model, self._fit.rule
+            assert isinstance(model, LinearModel)
+            self._lanes[lane] = RowSteps(
+                model.loss, rule.optimizer, rule.penalty.l1, rule.penalty.l2, model.fit_intercept
+            )
+        return self._lanes[lane]
+
+    def _order(self, n_rows: int) -> NDArray[np.intp]:
+        """A batch's rows are drawn at random, but come sorted; one order serves all batches."""
+        if n_rows not in self._orders:
+            n = np.arange(n_rows)
+            self._orders[n_rows] = (
+                np.random.default_rng(n_rows).permutation(n) if self._fit.shuffle else n
+            )
+        return self._orders[n_rows]
+
+    def _slots(self) -> dict[str, NDArray[Any]]:
+        if self._share >= 1:
+            return {}
+        return {name: slot.copy() for name, slot in self._replica.slots.items()}
+
+    def damp(self, delta: NDArray[Any]) -> None:
+        """Damp the changes since the last meeting, where other trainers make the same ones."""
+        if self._share >= 1:
+            return
+        slots, optimizer = self._slots(), self._fit.rule.optimizer
+        approach = optimizer.approach(self._before, slots, self._replica.learning_rate())
+        delta *= _damping(approach, self._share)
+        self._before = slots
+
+
+def _damping(approach: Any, share: float) -> Any:
+    """Factor on the changes of one of ``1 / share`` trainers that went the same way.
+
+    One that makes the share `share` of all steps leaves ``exp(-a)`` of the distance to the
+    minimum, where all steps in a row would have left ``exp(-a / share)``.
+    """
+    a = np.maximum(approach, 1e-6)
+    return share * np.expm1(-a / share) / np.expm1(-a)

@@ -1,0 +1,246 @@
+"""The trainer: one a data-holding process; prepares its blocks, meets the others, runs a loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from daskml_dist.comm.allreduce import PeerGroup, PeerListener
+from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.devices import meet_devices
+from daskml_dist.comm.listener import Credentials
+from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.meet import share_memory
+from daskml_dist.comm.reach import reach
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.data.batches import LaneRows, LaneSpec
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.stream import BlockStream
+from daskml_dist.errors import TrainingError, is_consequence
+from daskml_dist.ps.shard import ShardState
+from daskml_dist.solvers import Solution
+from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
+from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops import LOOPS, Context
+from daskml_dist.training.worker.ready_blocks import (
+    ReadyBlock,
+    backend_of,
+    device_memory,
+    prepare_block,
+)
+
+__all__ = ["Trainer"]
+
+
+NextSpec = Callable[[TrainerSpec, TrainingError, dict[int, int]], TrainerSpec | None]
+
+
+def _no_next(
+    spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
+) -> TrainerSpec | None:
+    raise error
+
+
+class Trainer:
+    """Runs the lanes of one process from the first step to the last.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    spec : TrainerSpec
+    wait : Wait
+        The bound of every wait.
+    credentials : Credentials
+    host : str
+        Address at which other trainers reach this one.
+    idle : callable
+        Called in the calling thread after each pass.
+    next_spec : callable
+        Takes the spec of a generation that has ended, the error that ended it and the clock that
+        each lane had reached; waits for the spec of the next one. None dismisses the trainer. By
+        default the error is raised.
+    rest : callable
+        Called before each step of a lane that takes them one by one; may raise.
+    """
+
+    def __init__(
+        self,
+        fit: FitSpec,
+        spec: TrainerSpec,
+        wait: Wait,
+        credentials: Credentials,
+        host: str,
+        idle: Callable[[], None] = lambda: None,
+        next_spec: NextSpec = _no_next,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._fit = fit
+        self._spec = spec
+        self._wait = self._bound = wait
+        self._credentials = credentials
+        self._host = host
+        self._idle = idle
+        self._next_spec = next_spec
+        self._rest = rest
+        self._memory: dict[str, Any] = {}
+        self._at_work: list[Lane] = []
+
+    def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
+        """Run the fit's passes over the blocks of this trainer's lanes.
+
+        Where the membership of the fit changes on the way, the trainer keeps its blocks and goes
+        on as the next generation's spec says.
+
+        Parameters
+        ----------
+        blocks : mapping of int to Block, or callable
+            At least those that the lanes' segments name; a function that makes a block where
+            blocks are streamed.
+
+        Raises
+        ------
+        InvalidDataError
+            For NaN or infinity, naming the block.
+        TrainingError
+            When the fit cannot go on.
+        """
+        ready = blocks if self._fit.streaming is not None else self._prepare(blocks)
+        spec: TrainerSpec | None = self._spec
+        while spec is not None:
+            self._spec = spec
+            try:
+                state = self._run_generation(ready)
+                return TrainerResult(spec.rank, spec.generation, state)
+            except TrainingError as error:
+                if not is_consequence(error):
+                    raise
+                reached = {lane.number: lane.reached for lane in self._at_work}
+                spec = self._next_spec(spec, error, reached)
+        return TrainerResult(self._spec.rank, self._spec.generation)
+
+    def interrupted(self) -> TrainerResult:
+        """What to hand back once :meth:`run` was interrupted."""
+        left = self._memory.get("left")
+        return TrainerResult(
+            self._spec.rank,
+            self._spec.generation,
+            interrupted=True,
+            left=None if left is None else left(),
+        )
+
+    def _run_generation(self, ready: Any) -> ShardState | Solution | None:
+        spec = self._spec
+        # Its own, since a loop may add conditions to it.
+        self._wait = dataclasses.replace(self._bound)
+        with ExitStack() as stack:
+            self._at_work = lanes = self._lanes(ready, stack)
+            communicator = self._meet()
+            stack.callback(communicator.close)
+            context = Context(
+                self._fit,
+                lanes,
+                spec,
+                self._connect,
+                communicator,
+                self._wait,
+                self._idle,
+                self._memory,
+                self._rest,
+            )
+            stack.callback(context.close)
+            # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
+            with (
+                _blas().limit(limits=1, user_api="blas"),
+                np.errstate(over="ignore", invalid="ignore"),
+                device_memory(backend_of(self._fit), "What a step makes of its rows"),
+            ):
+                return LOOPS[self._fit.policy.loop](context)
+
+    def _lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
+        fit = self._fit
+        if fit.streaming is None:
+            return [Lane(s.lane, fit, self._rows(s), ready) for s in self._spec.lanes]
+        readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
+        # Reads that have begun end by themselves; nobody waits for them.
+        stack.callback(readers.shutdown, wait=False, cancel_futures=True)
+        lanes = []
+        for spec in self._spec.lanes:
+            rows = self._rows(spec)
+            stream = BlockStream(
+                lambda number: prepare_block(ready(number), fit),
+                rows.blocks,
+                fit.stopping.max_iter,
+                fit.streaming.ahead,
+                readers,
+                lambda since: self._wait.check(since, "the storage of a block"),
+            )
+            stack.callback(stream.close)
+            lanes.append(Lane(spec.lane, fit, rows, stream))
+        return lanes
+
+    def _rows(self, spec: LaneSpec) -> LaneRows:
+        fit = self._fit
+        group = None if fit.streaming is None else fit.streaming.group
+        return LaneRows(spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction, group)
+
+    def _prepare(self, blocks: Any) -> dict[int, ReadyBlock]:
+        needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
+        if self._spec.n_threads == 1 or len(needed) == 1:
+            return {i: prepare_block(blocks[i], self._fit) for i in needed}
+        with ThreadPoolExecutor(self._spec.n_threads) as pool:
+            ready = pool.map(lambda i: prepare_block(blocks[i], self._fit), needed)
+            return dict(zip(needed, ready, strict=True))
+
+    def _connect(self) -> ShardedConnection:
+        fit = self._fit
+        connections = [
+            reach(endpoint, self._credentials, self._wait, fit.bounds(number))
+            for number, endpoint in enumerate(self._spec.servers)
+        ]
+        return ShardedConnection(connections, fit.layout, self._spec.generation, fit.compression)
+
+    def _meet(self) -> Communicator:
+        """Wait until every trainer of the fit is there; connect to them where they must talk."""
+        spec = self._spec
+        if spec.generation and self._fit.policy.uses_shards:
+            return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
+        alone = spec.n_trainers == 1 or self._fit.policy.uses_shards
+        own = spec.peer_key(spec.rank)
+        listener = None if alone else PeerListener(self._host, self._credentials, own)
+        try:
+            peers = self._rendezvous(listener)
+            if listener is None:
+                return NoPeers()
+            endpoints = [Endpoint(spec.peer_key(rank), *at) for rank, at in enumerate(peers)]
+            group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
+            host = share_memory(group, self._wait, self._credentials.shared_memory)
+            # Under "auto" ranks may differ, and all of them must meet to find out.
+            if self._fit.device == "cpu":
+                return host
+            return meet_devices(host, group.among, backend_of(self._fit), self._wait)
+        except BaseException:
+            if listener is not None:
+                listener.close()
+            raise
+
+    def _rendezvous(self, listener: PeerListener | None) -> list[tuple[str, int]]:
+        at = listener.endpoint if listener is not None else Endpoint("")
+        connection = self._connect()
+        try:
+            answer = connection.call("rendezvous", rank=self._spec.rank, info=[at.host, at.port])
+        finally:
+            connection.close()
+        return [(host, port) for host, port in answer["peers"]]
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The process's BLAS libraries; looking for them takes milliseconds."""
+    return ThreadpoolController()

@@ -1,0 +1,262 @@
+"""Steps of single rows (``"hogwild"`` on sparse data), beside plain NumPy in float64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends.numpy_backend import CSRRows
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.losses import LOSSES, LogLoss
+from daskml_dist.optimizers import OPTIMIZERS, SGD, Adagrad
+from daskml_dist.penalties import Penalty
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import Constant
+from daskml_dist.training.worker.loops.shared import _damping
+
+RATE = 0.1
+WITH_ROWS = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.single_rows)
+WITH_ENTRIES = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.at_entry)
+
+
+def _rows(n_rows: int = 60, n_features: int = 40) -> tuple[Any, NDArray[np.float64]]:
+    rng = np.random.default_rng(0)
+    X = sparse.random_array((n_rows, n_features), density=0.15, rng=rng, format="csr")
+    return X, np.where(X @ rng.normal(size=n_features) > 0, 1.0, -1.0)
+
+
+def _shard(optimizer: Any, penalty: Penalty, n_features: int, dtype: Any = np.float64) -> Shard:
+    rule = UpdateRule(optimizer, Constant(RATE), penalty, n_features, 1.0, coordinates=True)
+    return Shard(rule, ShardState(np.zeros((n_features + 1, 1), dtype), {}))
+
+
+def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
+    from daskml_dist.backends.row_steps import RowSteps
+
+    penalty = shard.rule.penalty
+    steps = RowSteps(LogLoss(), shard.rule.optimizer, penalty.l1, penalty.l2, True)
+    cells = shard.interleave()
+    total = steps.run(pieces, np.asarray(order), cells, RATE, shard.charged)
+    shard.count_row_steps(len(order), RATE)
+    return total
+
+
+@pytest.mark.parametrize("name", sorted(n for n, loss in LOSSES.items() if loss.at_row))
+def test_one_row_equals_the_array_form(name: str) -> None:
+    loss = LOSSES[name]()
+    raw = np.concatenate([np.linspace(-3, 3, 41), [0.0, 1.0, -1.0, 0.1]])
+    for y in (-1.0, 1.0) if loss.kind == "classification" else (0.0, 0.5, 2.0):
+        values, slopes = loss.value_and_gradient(np.full(len(raw), y), raw.copy())
+        rows = [loss.at_row(y, float(r), loss.parameters) for r in raw]
+        np.testing.assert_allclose(np.transpose(rows), [values, slopes], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", WITH_ENTRIES)
+def test_one_entry_equals_the_array_form(name: str) -> None:
+    optimizer, rng = OPTIMIZERS[name](), np.random.default_rng(0)
+    w = rng.normal(size=9)
+    slots = optimizer.init(w)
+    state = tuple(a.copy() for a in (w, *(slots[n] for n in optimizer.slot_names)))
+    for step in range(1, 6):
+        grad = rng.normal(size=len(w))
+        for k in range(len(w)):
+            optimizer.at_entry(state, k, grad[k], RATE, optimizer.numbers(step))
+        optimizer.update(w, grad, slots, RATE, step)
+    for mine, theirs in zip(state, (w, *slots.values()), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_no_step_is_longer_for_what_races_lost(name: str) -> None:
+    """Each part of an entry's state may be any that was ever written; the first is the longest."""
+    optimizer, rng = OPTIMIZERS[name](), np.random.default_rng(0)
+    numbers, new = optimizer.numbers(1), [np.zeros(1), *optimizer.init(np.zeros(1)).values()]
+    written = [[array[0]] for array in new]
+    for _ in range(300):
+        grad = rng.normal() * 10 ** rng.uniform(-3, 3)
+        first = [array.copy() for array in new]
+        optimizer.at_entry(first, 0, grad, RATE, numbers)
+        state = [np.array([rng.choice(values)]) for values in written]
+        before = state[0][0]
+        optimizer.at_entry(state, 0, grad, RATE, numbers)
+        assert abs(state[0][0] - before) <= abs(first[0][0]) + 1e-12 * abs(before)
+        for values, array in zip(written, state, strict=True):
+            values.append(array[0])
+
+
+def _by_hand(X: Any, y: Any, order: Any, adagrad: bool, l1: float, l2: float) -> NDArray[Any]:
+    """SGD or Adagrad row by row; a touched coefficient pays the penalty of all steps since."""
+    dense = np.hstack([X.toarray(), np.ones((X.shape[0], 1))])
+    w, squares, last = np.zeros((3, dense.shape[1]))
+    for t, i in enumerate(order, start=1):
+        touched = dense[i] != 0
+        since = np.where(np.arange(len(w)) < X.shape[1], t - last, 0)[touched]
+        slope = -y[i] / (1 + np.exp(y[i] * (dense[i] @ w)))
+        g = slope * dense[i, touched] + l2 * since * w[touched]
+        squares[touched] += g**2
+        size = RATE / np.sqrt(squares[touched]) if adagrad else RATE
+        moved = w[touched] - size * g
+        w[touched] = np.sign(moved) * np.maximum(abs(moved) - size * l1 * since, 0)
+        last[touched] = t
+    owed = RATE * (len(order) - last[:-1])
+    w[:-1] /= 1 + owed * l2
+    w[:-1] = np.sign(w[:-1]) * np.maximum(abs(w[:-1]) - owed * l1, 0)
+    return w
+
+
+@pytest.mark.parametrize("adagrad", [False, True])
+@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.0, 0.01), (0.002, 0.01)])
+def test_one_thread_equals_plain_numpy(adagrad: bool, l1: float, l2: float) -> None:
+    X, y = _rows()
+    order = np.random.default_rng(1).permutation(len(y))
+    shard = _shard(Adagrad(epsilon=1e-300) if adagrad else SGD(), Penalty(l1, l2), X.shape[1])
+    # Two blocks, whose rows are visited in turn.
+    pieces = [
+        (CSRRows(X[:25], np.arange(25)), y[:25], None),
+        (CSRRows(X[20:], np.arange(5, 40)), y[25:], None),
+    ]
+    _run(shard, pieces, order)
+    w = _by_hand(X, y, order, adagrad, l1, l2)
+    np.testing.assert_allclose(shard.state().w[:, 0], w, rtol=1e-9, atol=1e-14)
+    assert (w[:-1] != 0).sum() > 10
+
+
+@pytest.mark.parametrize(("dtype", "index_dtype"), [(np.float32, np.int32), (np.float64, np.int64)])
+def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -> None:
+    X, y = _rows()
+    X = X.astype(dtype)
+    y = y.astype(dtype)
+    # Each entry as two halves, out of order; SGD moves by each of them.
+    twice = sparse.csr_array(
+        (
+            np.repeat(X.data / 2, 2),
+            np.repeat(X.indices, 2).astype(index_dtype),
+            (2 * X.indptr).astype(index_dtype),
+        ),
+        shape=X.shape,
+    )
+    order = np.arange(len(y))
+    results = []
+    for rows in (X, twice):
+        shard = _shard(SGD(), Penalty(0.0, 0.0), X.shape[1], dtype)
+        loss = _run(shard, [(CSRRows(rows, order), y, None)], order)
+        results.append([loss, *shard.w[:, 0]])
+    np.testing.assert_allclose(*results, rtol=1e-4 if dtype == np.float32 else 1e-12)
+
+
+def test_a_rate_of_zero_changes_nothing_and_forgives_nothing() -> None:
+    from daskml_dist.backends.row_steps import RowSteps
+
+    X, y = _rows()
+    order = np.arange(len(y))
+    shard = _shard(Adagrad(), Penalty(0.001, 0.01), X.shape[1])
+    steps = RowSteps(LogLoss(), Adagrad(), 0.001, 0.01, True)
+    pieces, cells = [(CSRRows(X, order), y, None)], shard.interleave()
+    steps.run(pieces, order, cells, RATE, 0.0)
+    before = cells[:, [0, 2]].copy()
+    steps.run(pieces, order, cells, 0.0, 6.0)
+    np.testing.assert_array_equal(cells[:, [0, 2]], before)
+
+
+def test_weights_scale_slopes_and_losses() -> None:
+    X, y = _rows()
+    order = np.arange(len(y))
+    shards = [_shard(SGD(), Penalty(0.0, 0.0), X.shape[1]) for _ in range(2)]
+    once = _run(shards[0], [(CSRRows(X, order), y, None)], order)
+    none = _run(shards[1], [(CSRRows(X, order), y, np.zeros(len(y)))], order)
+    assert once > 0
+    assert none == 0
+    assert not shards[1].w.any()
+
+
+def _large(n_rows: int = 20_000) -> tuple[Any, NDArray[np.bool_]]:
+    rng = np.random.default_rng(0)
+    n_features, per_row = 8_192, 12
+    columns = (n_features * rng.random((n_rows, per_row)) ** 3).astype(np.int32)
+    X = sparse.csr_array(
+        (np.ones(columns.size), columns.ravel(), np.arange(0, columns.size + 1, per_row)),
+        shape=(n_rows, n_features),
+    )
+    X.sum_duplicates()
+    return X, X @ rng.normal(size=n_features) > 0
+
+
+def _loss(clf: Any, X: Any, y: Any) -> float:
+    margin = np.where(y, 1, -1) * clf.decision_function(X)
+    return float(np.logaddexp(0, -margin).mean())
+
+
+def test_many_threads_reach_the_loss_of_one() -> None:
+    X, y = _large()
+    params: dict[str, Any] = {"max_iter": 10, "tol": None, "random_state": 0}
+    losses = [
+        _loss(SGDClassifier(policy="hogwild", n_lanes=n, **params).fit(X, y), X, y) for n in (1, 4)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
+def test_all_rows_count_once() -> None:
+    X, y = _large(3_001)
+    clf = SGDClassifier(policy="hogwild", n_lanes=3, max_iter=4, tol=None, random_state=0)
+    records = clf.fit(X, y).history_.records
+    assert [record["rows"] for record in records] == [len(y)] * 4
+    assert records[-1]["loss"] < records[0]["loss"]
+
+
+def test_what_has_no_form_of_single_rows_takes_batches() -> None:
+    class Own(LogLoss):
+        def value_and_gradient(self, y: Any, raw: Any) -> Any:
+            return super().value_and_gradient(y, raw)
+
+    assert Own.at_row is None
+    X, y = _large(2_000)
+    for params in ({"loss": Own()}, {"optimizer": "adam"}, {"batch_size": 64}, {"average": True}):
+        clf = SGDClassifier(policy="hogwild", n_lanes=2, max_iter=8, random_state=0, **params)
+        assert clf.fit(X, y).score(X, y) > 0.7
+
+
+def test_regression_on_sparse_rows() -> None:
+    X, _ = _large(4_000)
+    t = X @ np.random.default_rng(1).normal(size=X.shape[1])
+    reg = SGDRegressor(policy="hogwild", n_lanes=2, max_iter=20, tol=None, random_state=0)
+    assert reg.fit(X, t).score(X, t) > 0.9
+
+
+def test_changes_that_all_trainers_make_are_averaged() -> None:
+    far = _damping(np.array([0.0, 1e-4, 1.0, 50.0]), 0.5)
+    np.testing.assert_allclose(far[[0, 3]], [1, 0.5], rtol=1e-4)
+    assert (np.diff(far) <= 0).all()
+    # Two halves of the steps, damped and added, are all the steps on a quadratic.
+    half = 1 - np.exp(-1.0)
+    np.testing.assert_allclose(2 * far[2] * half, 1 - np.exp(-2.0), rtol=1e-12)
+    assert _damping(np.inf, 0.25) == 0.25
+
+
+@pytest.mark.slow
+def test_kernels_are_kept_on_disk(tmp_path: Any) -> None:
+    code = (
+        "import numpy as np; from scipy import sparse; "
+        "from daskml_dist.backends.row_steps import RowSteps; "
+        "from daskml_dist.backends.numpy_backend import CSRRows; "
+        "from daskml_dist.losses import Hinge; from daskml_dist.optimizers import SGD; "
+        "X = sparse.eye_array(3, format='csr'); s = RowSteps(Hinge(), SGD(), 0., 0., True); "
+        "s.run([(CSRRows(X, np.arange(3)), np.ones(3), None)], np.arange(3), "
+        "np.zeros((4, 2)), .1, 0.); "
+        "print(sum(s._kernel.stats.cache_hits.values()))"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    hits = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True,
+            check=True,
+        ).stdout.strip()
+        for _ in range(2)
+    ]  # fmt: skip
+    assert hits == ["0", "1"]

@@ -1,0 +1,104 @@
+"""The examples run as a user would run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import dump_svmlight_file, load_iris
+
+from daskml_dist.backends.devices import gpu_problem
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def _run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_quickstart_compares_policies_on_workers() -> None:
+    output = _run("quickstart.py", "--passes", "3", "--policy", "sync", "async")
+    assert "digits: 1797 x 64, 2 workers" in output
+    assert "sync" in output
+    assert "async" in output
+
+
+@pytest.mark.parametrize(
+    "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("parquet", "svm"))]
+)
+def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
+    X, y = load_iris(return_X_y=True)
+    path = tmp_path / f"iris.{kind}"
+    if kind == "svm":
+        dump_svmlight_file(X, y, str(path))
+    else:
+        pd = pytest.importorskip("pandas")
+        frame = pd.DataFrame(X, columns=list("abcd")).assign(species=np.array(["i", "v", "w"])[y])
+        frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    options = ["--target", "species", "--workers", "0", "--policy", "sync", "--passes", "5"]
+    output = _run("quickstart.py", "--data", str(path), *options)
+    assert f"iris.{kind}: 150 x 4, 0 workers" in output
+
+
+@pytest.mark.slow
+def test_local_cuda_cluster_without_gpus() -> None:
+    output = _run("local_cuda_cluster.py", "--cpu", "--rows", "4000", "--features", "10")
+    assert "4,000 x 10 rows on 2 workers, device='cpu'" in output
+    accuracy = [float(part.split()[0]) for part in output.split("accuracy")[1:]]
+    assert len(accuracy) == 2
+    assert min(accuracy) > 0.8
+
+
+def test_local_cuda_cluster_says_what_is_missing() -> None:
+    """On a machine without dask-cuda or without a GPU: one line, which names the remedy."""
+    if gpu_problem() is None:
+        pytest.skip("there is a GPU here")
+    command = [sys.executable, str(EXAMPLES / "local_cuda_cluster.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 1
+    assert "try --cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.gpu
+def test_local_cuda_cluster() -> None:
+    pytest.importorskip("dask_cuda")
+    output = _run("local_cuda_cluster.py", "--rows", "200000")
+    assert output.count("accuracy 0.9") == 2
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_adult_census(data_dir: Path) -> None:
+    output = _run("adult_census.py", str(data_dir / "adult"), "--policy", "sync")
+    assert float(output.split("AUC")[1].split()[0]) >= 0.903
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_nycflights(data_dir: Path) -> None:
+    output = _run("nycflights.py", str(data_dir / "nycflights"))
+    assert float(output.split("RMSE")[1].split()[0]) <= 17.95
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_newsgroups(data_dir: Path) -> None:
+    output = _run("newsgroups.py", str(data_dir / "news20"))
+    accuracy = [float(part.split()[0]) for part in output.split("accuracy")[1:]]
+    assert len(accuracy) == 2
+    assert min(accuracy) >= 0.850
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_mnist(data_dir: Path) -> None:
+    options = ["--policy", "allreduce", "--passes", "3"]
+    output = _run("mnist_policies.py", str(data_dir / "mnist"), *options)
+    assert float(output.split("accuracy")[1].split()[0]) > 0.88

@@ -1,0 +1,313 @@
+"""Rows are read whatever is lost meanwhile, and who waits is told for what."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+from daskml_dist.data import waiting
+from daskml_dist.data.collection import as_collection
+from daskml_dist.errors import DataLostError, InvalidDataError, TrainingError
+from daskml_dist.linear_model import LinearRegression, SGDClassifier
+from daskml_dist.preprocessing import StandardScaler
+from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.dask_internals import list_workers
+from daskml_dist.training.worker import orders
+
+N_ROWS = 3_000
+
+
+@pytest.fixture
+def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
+    with Client(crew) as client:
+        client.wait_for_workers(3, timeout=60)
+        yield client
+        assert_clean(client, timeout=20)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the user is told, also while a cluster silences its logs."""
+    caplog.handler.setLevel(logging.WARNING)
+    return caplog
+
+
+def _rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N_ROWS, 4))
+    return X, X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0
+
+
+def _read(block: Any, folder: str, seconds: float) -> Any:
+    """Take a moment, and tell that the reading has begun."""
+    Path(folder, f"{os.getpid()}-{time.monotonic_ns()}").touch()
+    time.sleep(seconds)
+    return block
+
+
+def _lazy(folder: Path, seconds: float = 0.0, read: Any = _read) -> tuple[Any, Any]:
+    X, y = _rows()
+    dX = da.from_array(X, chunks=(N_ROWS // 6, -1))
+    dX = dX.map_blocks(read, str(folder), seconds, dtype=X.dtype, meta=X[:0])
+    return dX, da.from_array(y, chunks=N_ROWS // 6)
+
+
+def _kill(client: Client, addresses: list[str]) -> None:
+    # The scheduler lists a killed worker for some milliseconds more.
+    pids = client.run(os.getpid, workers=addresses, on_error="return")
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+
+
+def _until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _summary(rows: ClusterRows) -> list[tuple[int, int]]:
+    return [(info.index, info.n_rows) for info in rows.infos]
+
+
+WHOLE = [(i, N_ROWS // 6) for i in range(6)]
+
+
+SLOW = pytest.mark.slow
+
+
+@SLOW
+@pytest.mark.parametrize("persisted", [False, True])
+def test_workers_that_die_while_rows_are_read(
+    crew_client: Client, tmp_path: Path, persisted: bool
+) -> None:
+    """Two of three, one after the other."""
+    X, y = _lazy(tmp_path, 0.3)
+    if persisted:
+        X, y = crew_client.persist([X, y])
+        wait([X, y])
+    rows = ClusterRows(crew_client, as_collection(X, y), None)
+    if persisted:
+        rows._find_homes()
+        _kill(crew_client, [home for home in rows.homes if home][:1])
+        rows._read()
+    else:
+        killer = threading.Thread(target=_kill_readers, args=(crew_client, tmp_path))
+        killer.start()
+        rows.survey(True)
+        killer.join()
+    assert _summary(rows) == WHOLE
+    _kill(crew_client, sorted(list_workers(crew_client))[:1])
+    assert rows.scales(True).largest.shape == (4,)
+    assert rows.seconds_a_row() > 0
+    assert set(rows.holders()) == set(range(6))
+    rows.release()
+
+
+def _kill_readers(client: Client, folder: Path) -> None:
+    for n_begun in (2, 5):
+        _until(lambda n=n_begun: len(list(folder.iterdir())) >= n)  # type: ignore[misc]
+        _kill(client, sorted(list_workers(client))[:1])
+
+
+def test_a_block_that_is_lost_again_and_again_is_made_again(
+    crew_client: Client, tmp_path: Path
+) -> None:
+    X, y = crew_client.persist(list(_lazy(tmp_path)))
+    rows = ClusterRows(crew_client, as_collection(X, y), None)
+    rows.survey(True)
+    for _ in range(3):
+        holders = {address for held in rows.holders_now().values() for address in held}
+        _kill(crew_client, sorted(holders)[:1])
+        _until(lambda gone=holders: not gone <= set(list_workers(crew_client)))  # type: ignore[misc]
+        assert rows.mend() == {}
+        _until(lambda: rows.mend() == {} and rows.are_there and all(rows.holders_now().values()))
+    rows.release()
+
+
+@SLOW
+def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
+    crew_client: Client, tmp_path: Path
+) -> None:
+    def read_once(block: Any, folder: str, seconds: float) -> Any:
+        if Path(folder, "gone").exists():
+            raise FileNotFoundError("the file went")
+        return block
+
+    X, y = _lazy(tmp_path, read=read_once)
+    rows = ClusterRows(crew_client, as_collection(X, y), None)
+    rows.survey(True)
+    (tmp_path / "gone").touch()
+    _kill(crew_client, sorted(list_workers(crew_client)))
+    _until(lambda: len(rows.mend()) == 6)
+    assert "the file went" in rows.mend()[0]
+    rows.release()
+    again = ClusterRows(crew_client, as_collection(X, y), None)
+    with pytest.raises(InvalidDataError, match=r"Block \d could not be read: .*the file went"):
+        again.survey(True)
+    again.release()
+
+
+def test_rows_without_a_recipe_that_are_gone_are_told(crew_client: Client) -> None:
+    X, y = _rows()
+    first = sorted(list_workers(crew_client))[0]
+    (held,) = crew_client.scatter([X], workers=[first], hash=False)
+    dX = da.from_delayed(dask.delayed(held), X.shape, dtype=X.dtype)
+    rows = ClusterRows(crew_client, as_collection(dX, da.from_array(y, chunks=-1)), None)
+    _kill(crew_client, [first])
+    _until(lambda: held.status == "cancelled")
+    with pytest.raises(DataLostError, match="nothing can make them again"):
+        rows.survey(True)
+    rows.release()
+
+
+# --- workers that begin nothing --------------------------------------------------------------
+
+
+def _pause(share: float | None, dask_worker: Any) -> None:
+    """Set the share of its memory at which a worker is paused."""
+    dask_worker.memory_manager.memory_pause_fraction = share
+
+
+def _paused(client: Client) -> int:
+    return sum(worker["status"] == "paused" for worker in list_workers(client).values())
+
+
+def _classifier(**more: Any) -> SGDClassifier:
+    return SGDClassifier(max_iter=3, tol=None, n_lanes=3, random_state=0, **more)
+
+
+@pytest.mark.parametrize("persisted", [pytest.param(False, marks=SLOW), True])
+def test_a_paused_worker_is_worked_around(
+    crew_client: Client, tmp_path: Path, persisted: bool
+) -> None:
+    X, y = _lazy(tmp_path)
+    if persisted:
+        X, y = crew_client.persist([X, y])
+        wait([X, y])
+    victim = sorted(list_workers(crew_client))[:1]
+    crew_client.run(_pause, 1e-9, workers=victim)
+    try:
+        _until(lambda: _paused(crew_client) == 1)
+        clf = _classifier().fit(X, y)
+        assert _paused(crew_client) == 1
+    finally:
+        crew_client.run(_pause, 0.8, workers=victim)
+        _until(lambda: not _paused(crew_client))
+    assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
+    np.testing.assert_allclose(clf.coef_, _classifier().fit(X, y).coef_, rtol=1e-6)
+
+
+def test_a_fit_waits_while_all_workers_are_paused(
+    crew_client: Client, tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    crew_client.run(_pause, 1e-9)
+    try:
+        _until(lambda: _paused(crew_client) == 3)
+        short = dask.config.set({"daskml_dist.timeout": 2})
+        with short, pytest.raises(TrainingError, match="0 of 3: 3 at their memory limit"):
+            _classifier().fit(*_lazy(tmp_path))
+        assert any(
+            m.startswith("waiting for workers (0 of 3: 3 at their memory") for m in told.messages
+        )
+    finally:
+        crew_client.run(_pause, 0.8)
+        _until(lambda: not _paused(crew_client))
+
+
+# --- no worker yet ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pytest.param("dask", marks=SLOW), "memory"])
+def test_a_fit_makes_an_adaptive_cluster_grow(kind: str, tmp_path: Path) -> None:
+    with (
+        LocalCluster(
+            n_workers=0,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=":0",
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.adapt(minimum=0, maximum=2, interval="100ms")
+        X, y = _rows() if kind == "memory" else _lazy(tmp_path)
+        model = LinearRegression().fit(X, y)
+        np.testing.assert_allclose(model.coef_, LinearRegression().fit(*_rows()).coef_)
+        _until(lambda: not client.futures)
+
+
+def test_who_waits_for_workers_is_told_once(told: pytest.LogCaptureFixture) -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster),
+        dask.config.set({"daskml_dist.timeout": 2}),
+    ):
+        with pytest.raises(TrainingError, match=r"No worker that takes work .* within 2 s"):
+            _classifier().fit(*_rows())
+        with pytest.raises(TrainingError, match=r"within 2 s \(0\)"):
+            StandardScaler().fit(da.zeros((4, 2), chunks=2))
+    assert [m[:32] for m in told.messages if m.startswith("waiting")] == [
+        "waiting for workers (0; 2 s). Sc"
+    ] * 2
+
+
+def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) -> None:
+    _classifier().fit(*_lazy(tmp_path))
+    left = [orders._orders, orders._aborted, orders._farewells, orders._trainers]
+    assert not any(left)
+
+
+@SLOW
+def test_who_computes_when_the_workers_go_is_told(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
+    """Dask itself would wait for ever, and say nothing."""
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        dask.config.set({"daskml_dist.timeout": 2}),
+    ):
+
+        def read(block: Any, folder: str, seconds: float) -> Any:  # travels whole
+            if block.any():
+                Path(folder, "begun").touch()
+                time.sleep(seconds)
+            return block
+
+        def leave() -> None:
+            _until((tmp_path / "begun").exists)
+            cluster.scale(0)
+
+        leaver = threading.Thread(target=leave)
+        leaver.start()
+        with pytest.raises(TrainingError, match=r"No worker that takes work .* within 2 s \(0\)"):
+            StandardScaler().fit(_lazy(tmp_path, seconds=60, read=read)[0])
+        leaver.join()
+        _until(lambda: not client.futures)
+    assert any(m.startswith("waiting for workers (0; 2 s)") for m in told.messages)
+
+
+def test_a_watch_ends_what_no_worker_does(
+    client: Client, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "_TELL", 0.02)
+    nowhere = client.submit(bool, workers=["tcp://127.0.0.1:1"], pure=False)
+    gone = pytest.raises(TrainingError, match=r"No worker that takes work .* within 0.1 s \(0\)")
+    with gone, waiting.watched(client, list, 0.1, nowhere.key):
+        nowhere.result(timeout=60)
+    assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in told.messages)
+    with waiting.watched(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
+        time.sleep(0.3)  # nothing is ended while there is a worker

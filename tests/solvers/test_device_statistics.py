@@ -1,0 +1,249 @@
+"""Statistics on arrays of a GPU: the sums of the CPU, and no array of the host among the others.
+
+The GPU's arrays are array-api-strict's here, which refuse to mix with NumPy's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import sparse
+
+from daskml_dist import solvers
+from daskml_dist.backends import Backend, get_backend
+from daskml_dist.comm.packing import pack_object, unpack_object
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.losses import LOSSES
+from daskml_dist.models import curvature
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.naive_bayes import RowsByClass
+from daskml_dist.solvers import Statistic, moments, rows
+from daskml_dist.solvers.boosting import Correlations, LongestRow
+from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
+from daskml_dist.solvers.huber import HuberSums
+from daskml_dist.solvers.moments import Moments
+from daskml_dist.solvers.newton import LossHessian
+from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers.smoothing import RoundedTube
+from daskml_dist.training.worker.loops.solver import question_kinds
+from tests.cuda_emulation import EmulatedCupy
+from tests.strict_backend import DEVICES, StrictBackend
+
+for _module in pkgutil.iter_modules(solvers.__path__):
+    importlib.import_module(f"{solvers.__name__}.{_module.name}")
+
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+N_ROWS, N_FEATURES = 60, 5
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N_ROWS, N_FEATURES)) + 1
+CODES = RNG.integers(0, 3, N_ROWS)
+SIGNS = np.where(RNG.random(N_ROWS) < 0.5, -1.0, 1.0)
+NUMBERS = RNG.normal(size=N_ROWS)
+WEIGHT = RNG.random(N_ROWS) * 2
+#: Cases of linear models: classes, columns of the target, and the encoded target.
+TASKS: dict[str, tuple[int, int | None, Any]] = {
+    "two": (2, None, SIGNS),
+    "three": (3, None, CODES.astype(np.int32)),
+    "number": (0, None, NUMBERS),
+    "numbers": (0, 2, RNG.normal(size=(N_ROWS, 2))),
+}
+
+#: A model, a statistic and the targets that it adds up.
+Sample = tuple[Any, Statistic, Any]
+
+
+def _linear(
+    make: Callable[[Any], Statistic], losses: dict[str, list[str]]
+) -> Iterator[tuple[str, Sample]]:
+    """Samples with and without an intercept; `make` takes the parameters."""
+    for task, names in losses.items():
+        n_classes, n_targets, y = TASKS[task]
+        for name in names:
+            for intercept in (True, False):
+                model = LinearModel(LOSSES[name](), N_FEATURES, n_classes, intercept, n_targets)
+                w = np.random.default_rng(1).normal(size=model.shape) / 3
+                yield f"{name}-{task}-{'intercept' if intercept else 'plain'}", (model, make(w), y)
+
+
+def _moments() -> Iterator[tuple[str, Sample]]:
+    for task in ("number", "numbers"):
+        _, n_targets, y = TASKS[task]
+        model = LinearModel(LOSSES["squared_error"](), N_FEATURES, 0, True, n_targets)
+        y_shift, x_shift = RNG.normal(size=n_targets or 1), RNG.normal(size=N_FEATURES)
+        transform = RNG.normal(size=(N_FEATURES, N_FEATURES))
+        yield f"{task}-plain", (model, Moments(y_shift), y)
+        yield f"{task}-shifted", (model, Moments(y_shift, x_shift), y)
+        yield f"{task}-transformed", (model, Moments(y_shift, x_shift, transform), y)
+
+
+def _by_class(**statistics: Statistic) -> Iterator[tuple[str, Sample]]:
+    for n_classes in (2, 3):
+        for name, statistic in statistics.items():
+            shape = statistic.shape(RowsByClass(N_FEATURES, n_classes, (0, 0)))
+            model = RowsByClass(N_FEATURES, n_classes, shape)
+            yield f"{name}-{n_classes}", (model, statistic, np.minimum(CODES, n_classes - 1))
+
+
+#: Samples of each statistic. What is new gets a line here.
+SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
+    LossGradient: dict(
+        _linear(
+            LossGradient,
+            {
+                "two": ["log_loss"],
+                "three": ["log_loss", "hinge"],
+                "number": ["poisson"],
+                "numbers": ["squared_error"],
+            },
+        )
+    ),
+    LossHessian: {
+        **dict(
+            _linear(
+                LossHessian,
+                {
+                    "two": ["log_loss"],
+                    "three": ["log_loss"],
+                    "number": ["poisson"],
+                    "numbers": ["squared_error"],
+                },
+            )
+        ),
+        **{
+            f"tube-{epsilon}-{name}": sample
+            for epsilon in (0.0, 0.3)
+            for name, sample in _linear(
+                lambda w, epsilon=epsilon: LossHessian(w, RoundedTube(epsilon, 0.5)),
+                {"number": ["epsilon_insensitive"]},
+            )
+        },
+    },
+    HuberSums: dict(_linear(lambda w: HuberSums(w, 0.7, 1.35), {"number": ["squared_error"]})),
+    LongestRow: dict(_linear(lambda w: LongestRow(), {"two": ["log_loss"]})),
+    Correlations: dict(_linear(Correlations, {"two": ["log_loss"], "three": ["log_loss"]})),
+    Moments: dict(_moments()),
+    ClassCounts: dict(_by_class(plain=ClassCounts(), over=ClassCounts(threshold=1.0))),
+    ClassMoments: dict(_by_class(plain=ClassMoments())),
+}
+
+
+def _statistics(base: type[Statistic] = Statistic) -> Iterator[type[Statistic]]:
+    for statistic in base.__subclasses__():
+        yield statistic
+        yield from _statistics(statistic)
+
+
+STATISTICS = sorted(
+    {s for s in _statistics() if s.__module__.startswith("daskml_dist.")}, key=lambda s: s.__name__
+)
+CASES = [
+    pytest.param(*sample, id=f"{statistic.__name__}-{name}")
+    for statistic in STATISTICS
+    for name, sample in SAMPLES.get(statistic, {}).items()
+]
+
+
+#: What holds the rows, and whose arrays: there are no sparse ones in the standard.
+BACKENDS = [
+    *(
+        pytest.param(np.asarray, partial(StrictBackend, device), id=str(device))
+        for device in DEVICES
+    ),
+    pytest.param(sparse.csr_matrix, EmulatedCupy, id="csr", marks=NEEDS_COMPILER),
+    pytest.param(np.asarray, partial(get_backend, "gpu"), id="cupy", marks=pytest.mark.gpu),
+    pytest.param(
+        sparse.csr_matrix, partial(get_backend, "gpu"), id="cupy-csr", marks=pytest.mark.gpu
+    ),
+]
+
+
+def _add(
+    backend: Backend, model: Any, statistic: Statistic, X: Any, y: Any, weight: Any
+) -> tuple[float, Any]:
+    """The loss and the sum, on the host."""
+    there = [None if array is None else backend.to_device(array) for array in (X, y, weight)]
+    out = backend.to_device(np.zeros(statistic.shape(model)))
+    chosen = backend.rows(there[0], slice(0, len(y)))
+    loss = statistic.add(model, chosen, there[1], there[2], out, backend)
+    return float(loss), backend.to_numpy(out)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_each_statistic_has_samples(statistic: type[Statistic]) -> None:
+    assert SAMPLES.get(statistic), (
+        f"{statistic.__name__} was never seen on a GPU's arrays: add to SAMPLES a dict from names "
+        "to (model, statistic, encoded targets)."
+    )
+
+
+@pytest.mark.parametrize(("model", "statistic", "y"), CASES)
+def test_each_statistic_travels_as_data(model: Any, statistic: Statistic, y: Any) -> None:
+    kinds = question_kinds()
+    found = unpack_object(pack_object(statistic, kinds), kinds)
+    assert type(found) is type(statistic)
+    assert vars(found).keys() == vars(statistic).keys()
+    for name, value in vars(statistic).items():
+        np.testing.assert_array_equal(vars(found)[name], value)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("container", "make"), BACKENDS)
+@pytest.mark.parametrize(("model", "statistic", "y"), CASES)
+def test_sums_are_those_of_the_cpu(
+    model: Any,
+    statistic: Statistic,
+    y: Any,
+    container: Any,
+    make: Callable[[], Backend],
+    dtype: Any,
+    weighted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y = y.astype(dtype) if y.dtype == np.float64 else y
+    given = X.astype(dtype), y, WEIGHT.astype(dtype) if weighted else None
+    loss, total = _add(get_backend("cpu"), model, statistic, *given)
+    tolerance, backend = 1e-5 if dtype == np.float32 else 1e-12, make()
+    given = container(given[0]), *given[1:]
+    for few_rows in (False, True):
+        if few_rows:
+            monkeypatch.setattr(type(backend), "entries_at_once", 7 * N_FEATURES)
+            monkeypatch.setattr(moments, "_FEW_ROWS", 1)
+        on_gpu, on_gpu_total = _add(backend, model, statistic, *given)
+        assert_allclose(on_gpu, loss, rtol=tolerance)
+        assert on_gpu_total.dtype == np.float64
+        atol = tolerance * np.abs(total).max()
+        assert_allclose(on_gpu_total, total, rtol=tolerance, atol=atol)
+
+
+def test_negative_counts_are_seen() -> None:
+    model, statistic = RowsByClass(N_FEATURES, 3, (3, 1 + N_FEATURES)), ClassCounts(signed=False)
+    _add(StrictBackend(), model, statistic, np.abs(X), CODES, None)
+    with pytest.raises(InvalidDataError, match="Negative values"):
+        _add(StrictBackend(), model, statistic, X, CODES, None)
+
+
+def test_sparse_rows_are_asked_alike() -> None:
+    """Through the class that the sparse rows of every backend have in common."""
+    backend = get_backend("cpu")
+    dense = np.where(X > 1, X, 0.0)
+    some = backend.rows(sparse.csr_array(dense), np.array([3, 1, 4]))
+    assert rows.is_sparse(some)
+    assert not rows.is_sparse(dense)
+    assert_allclose(rows.as_dense(some), dense[[3, 1, 4]])
+    assert_allclose(rows.as_dense(rows.elementwise(np.sqrt, some)), np.sqrt(dense[[3, 1, 4]]))
+
+
+@pytest.mark.parametrize("blocks", [rows.row_blocks, curvature.row_blocks])
+def test_a_gpu_takes_many_rows_at_once(blocks: Any) -> None:
+    wide = np.zeros((5000, 100))
+    assert len(list(blocks(wide, get_backend("cpu")))) > 1
+    assert list(blocks(wide, StrictBackend())) == [slice(0, 5000)]

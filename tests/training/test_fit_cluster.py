@@ -1,0 +1,245 @@
+"""What a fit does on a real cluster besides its maths: reports, cleans up, and never hangs."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Security
+
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
+from daskml_dist.training.client.fleet import Fleet
+from tests.quick import quick
+
+N_ROWS = 2_000
+
+
+def _rows(n_rows: int = N_ROWS) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n_rows, 8))
+    return X, X[:, 0] + 0.3 * rng.normal(size=n_rows) > 0
+
+
+def _lazy(n_rows: int = N_ROWS, blocks: int = 5) -> tuple[Any, Any]:
+    X, y = _rows(n_rows)
+    size = -(-n_rows // blocks)
+    return da.from_array(X, chunks=(size, -1)), da.from_array(y, chunks=size)
+
+
+def _endless(policy: Any, *callbacks: Any) -> SGDClassifier:
+    """A fit that ends by what happens to it, or by the test's timeout."""
+    return SGDClassifier(
+        policy=policy,
+        max_iter=10**6,
+        tol=None,
+        batch_size=64,
+        random_state=0,
+        callbacks=list(callbacks),
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_pass_counts_every_row_once(client: Client, policy: str) -> None:
+    X, y = _lazy()
+    clf = SGDClassifier(policy=policy, max_iter=4, tol=None, random_state=0).fit(X, y)
+    assert [record["pass"] for record in clf.history_.records] == [1, 2, 3, 4]
+    assert all(record["rows"] == N_ROWS for record in clf.history_.records)
+    assert clf.score(X, y) > 0.85
+    assert clf.history_.extra["policy"] == policy
+
+
+def test_backup_workers_report_the_rows_that_they_drop(client: Client) -> None:
+    X, y = _lazy()
+    clf = SGDClassifier(policy=Synchronous(backup_workers=1), max_iter=3, tol=None, random_state=0)
+    clf.fit(X, y)
+    assert all(0 < record["rows"] <= N_ROWS for record in clf.history_.records)
+    assert clf.score(X, y) > 0.8
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_staleness_stays_within_the_bound(client: Client, bound: int) -> None:
+    clf = SGDClassifier(policy=BoundedStaleness(bound), max_iter=5, tol=None, batch_size=16)
+    clf.fit(*_lazy())
+    # Between a lane's pull and its push each other lane may push twice the bound, and once more.
+    n_lanes = clf.history_.extra["n_lanes"]
+    largest = max(record["staleness_max"] for record in clf.history_.records)
+    assert largest <= (n_lanes - 1) * (2 * bound + 1)
+
+
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "local"))
+def test_early_stopping_scores_each_pass(client: Client, policy: str) -> None:
+    clf = SGDClassifier(policy=policy, early_stopping=True, max_iter=8, random_state=0)
+    clf.fit(*_lazy())
+    assert all(0.5 < record["val_score"] <= 1 for record in clf.history_.records)
+    assert clf.history_.records[0]["rows"] == round(0.9 * N_ROWS)
+
+
+class Watch:
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.run: Any = None
+
+    def on_fit_begin(self, run: Any) -> None:
+        self.run = run
+        self.told.append("begin")
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.told.append(f"pass {record['pass']}")
+        if record["pass"] == 3:
+            run.stop()
+
+    def on_fit_end(self, run: Any) -> None:
+        self.told.append("end")
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+def test_callbacks_see_the_run_and_may_stop_it(client: Client, policy: str) -> None:
+    watch = Watch()
+    clf = _endless(policy, watch).fit(*_lazy())
+    assert watch.told == ["begin", *(f"pass {i + 1}" for i in range(clf.n_iter_)), "end"]
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    assert set(watch.run.trainer_addresses) <= set(workers)
+    assert set(watch.run.server_addresses) <= set(workers)
+    assert watch.run.server_addresses
+
+
+class Fail:
+    """Raises when a pass ends."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        raise self.error
+
+
+class Pruned(Exception):
+    """As `optuna.TrialPruned`, which its study knows by its type."""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_callbacks_exception_ends_the_fit_as_itself(client: Client, policy: str) -> None:
+    pruned = Pruned("oh")
+    with pytest.raises(Pruned) as caught:
+        _endless(policy, Fail(pruned)).fit(*_lazy())
+    assert caught.value is pruned
+    assert pruned.__cause__ is None
+    assert pruned.__notes__ == ["raised by the callback Fail.on_pass_end"]
+
+
+def test_nan_names_its_block(client: Client) -> None:
+    X, y = _rows()
+    X[1300, 2] = np.nan
+    with pytest.raises(InvalidDataError, match="Block 3"):
+        _endless("sync").fit(da.from_array(X, chunks=(400, -1)), da.from_array(y, chunks=400))
+
+
+def test_a_result_that_takes_long_to_fetch_comes() -> None:
+    """Dask begins each fetch anew, so one that was given up must have longer the next time."""
+
+    class Large:
+        status = "finished"
+
+        def result(self, timeout: float) -> str:
+            time.sleep(min(timeout, 0.7))
+            if timeout < 0.7:
+                raise TimeoutError
+            return "all of it"
+
+    fleet: Any = SimpleNamespace(_is_there=lambda address: True)
+    seat: Any = SimpleNamespace(future=Large(), address="")
+    assert Fleet.result(fleet, seat) == "all of it"
+
+
+def test_two_fits_at_once(cluster: LocalCluster, client: Client) -> None:
+    def fit(policy: str) -> float:
+        with Client(cluster, set_as_default=False) as own:
+            X, y = _lazy()
+            clf = SGDClassifier(policy=policy, max_iter=10, tol=None, random_state=0)
+            return clf.fit(X, y, client=own).n_iter_
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(fit, ["sync", "allreduce"])) == [10, 10]
+
+
+def test_a_fit_while_the_user_computes(client: Client) -> None:
+    others = client.map(lambda i: sum(range(10**5)) + i, range(40), pure=False)
+    SGDClassifier(max_iter=5, tol=None).fit(*_lazy())
+    assert len(client.gather(others)) == 40
+
+
+@pytest.mark.parametrize("policy", ["sync", pytest.param("allreduce", marks=pytest.mark.slow)])
+def test_a_tls_cluster(policy: str) -> None:
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="tls://127.0.0.1",
+            dashboard_address=":0",
+            security=security,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert cluster.scheduler_address.startswith("tls://")
+        X, y = _lazy()
+        clf = SGDClassifier(policy=policy, max_iter=5, tol=None, random_state=0).fit(X, y)
+        assert clf.score(X, y) > 0.85
+        assert client.status == "running"
+
+
+def test_dask_rows_without_a_client() -> None:
+    X, y = _lazy()
+    clf = SGDClassifier(max_iter=3, tol=None).fit(X, y)
+    assert isinstance(clf.predict(X), da.Array)
+    assert clf.score(X, y) > 0.85
+    with pytest.raises(ValueError, match="No clients found"):
+        Client.current()
+
+
+def test_rows_in_memory_go_to_the_current_client(client: Client) -> None:
+    watch = Watch()
+    X, y = _rows()
+    clf = SGDClassifier(max_iter=3, tol=None, callbacks=watch).fit(X, y)
+    assert len(watch.run.trainer_addresses) == 2
+    assert isinstance(clf.predict(X), np.ndarray)
+
+
+def test_predictions_are_lazy_and_need_no_cluster(client: Client) -> None:
+    X, y = _lazy()
+    clf = SGDClassifier(max_iter=3, tol=None).fit(X, y)
+    rows, _ = _rows()
+    copy = pickle.loads(pickle.dumps(clf))
+    for method in ("predict", "predict_proba", "decision_function"):
+        lazy = getattr(clf, method)(X)
+        assert isinstance(lazy, da.Array)
+        np.testing.assert_allclose(lazy.compute(), getattr(copy, method)(rows))
+
+
+# --- uneven rows -----------------------------------------------------------------------------
+
+
+def test_rows_that_lie_on_one_worker_are_shared_out(client: Client) -> None:
+    home = min(client.scheduler_info(n_workers=-1)["workers"])
+    lazy = da.random.default_rng(0).normal(size=(60_000, 8), chunks=(10_000, 8))
+    X = client.persist(lazy, workers=[home])
+    y = client.persist((X[:, 0] > 0).astype(int), workers=[home])
+    # So many passes that moving pays on any machine; the tolerance ends them early.
+    facts = SGDClassifier(max_iter=5000, tol=0.1, random_state=0).fit(X, y).history_.extra
+    assert facts["skew"] == pytest.approx(2.0)
+    assert facts["moved_bytes"] == 3 * 10_000 * 9 * 8
+    assert facts["n_lanes"] == 2
+    assert all(home in holders for holders in client.who_has(X).values())
+    even = SGDClassifier(max_iter=2, random_state=0).fit(lazy.persist(), y)
+    assert "skew" not in even.history_.extra

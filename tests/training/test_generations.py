@@ -1,0 +1,369 @@
+"""The choices of a new generation, on their own: where to go on, who is there, who runs what."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskml_dist.data.batches import LaneSpec, Segment
+from daskml_dist.data.placement import reassign
+from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import POLICIES, Asynchronous, Hogwild, Synchronous, get_policy
+from daskml_dist.ps.image import Holding, Images, LaneImage, ServerImage, shadow_of
+from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
+from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.schedules import InverseScaling
+from daskml_dist.training.client import membership
+from daskml_dist.training.client.fleet import Gone
+from daskml_dist.training.client.generations import Generations
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.pace import Pace
+from daskml_dist.training.client.recovery import choose
+from daskml_dist.training.client.seating import Seating
+
+# --- nobody ---------------------------------------------------------------------------------
+
+
+def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_others() -> None:
+    """The fit then waits for new ones, and begins another generation."""
+    crew, seating = object.__new__(Generations), object.__new__(Seating)
+    crew.seating = seating
+    seating._membership = Membership(None, lease=1.0)
+    seating.speeds = {}
+    for act in (seating.capacity, lambda: crew._open_servers(1)):
+        with pytest.raises(Gone, match="all were lost"):
+            act()
+
+
+# --- where to go on ---------------------------------------------------------------------------
+
+
+def _at(now: int | None, *kept: int, lanes: int = 2) -> Holding:
+    """What a server has whose lanes are all at the clock of its place."""
+    places = [*kept, *([] if now is None else [now])]
+    return Holding(now, {place: dict.fromkeys(range(lanes), place) for place in places})
+
+
+def test_a_lone_server_that_is_there_goes_on_as_it_is() -> None:
+    found = choose(Synchronous(), [[("server", _at(70, 32, 64)), ("shadow", _at(None, 32, 64))]])
+    assert found is not None
+    assert (found.hosts, found.places, found.clocks) == (["server"], [None], {0: 70, 1: 70})
+
+
+def test_a_shadow_goes_on_from_its_last_image() -> None:
+    for policy in (Synchronous(), Asynchronous(), get_policy("average")):
+        found = choose(policy, [[("shadow", _at(None, 32, 64))]])
+        assert found is not None
+        assert (found.hosts, found.places, found.clocks) == (["shadow"], [64], {0: 64, 1: 64})
+
+
+def test_servers_in_lock_step_go_back_to_the_latest_common_place() -> None:
+    held = [
+        [("a", _at(97, 32, 64, 96)), ("a's shadow", _at(None, 32, 64))],
+        [("b's shadow", _at(None, 32, 64))],
+    ]
+    found = choose(Synchronous(), held)
+    assert found is not None
+    assert (found.hosts, found.places) == (["a", "b's shadow"], [64, 64])
+    assert found.clocks == {0: 64, 1: 64}
+
+
+def test_servers_one_round_apart_do_not_mix() -> None:
+    held = [[("a", _at(65, 32, 64))], [("b", _at(64, 32, 64))]]
+    found = choose(Synchronous(), held)
+    assert found is not None
+    assert (found.hosts, found.places) == (["a", "b"], [64, None])
+
+
+def test_free_lanes_go_on_from_the_server_that_has_seen_least_of_them() -> None:
+    held = [
+        [("a", Holding(50, {50: {0: 30, 1: 20}}))],
+        [("b's shadow", Holding(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
+    ]
+    found = choose(Asynchronous(), held)
+    assert found is not None
+    assert found.places == [None, 48]
+    assert found.clocks == {0: 27, 1: 20}
+    shared = choose(Hogwild(), held)
+    assert shared is not None
+    assert shared.clocks == {0: 30, 1: 20}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_server_that_is_lost_for_good_makes_the_fit_begin_anew(policy: str) -> None:
+    chosen = get_policy(policy)
+    assert choose(chosen, []) is None
+    assert choose(chosen, [[("a", _at(9, 8))], []]) is None
+    assert choose(chosen, [[("a", _at(9, 8))], [("b's shadow", _at(None))]]) is None
+
+
+def test_images_keep_the_last_three_and_forget_a_future_that_was_left() -> None:
+    images = Images()
+    for at in (0, 32, 64, 96):
+        images.add(ServerImage(at, {0: at}))
+    assert list(images.clocks) == [32, 64, 96]
+    images.add(ServerImage(64, {0: 1}))
+    assert images.clocks == {32: {0: 32}, 64: {0: 1}}
+    assert images.last is images[64]
+    assert images.get(96) is None
+
+
+# --- images of servers ------------------------------------------------------------------------
+
+SHAPE = (5, 2)
+
+
+def _server(policy: Any, optimizer: str = "adam", generation: int = 0) -> ParameterServer:
+    rule = UpdateRule(
+        get_optimizer(optimizer), InverseScaling(0.1), Penalty(0.01, 0.01), 4, 1.0, average_after=4
+    )
+    shard = Shard(rule, ShardState(np.zeros(SHAPE), {}))
+    ledger = PassLedger([0, 1], StoppingRule(99, tol=None), lockstep=policy.lockstep)
+    return ParameterServer(policy, [0, 1], shard, ledger, 1, generation, n_steps=10)
+
+
+def _push(server: ParameterServer, lane: int, clock: int) -> None:
+    values = np.random.default_rng([lane, clock]).normal(size=SHAPE)
+    request = Request((lane,), server.generation, clock, 0, 3.0, values, pull=False, loss=1.5)
+    server.exchange(request, lambda reply: None)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("policy", [Synchronous(), Asynchronous()])
+def test_a_shadow_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
+    server, shadow = _server(policy, optimizer), _server(policy, optimizer, shadow_of(0))
+    images: list[ServerImage] = []
+    server.shadow(images.append, every=8)
+    for clock in range(1, 28):
+        for lane in (0, 1):
+            _push(server, lane, clock)
+        while images:
+            _keep(shadow, images.pop(0))
+            server.shipped()
+    place = max(shadow.pause(1).places)
+    shadow.renew(1, [0, 1], at=place)
+    # What the shadow has not seen is pushed again, and what it has is dropped.
+    for clock in range(1, 28):
+        for lane in (0, 1):
+            _push(shadow, lane, clock)
+    assert server.shard is not None
+    assert shadow.shard is not None
+    np.testing.assert_array_equal(shadow.shard.w, server.shard.w)
+    state, expected = shadow.state(), server.state()
+    assert state is not None
+    assert expected is not None
+    np.testing.assert_array_equal(state.average, expected.average)
+    assert (state.step, state.rows) == (expected.step, expected.rows)
+    assert shadow.dropped > 0
+    assert shadow.ledger is not None
+    assert server.ledger is not None
+    assert shadow.ledger.partial_rows == server.ledger.partial_rows == 27 * 2 * 3
+
+
+def _keep(shadow: ParameterServer, image: ServerImage, generation: int = 0) -> Call:
+    answers: list[Call] = []
+    payload = {"generation": shadow_of(generation), "first": 0, "blob": (image, [])}
+    shadow.call("keep", payload, answers.append)
+    return answers[0]
+
+
+def test_a_server_that_was_replaced_cannot_reach_the_new_ones_shadow() -> None:
+    shadow = _server(Synchronous(), generation=shadow_of(0))
+    image = ServerImage(0, {0: 0, 1: 0}, _server(Synchronous()).shard.image())  # type: ignore[union-attr]
+    assert _keep(shadow, image)["status"] == Status.OK
+    shadow.pause(1)
+    assert _keep(shadow, image)["status"] == Status.STALE_GENERATION
+    shadow.stand_by(1)
+    assert _keep(shadow, image, generation=0)["status"] == Status.STALE_GENERATION
+    assert _keep(shadow, image, generation=1)["status"] == Status.OK
+
+
+def test_nobody_is_let_go_while_two_images_are_under_way() -> None:
+    server, replies = _server(Synchronous()), []
+    server.shadow(lambda image: None, every=1)
+    for clock in (1, 2):
+        for lane in (0, 1):
+            request = Request((lane,), 0, clock, 0, 1.0, np.ones(SHAPE))
+            server.exchange(request, replies.append)
+    assert replies == []  # the first image of all, and that of the first round
+    server.shipped()
+    server.shipped()
+    assert [reply.lane for reply in replies] == [0, 1, 0, 1]
+
+
+def test_a_paused_server_refuses_and_tells_what_it_has() -> None:
+    server, replies = _server(Synchronous()), []
+    server.shadow(None, every=2)
+    for clock in (1, 2, 3):
+        for lane in (0, 1):
+            _push(server, lane, clock)
+    waiting = Request((0,), 0, 4, 0, 1.0, np.ones(SHAPE))
+    server.exchange(waiting, replies.append)
+    holding = server.pause(1)
+    assert [reply.status for reply in replies] == [Status.STALE_GENERATION]
+    assert (holding.now, holding.places) == (3, {0, 2, 3})
+    for generation in (0, 1):
+        answers: list[Reply] = []
+        server.exchange(Request((0,), generation, 4), answers.append)
+        assert answers[0].status == Status.STALE_GENERATION
+
+
+def test_lanes_that_trainers_hold_are_whole_once_all_are_in() -> None:
+    ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=True)
+    server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1, n_steps=10)
+    answers: list[Call] = []
+    for lane in (0, 1):
+        assert server.kept() == {}
+        blob = {lane: LaneImage(1.0 + lane, 5.0, 8)}
+        server.call("store", {"generation": 0, "clock": 8, "blob": blob}, answers.append)
+    assert [answer["status"] for answer in answers] == [0, 0]
+    assert server.pause(1).clocks == {8: {0: 8, 1: 8}}
+    server.renew(1, [0, 1], at=8)
+    server.call("restore", {"generation": 1}, answers.append)
+    assert answers[-1]["blob"] == {0: LaneImage(1.0, 5.0, 8), 1: LaneImage(2.0, 5.0, 8)}
+
+
+def test_reports_are_counted_once() -> None:
+    ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=False)
+    for _ in range(2):
+        ledger.report(1, PassReport([0], loss=4.0, rows=2.0, steps=1))
+    ledger.count(1, rows=3.0, loss=6.0, steps=2)
+    ledger.report(1, PassReport([1]))
+    ledger.report(1, PassReport([1]))  # after the pass is closed
+    (record,) = ledger.records
+    assert (record["rows"], record["loss"], record["steps"]) == (5, 2.0, 3)
+
+
+def test_who_reports_a_closed_pass_again_is_not_stopped_by_a_later_wish() -> None:
+    """One lane would go on to the next pass, and wait there for the other for ever."""
+    ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=True)
+    server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1)
+    answers: list[Call] = []
+
+    def report(number: int, lane: int) -> bool:
+        payload = {"generation": 0, "pass": number, "report": {"lanes": [lane]}}
+        server.call("report", payload, answers.append)
+        return bool(answers[-1]["stop"]) if answers else False
+
+    report(1, 0), report(1, 1)
+    assert report(1, 0) is False
+    server.stop()
+    assert report(1, 1) is False
+    report(2, 0), report(2, 1)
+    assert [answer["stop"] for answer in answers[-2:]] == [True, True]
+    assert report(2, 0) is True
+
+
+# --- who is there -----------------------------------------------------------------------------
+
+
+class _Clock:
+    """Time as the test sets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.workers: dict[str, dict[str, Any]] = {}
+        monkeypatch.setattr(membership, "list_workers", lambda client: self.workers)
+        monkeypatch.setattr(membership.time, "monotonic", lambda: self.now)
+
+    def beat(self, *addresses: str, seconds: float = 0.5, status: str = "running") -> None:
+        self.now += seconds
+        for address in addresses:
+            self.workers[address] = {"nthreads": 2, "last_seen": self.now, "status": status}
+
+
+def test_a_worker_is_silent_once_its_lease_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock.beat("a", "b")
+    there.note_at_work("b")
+    for _ in range(6):
+        clock.beat("a")
+        there.call()
+        assert there.silent(["a", "b"]) == []
+    clock.beat("a")
+    clock.beat("a")
+    there.call()
+    assert there.silent(["a", "b"]) == ["b"]
+    there.cast_out("b")
+    assert there.call() == {"a": 2}
+    del clock.workers["b"]
+    there.call()
+    clock.beat("b")  # another worker at the same address
+    assert there.call() == {"a": 2, "b": 2}
+
+
+def test_a_client_that_slept_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock.beat("a")
+    there.call()
+    there.note_at_work("a")
+    clock.now += 60
+    there.call()
+    assert there.silent(["a"]) == []
+
+
+def test_a_worker_that_imports_its_part_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock.beat("a")
+    for seconds in range(40):
+        clock.now += 1.0
+        there.call()
+        assert bool(there.silent(["a"])) == (seconds > 30)
+
+
+def test_leaving_workers_are_there_but_get_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
+    clock.beat("a", "b")
+    clock.beat("c", status="closing_gracefully")
+    there.call()
+    there.announce_leaving("b")
+    assert set(there.call()) == {"a", "b", "c"}
+    assert set(there.staying) == {"a"}
+
+
+# --- who runs what ----------------------------------------------------------------------------
+
+
+def _lanes(n: int) -> list[LaneSpec]:
+    return [LaneSpec(i, (Segment(i, 0, 10),)) for i in range(n)]
+
+
+def test_lanes_of_a_lost_worker_go_to_the_freest_that_holds_their_rows() -> None:
+    current = {0: "a", 1: "a", 2: "b", 3: "c", 4: "c"}
+    held = {3: ["a", "b"], 4: ["b"]}
+    given = reassign(_lanes(5), current, held, {"a": 1, "b": 1})
+    assert given == {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_evening_out_never_leaves_a_better_move(seed: int) -> None:
+    rng = random.Random(seed)
+    workers = [f"w{i}" for i in range(rng.randint(1, 5))]
+    capacity = {w: rng.choice([0.3, 1, 1, 2]) for w in workers}
+    lanes = _lanes(rng.randint(1, 12))
+    current = {lane.lane: rng.choice([*workers, "gone"]) for lane in lanes}
+    given = reassign(lanes, current, {}, capacity, even=True)
+    load = {w: sum(at == w for at in given.values()) for w in workers}
+    assert set(given) == {lane.lane for lane in lanes}
+    fullest = max(load[w] / capacity[w] for w in workers)
+    assert all((load[w] + 1) / capacity[w] >= fullest for w in workers)
+
+
+def test_a_worker_is_slow_only_pass_after_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("daskml_dist.training.client.pace.time.monotonic", lambda: now[0])
+    pace, workers = Pace([100, 100, 100]), {0: "a", 1: "b", 2: "c"}
+    found = []
+    for number in range(1, 8):
+        now[0] += 1.0
+        busy = {0: 1.0, 1: 1.1, 2: 1.0 if number == 2 else 4.0}
+        found.append(pace.look(number, busy, workers))
+        assert pace.look(number, busy, workers) == {}  # the same pass again says nothing new
+    assert found[:4] == [{}] * 4
+    assert found[4] == {"c": pytest.approx(0.275)}

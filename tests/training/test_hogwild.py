@@ -1,0 +1,215 @@
+"""Threads that race on one array (``"hogwild"``): what they may lose, and what must not happen."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask import delayed
+from distributed import Client, LocalCluster
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.optimizers import OPTIMIZERS, SGD
+from daskml_dist.training.worker.loops.turns import Turns
+
+EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+def _seldom(n_rows: int, n_features: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Rows of three classes whose features are zero mostly, some nearly always.
+
+    A second moment lost at such a feature's first gradient leaves a division by nearly zero.
+    """
+    rng = np.random.default_rng(0)
+    often = 10.0 ** rng.uniform(-3, -0.3, n_features)
+    y = rng.integers(0, 3, n_rows)
+    often = often * (0.4 + 1.2 * (rng.random((3, n_features)) < 0.5)[y])
+    # None is tiny: in "nag"'s units such a feature's first gradient alone may lead far.
+    values = (1 + rng.random((n_rows, n_features), np.float32)) / 2
+    return np.where(rng.random((n_rows, n_features)) < often, values, np.float32(0)), y
+
+
+def _dense() -> tuple[Any, Any]:
+    return _seldom(1_000, 400)
+
+
+def _sparse() -> tuple[Any, Any]:
+    X, y = _seldom(400, 4_096)
+    # What keeps steps at coordinates: rows that touch few of them.
+    X[np.random.default_rng(1).random(X.shape) < 0.95] = 0
+    return sparse.csr_array(X), y
+
+
+def _rows() -> tuple[Any, Any]:
+    X, y = _sparse()
+    return X, y > 0
+
+
+#: Rows, and the size of their batches: of dense and sparse rows, and each row by itself.
+KINDS: dict[str, tuple[Callable[[], tuple[Any, Any]], Any]] = {
+    "dense": (_dense, 16),
+    "sparse": (_sparse, 8),
+    "rows": (_rows, "auto"),
+}
+
+
+def _largest(X: Any, y: Any, **params: Any) -> float:
+    clf = SGDClassifier(max_iter=3, tol=None, random_state=0, **params).fit(X, y)
+    return float(max(abs(clf.coef_).max(), abs(clf.intercept_).max()))
+
+
+def _in_turn(X: Any, y: Any, optimizer: str, batch_size: Any) -> float:
+    """Largest parameter after as many steps, made one after the other."""
+    batch_size = 1 if batch_size == "auto" else batch_size
+    return _largest(X, y, policy="sync", n_lanes=1, optimizer=optimizer, batch_size=batch_size)
+
+
+@EVERY
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_stay_as_large_as_those_of_steps_in_turn(kind: str, optimizer: str) -> None:
+    make, batch_size = KINDS[kind]
+    X, y = make()
+    most = 2 * _in_turn(X, y, optimizer, batch_size)
+    params = {"optimizer": optimizer, "batch_size": batch_size, "n_lanes": 2}
+    assert _largest(X, y, policy="hogwild", **params) < most
+
+
+@pytest.fixture(scope="module", params=[(1, 6), (2, 3)], ids=["1x6", "2x3"])
+def racing(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Worker processes, and threads of each: more than many a machine has cores."""
+    n_workers, threads = request.param
+    with (
+        LocalCluster(
+            n_workers=n_workers, threads_per_worker=threads, host="127.0.0.1",
+            dashboard_address=":0", silence_logs=logging.ERROR,
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        yield client
+
+
+def _assert_bounded_in_twenty_fits(X: Any, y: Any, **params: Any) -> None:
+    most = 2 * _in_turn(X, y, params["optimizer"], params["batch_size"])
+    size = -(-len(y) // 6)
+    blocks = [
+        da.from_delayed(delayed(X[at : at + size]), (len(y[at : at + size]), X.shape[1]), X.dtype)
+        for at in range(0, len(y), size)
+    ]
+    rows, labels = dask.persist(da.concatenate(blocks), da.from_array(y, chunks=size))
+    largest = [_largest(rows, labels, policy="hogwild", n_lanes=6, **params) for _ in range(20)]
+    assert max(largest) < most
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@EVERY
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_stay_as_large_in_twenty_fits(racing: Client, kind: str, optimizer: str) -> None:
+    make, batch_size = KINDS[kind]
+    _assert_bounded_in_twenty_fits(*make(), optimizer=optimizer, batch_size=batch_size)
+
+
+@pytest.fixture(scope="module")
+def mnist(data_dir: Path) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    def read(name: str, offset: int) -> NDArray[np.uint8]:
+        packed = (data_dir / "mnist" / f"train-{name}-ubyte.gz").read_bytes()
+        return np.frombuffer(gzip.decompress(packed), np.uint8, offset=offset)
+
+    images = read("images-idx3", 16).reshape(-1, 784)
+    return images[:20_000] / np.float32(255), read("labels-idx1", 8)[:20_000]
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.timeout(600)
+@EVERY
+@pytest.mark.filterwarnings("ignore:Sending large graph")
+def test_mnist_in_twenty_fits(racing: Client, mnist: Any, optimizer: str) -> None:
+    _assert_bounded_in_twenty_fits(*mnist, optimizer=optimizer, batch_size=64)
+
+
+class _Watched(SGD):
+    """SGD that leaves others time to come in between, and tells who did."""
+
+    inside = threading.Lock()
+
+    def __init__(self) -> None:
+        self.__dict__.update(alone=[], steps=[])
+
+    def update(self, w: Any, grad: Any, slots: Any, lr: Any, step: int, l1: Any = 0.0) -> None:
+        alone = self.inside.acquire(blocking=False)
+        time.sleep(0.005)
+        super().update(w, grad, slots, lr, step, l1)
+        self.__dict__["alone"].append(alone)
+        self.__dict__["steps"].append(step)
+        if alone:
+            self.inside.release()
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_threads_take_turns_in_an_update(kind: str) -> None:
+    make, _ = KINDS[kind]
+    X, y = make()
+    watched = _Watched()
+    params: dict[str, Any] = {"max_iter": 2, "tol": None, "batch_size": 20, "random_state": 0}
+    SGDClassifier(policy="hogwild", n_lanes=2, optimizer=watched, **params).fit(X, y)
+    assert watched.alone == [True] * len(watched.alone)
+    assert watched.steps == list(range(1, len(watched.steps) + 1))
+
+
+def test_nobody_writes_over_what_is_added_alone() -> None:
+    """Rows under way write what they read before; others' changes are added in between."""
+    turns, counts, ended = Turns(), np.zeros(2), threading.Event()
+
+    def rows() -> None:
+        while not ended.is_set():
+            with turns.together():
+                read, added = counts.copy(), np.array([1, 0])
+                time.sleep(0.001)
+                counts[:] = read + added
+
+    thread = threading.Thread(target=rows)
+    thread.start()
+    try:
+        for _ in range(20):
+            with turns.alone():
+                counts[1] += 1
+    finally:
+        ended.set()
+        thread.join()
+    assert counts[1] == 20
+
+
+def test_who_waits_to_be_alone_comes_before_others() -> None:
+    turns, order = Turns(), []
+
+    def alone() -> None:
+        with turns.alone():
+            order.append("alone")
+
+    def together() -> None:
+        with turns.together():
+            order.append("together")
+
+    threads = [threading.Thread(target=alone), threading.Thread(target=together)]
+    with turns.together(), turns.together():
+        threads[0].start()
+        while not turns._waiting:
+            time.sleep(0.001)
+        threads[1].start()
+        threads[1].join(0.02)
+        assert order == []
+    for thread in threads:
+        thread.join()
+    assert order == ["alone", "together"]

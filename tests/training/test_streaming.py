@@ -1,0 +1,305 @@
+"""Blocks that do not fit in memory together are read in each pass, ahead of time, and dropped."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.recipes import Recipes, make_recipes
+from daskml_dist.data.stream import BlockStream
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.client import membership
+from tests.quick import quick
+
+N, D = 4000, 5
+POLICIES = ["sync", "allreduce", "ssp", "async", "local", "average", "hogwild"]
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, D))
+    y = (X @ rng.normal(size=D) + 0.3 * rng.normal(size=N) > 0).astype(int)
+    return X, y
+
+
+@pytest.fixture(scope="module")
+def parquet(rows: tuple[np.ndarray, np.ndarray], tmp_path_factory: Any) -> str:
+    X, y = rows
+    frame = pd.DataFrame(X, columns=[f"x{i}" for i in range(D)]).assign(y=y)
+    folder = tmp_path_factory.mktemp("parquet")
+    cuts = [0, 100, 900, 900, 1700, 2500, 3200, N]  # uneven, one empty
+    for i, (a, b) in enumerate(itertools.pairwise(cuts)):
+        frame[a:b].to_parquet(folder / f"part-{i}.parquet")
+    return str(folder)
+
+
+def _frame(parquet: str) -> tuple[Any, Any]:
+    frame = dd.read_parquet(parquet)
+    return frame[[f"x{i}" for i in range(D)]], frame["y"]
+
+
+# Two blocks of the largest size on a worker, out of six.
+SMALL = 2 * 800 * (D + 1) * 8
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_what_a_gpu_cannot_hold_is_streamed(
+    parquet: str, client: Client, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Dask knows of GPUs, by the memory of the smallest, unless the fit is the CPU's."""
+    listed = membership.list_workers
+
+    def with_gpus(client: Client) -> Any:
+        workers = listed(client)
+        for i, worker in enumerate(workers.values()):
+            worker["gpu"] = {"name": "small", "memory-total": [SMALL, None][i]}
+        return workers
+
+    monkeypatch.setattr(membership, "list_workers", with_gpus)
+    model = SGDClassifier(device=device, max_iter=1, tol=None).fit(*_frame(parquet))
+    assert model.history_.extra["streamed"] is (device == "auto")
+
+
+# --- the whole way ---------------------------------------------------------------------------
+
+
+def _full_batch(**more: Any) -> SGDClassifier:
+    return SGDClassifier(
+        optimizer="sgd", learning_rate=0.5, batch_size=None, max_iter=8, tol=None, **more
+    )
+
+
+def test_streamed_full_batches_are_gradient_descent(
+    parquet: str, rows: tuple[np.ndarray, np.ndarray], client: Client
+) -> None:
+    streamed = _full_batch(memory_budget=SMALL).fit(*_frame(parquet))
+    truth = _full_batch().fit(*rows)
+    assert streamed.history_.extra["streamed"]
+    np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-10)
+
+
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "ssp"))
+def test_every_policy_learns_from_a_stream(policy: str, parquet: str, client: Client) -> None:
+    X, y = _frame(parquet)
+    streamed = SGDClassifier(policy=policy, memory_budget=SMALL, max_iter=6, random_state=0)
+    streamed.fit(X, y)
+    assert streamed.history_.extra["streamed"]
+    assert all(record["rows"] == N for record in streamed.history_)
+    assert streamed.score(X, y) > 0.9
+
+
+def test_two_streams_are_equal_and_lanes_do_not_matter(parquet: str, client: Client) -> None:
+    def fit(**more: Any) -> Any:
+        model = SGDClassifier(
+            memory_budget=SMALL, n_lanes=2, deterministic=True, random_state=3, **more
+        )
+        return model.fit(*_frame(parquet)).coef_
+
+    np.testing.assert_array_equal(fit(), fit())
+
+
+def test_a_large_budget_keeps_the_blocks(parquet: str, client: Client) -> None:
+    kept = _full_batch(memory_budget="1 GiB").fit(*_frame(parquet))
+    assert not kept.history_.extra["streamed"]
+
+
+def test_held_out_rows_of_a_stream_are_never_trained_on(parquet: str, client: Client) -> None:
+    options = {"early_stopping": True, "random_state": 0, "n_lanes": 2, "max_iter": 3}
+    streamed = SGDClassifier(memory_budget=SMALL, **options).fit(*_frame(parquet))
+    kept = SGDClassifier(memory_budget="1 GiB", **options).fit(*_frame(parquet))
+    assert streamed.history_.extra["streamed"]
+    assert [r["rows"] for r in streamed.history_] == [r["rows"] for r in kept.history_]
+    assert streamed.history_[-1]["val_score"] > 0.9
+
+
+def test_persisted_rows_are_streamed_from_their_workers(
+    rows: tuple[np.ndarray, np.ndarray], client: Client
+) -> None:
+    X, y = rows
+    lazy = (da.from_array(X, chunks=(500, D)), da.from_array(y, chunks=500))
+    persisted = dask.persist(*lazy)
+    streamed = _full_batch(memory_budget=SMALL).fit(*persisted)
+    assert streamed.history_.extra["streamed"]
+    np.testing.assert_allclose(streamed.coef_, _full_batch().fit(X, y).coef_, rtol=1e-10)
+    assert client.who_has(persisted[0])  # still there
+
+
+def test_a_shuffle_is_not_repeated_in_each_pass(parquet: str, client: Client) -> None:
+    frame = dd.read_parquet(parquet).shuffle("y", npartitions=4, force=True)
+    X, y = frame[[f"x{i}" for i in range(D)]], frame["y"]
+    streamed = _full_batch(memory_budget=SMALL).fit(X, y)
+    assert streamed.history_.extra["streamed"]
+    truth = _full_batch().fit(*(part.compute() for part in (X, y)))
+    np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-9)
+
+
+def test_regression_streams_too(parquet: str, client: Client) -> None:
+    X, y = _frame(parquet)
+    model = SGDRegressor(memory_budget=SMALL, max_iter=3, random_state=0).fit(X, y)
+    assert model.history_.extra["streamed"]
+    assert model.score(X, y) > 0.3
+
+
+def test_a_checkpointed_stream_goes_on_where_it_was(
+    parquet: str, tmp_path: Path, client: Client
+) -> None:
+    options: dict[str, Any] = {"memory_budget": SMALL, "random_state": 0, "tol": None}
+    whole = SGDClassifier(max_iter=4, **options).fit(*_frame(parquet))
+    path = str(tmp_path / "fit.npz")
+    SGDClassifier(max_iter=2, checkpoint=Checkpoint(path), **options).fit(*_frame(parquet))
+    resumed = SGDClassifier(max_iter=4, checkpoint=Checkpoint(path), **options)
+    resumed.fit(*_frame(parquet))
+    assert resumed.history_.extra["streamed"]
+    np.testing.assert_allclose(resumed.coef_, whole.coef_, rtol=1e-10)
+
+
+def test_a_dask_collection_streams_without_a_client(parquet: str) -> None:
+    streamed = _full_batch(memory_budget=SMALL).fit(*_frame(parquet))
+    assert streamed.history_.extra["streamed"]
+
+
+def test_a_block_larger_than_the_budget_is_told(parquet: str, client: Client) -> None:
+    with pytest.raises(InvalidDataError, match=r"Block \d takes .* memory_budget"):
+        _full_batch(memory_budget=1000).fit(*_frame(parquet))
+
+
+def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Client) -> None:
+    for i in range(6):
+        pd.DataFrame({"x": np.arange(800.0), "y": np.arange(800) % 2}).to_parquet(
+            tmp_path / f"{i}.parquet"
+        )
+
+    class Cut:
+        def on_pass_end(self, run: Any, record: Any) -> None:
+            for i in range(6):
+                frame = pd.DataFrame({"x": [1.0], "y": [0]})
+                frame.to_parquet(tmp_path / "new")
+                (tmp_path / "new").rename(tmp_path / f"{i}.parquet")
+
+    frame = dd.read_parquet(str(tmp_path))
+    model = SGDClassifier(memory_budget=2 * 800 * 16, max_iter=500, tol=None, callbacks=Cut())
+    with pytest.raises(
+        InvalidDataError, match=r"Block \d (had 800 rows|could not be read) .*persist"
+    ):
+        model.fit(frame[["x"]], frame["y"])
+
+
+# --- recipes ---------------------------------------------------------------------------------
+
+
+def test_a_recipe_makes_the_block_again(parquet: str) -> None:
+    X, y = _frame(parquet)
+    lazy = as_collection(X, y).delayed_blocks(None, True)
+    expected = dask.compute(*lazy)
+    recipes = make_recipes(lazy).of_rows({b.index: b.n_rows for b in expected})
+    assert recipes.repeated_work < 2
+    assert not recipes.held
+    packed = Recipes.unpack(recipes.pack([1, 3]))
+    assert set(packed.targets) == {1, 3}
+    for i in (1, 3):
+        block = packed.make(i, lambda key: pytest.fail("nothing is held"))
+        np.testing.assert_array_equal(block.X, expected[i].X)
+        np.testing.assert_array_equal(block.y, expected[i].y)
+
+
+def test_a_shared_task_is_repeated_work() -> None:
+    pieces = [dask.delayed(np.arange)(i) for i in range(20)]
+    blocks = [dask.delayed(np.add)(dask.delayed(np.concatenate)(pieces), i) for i in range(8)]
+    assert make_recipes(blocks).repeated_work > 3
+
+
+# --- the stream ------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Counts reads and how many blocks are alive."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, number: int) -> int:
+        with self.lock:
+            self.reads.append(number)
+        return number * 10
+
+
+def _stream(reader: Any, groups: list[list[int]], ahead: int, last: int = 3) -> BlockStream[int]:
+    return BlockStream(
+        reader, lambda pass_: groups, last, ahead, ThreadPoolExecutor(1), lambda since: None
+    )
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 5, 20])
+def test_a_stream_reads_each_block_once_a_pass(ahead: int) -> None:
+    groups = [[3, 1], [0], [4, 2]]
+    reader = _Reader()
+    stream = _stream(reader, groups, ahead)
+    stream.seek(1)
+    for _ in range(3):
+        for group in groups:
+            for _ in range(4):
+                assert [stream[n] for n in group] == [n * 10 for n in group]
+    assert reader.reads == [3, 1, 0, 4, 2] * 3
+
+
+def test_a_stream_keeps_no_more_than_the_group_and_what_is_ahead() -> None:
+    stream = _stream(_Reader(), [[i] for i in range(50)], ahead=3)
+    stream.seek(1)
+    for n in range(50):
+        assert stream[n] == n * 10
+        assert len(stream._open) == 1
+        assert len(stream._reads) <= 3
+
+
+def test_a_stream_skips_to_a_later_group() -> None:
+    stream = _stream(_Reader(), [[0, 1], [2, 3], [4, 5]], ahead=2)
+    stream.seek(2)
+    assert stream[5] == 50
+    assert stream.aside(1) == 10
+    assert stream[4] == 40
+    assert stream[0] == 0  # the next pass
+
+
+def test_a_read_that_fails_is_told_where_the_block_is_used() -> None:
+    def broken(number: int) -> int:
+        if number == 2:
+            raise OSError("cut short")
+        return number
+
+    stream = _stream(broken, [[0], [1], [2]], ahead=3)
+    stream.seek(1)
+    assert stream[1] == 1
+    with pytest.raises(OSError, match="cut short"):
+        stream[2]
+
+
+def test_a_read_that_never_ends_is_given_up() -> None:
+    release = threading.Event()
+
+    def check(since: float) -> None:
+        if time.monotonic() - since > 0.1:
+            raise TimeoutError("given up")
+
+    with ThreadPoolExecutor(1) as pool:
+        stream = BlockStream(lambda n: release.wait(30), lambda p: [[0]], 1, 1, pool, check)
+        stream.seek(1)
+        with pytest.raises(TimeoutError, match="given up"):
+            stream[0]
+        release.set()

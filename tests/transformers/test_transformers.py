@@ -1,0 +1,431 @@
+"""Transformers of Dask collections have the attributes and results of scikit-learn's."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.bag as db
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.feature_extraction
+import sklearn.impute
+import sklearn.preprocessing
+from distributed import Client
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+
+from daskml_dist import feature_extraction, impute, preprocessing
+from daskml_dist.data.quantiles import SKETCH_SIZE, merge_sketches, sketch_column
+from daskml_dist.errors import (
+    InvalidDataError,
+    InvalidParameterError,
+    InvalidTypeError,
+    NotFittedError,
+)
+
+N = 120
+CUTS = [0, 30, 30, 100, N]  # uneven, one block empty
+NAMES = ["a", "b", "c"]
+
+
+def _numbers(missing: bool) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, 3)) * [1, 100, 0] + [0, 5, 7]
+    if missing:
+        X[rng.random((N, 3)) < 0.1] = np.nan
+        X[30:100, 1] = np.nan  # a whole block
+    return X
+
+
+def _words() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "a": rng.choice(["x", "y", "z"], N, p=[0.6, 0.3, 0.1]),
+            "b": rng.integers(0, 5, N),
+            "c": rng.choice([1.5, 2.5, np.nan], N),
+        }
+    )
+    frame.loc[110, "a"] = "only here"
+    return frame
+
+
+def _parts(values: Any) -> list[Any]:
+    return [values[a:b] for a, b in itertools.pairwise(CUTS)]
+
+
+def _frame(frame: pd.DataFrame) -> Any:
+    return dd.from_delayed([dask.delayed(part) for part in _parts(frame)], meta=frame[:0])
+
+
+def _array(X: Any) -> da.Array:
+    return da.from_array(np.asarray(X), chunks=(tuple(np.diff(CUTS)), 3))
+
+
+def _unknown(X: Any) -> da.Array:
+    keep = da.ones(N, chunks=(tuple(np.diff(CUTS)),), dtype=bool)
+    return _array(X)[keep]
+
+
+def _sparse(X: Any) -> da.Array:
+    blocks = [
+        da.from_delayed(
+            dask.delayed(sparse.csr_array)(part), part.shape, meta=sparse.csr_array((0, 3))
+        )
+        for part in _parts(np.asarray(X))
+    ]
+    return da.concatenate(blocks)
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "dask Array": _array,
+    "column chunks": lambda X: _array(X).rechunk({1: 2}),
+    "unknown chunks": _unknown,
+    "dask DataFrame": lambda X: _frame(pd.DataFrame(X, columns=NAMES)),
+}
+
+# Parameters to try, and the rows that they are for.
+CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "StandardScaler": [({}, "numbers"), ({}, "missing"), ({"with_std": False}, "missing"),
+                       ({"with_mean": False}, "sparse")],
+    "MinMaxScaler": [({}, "numbers"), ({"feature_range": (-1, 2), "clip": True}, "missing")],
+    "MaxAbsScaler": [({}, "numbers"), ({}, "missing"), ({}, "sparse")],
+    "RobustScaler": [({}, "numbers"), ({"unit_variance": True, "quantile_range": (10, 90)},
+                                       "missing"), ({"with_centering": False}, "sparse")],
+    "OneHotEncoder": [({"sparse_output": False}, "words"),
+                      ({"drop": "first", "sparse_output": False}, "words"),
+                      ({"min_frequency": 15, "sparse_output": False}, "words"),
+                      ({"max_categories": 3, "sparse_output": False}, "words"),
+                      ({"handle_unknown": "ignore", "sparse_output": False}, "numbers")],
+    "OrdinalEncoder": [({}, "words"), ({"max_categories": 3}, "words"),
+                       ({"encoded_missing_value": -5}, "words")],
+    "SimpleImputer": [({}, "missing"), ({"strategy": "median"}, "missing"),
+                      ({"strategy": "most_frequent"}, "missing"),
+                      ({"strategy": "most_frequent"}, "words"),
+                      ({"strategy": "constant", "fill_value": 3.0}, "missing"),
+                      ({"add_indicator": True}, "missing"),
+                      ({"missing_values": 7.0, "keep_empty_features": True}, "numbers")],
+}  # fmt: skip
+ELSEWHERE = {"TargetEncoder"}  # tests/transformers/test_target_encoder.py
+MODULES = {
+    **dict.fromkeys(preprocessing.__all__, (preprocessing, sklearn.preprocessing)),
+    **dict.fromkeys(impute.__all__, (impute, sklearn.impute)),
+}
+EVERY = [
+    (name, parameters, rows, kind)
+    for name in MODULES
+    if name not in ELSEWHERE
+    for parameters, rows in CASES[name]
+    for kind in (KINDS if rows in ("numbers", "missing") else {rows: None})
+]
+
+
+def _rows(rows: str, kind: str) -> tuple[Any, Any]:
+    """Lazy rows, and the same in memory."""
+    if rows == "words":
+        return _frame(_words()), _words()
+    X = _numbers(missing=rows == "missing")
+    if rows == "sparse":
+        X[X < 0] = 0
+        return _sparse(X), sparse.csr_array(X)
+    in_memory = pd.DataFrame(X, columns=NAMES) if kind == "dask DataFrame" else X
+    return KINDS[kind](X), in_memory
+
+
+def _dense(X: Any) -> Any:
+    X = dask.compute(X)[0]
+    X = X.toarray() if sparse.issparse(X) else X
+    return np.asarray(X)
+
+
+def _same(found: Any, expected: Any) -> None:
+    if isinstance(expected, list):
+        for a, b in zip(found, expected, strict=True):
+            _same(a, b)
+    elif isinstance(expected, np.ndarray) and expected.dtype.kind in "biuf":
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    elif expected is None or not hasattr(expected, "fit"):
+        assert np.array_equal(found, expected) or found == expected
+
+
+def _fitted_attributes(estimator: Any) -> dict[str, Any]:
+    return {k: v for k, v in vars(estimator).items() if k.endswith("_") and not k.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "rows", "kind"), EVERY, ids=lambda value: str(value).replace(" ", "_")
+)
+def test_equals_scikit_learn(name: str, parameters: Any, rows: str, kind: str) -> None:
+    ours_in, theirs_in = MODULES[name]
+    lazy, in_memory = _rows(rows, kind)
+    ours = getattr(ours_in, name)(**parameters).fit(lazy)
+    theirs = getattr(theirs_in, name)(**parameters).fit(in_memory)
+    for attribute, expected in _fitted_attributes(theirs).items():
+        _same(getattr(ours, attribute), expected)
+    result, expected = ours.transform(lazy), theirs.transform(in_memory)
+    assert result.shape[1] == expected.shape[1]
+    _same(_dense(result).astype(float) if rows != "words" else _dense(result),
+          _dense(expected).astype(float) if rows != "words" else _dense(expected))  # fmt: skip
+    assert list(ours.get_feature_names_out()) == list(theirs.get_feature_names_out())
+    again = pickle.loads(pickle.dumps(ours))
+    _same(_dense(again.transform(in_memory)), _dense(theirs.transform(in_memory)))
+    clone(ours)
+
+
+def test_every_transformer_is_tried() -> None:
+    assert set(MODULES) == set(CASES) | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", ["StandardScaler", "OrdinalEncoder", "SimpleImputer"])
+def test_pandas_output_is_a_dask_dataframe(name: str) -> None:
+    rows = "words" if name == "OrdinalEncoder" else "missing"
+    lazy, in_memory = _rows(rows, "dask DataFrame")
+    ours = getattr(MODULES[name][0], name)().set_output(transform="pandas").fit(lazy)
+    theirs = getattr(MODULES[name][1], name)().set_output(transform="pandas").fit(in_memory)
+    found = ours.transform(lazy)
+    assert isinstance(found, dd.DataFrame)
+    assert list(found.columns) == list(theirs.get_feature_names_out())
+    pd.testing.assert_frame_equal(found.compute(), theirs.transform(in_memory))
+
+
+def test_what_is_lazy_does_not_change_with_a_later_fit() -> None:
+    X = _numbers(missing=False)
+    scaler = preprocessing.StandardScaler().fit(_array(X))
+    lazy = scaler.transform(_array(X))
+    scaler.fit(_array(X * 100))
+    np.testing.assert_allclose(
+        lazy.compute(), sklearn.preprocessing.StandardScaler().fit_transform(X), atol=1e-12
+    )
+
+
+def test_undoing_is_lazy_too() -> None:
+    X = _numbers(missing=False)
+    scaler = preprocessing.StandardScaler().fit(_array(X))
+    back = scaler.inverse_transform(scaler.transform(_array(X)))
+    np.testing.assert_allclose(back.compute(), X)
+
+
+def test_weights_of_a_scaler() -> None:
+    X, weight = _numbers(missing=False), np.random.default_rng(1).uniform(size=N)
+    theirs = sklearn.preprocessing.StandardScaler().fit(X, sample_weight=weight)
+    for given in (weight, da.from_array(weight, chunks=17)):
+        ours = preprocessing.StandardScaler().fit(_array(X), sample_weight=given)
+        np.testing.assert_allclose(ours.mean_, theirs.mean_)
+        np.testing.assert_allclose(ours.var_, theirs.var_, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["StandardScaler", "MinMaxScaler", "MaxAbsScaler"])
+def test_going_on_with_more_rows(name: str) -> None:
+    X = _numbers(missing=True)
+    ours, theirs = (getattr(module, name)() for module in (preprocessing, sklearn.preprocessing))
+    for rows in (X, X * 3, X - 1):
+        ours.partial_fit(_array(rows))
+        theirs.partial_fit(rows)
+    for attribute, expected in _fitted_attributes(theirs).items():
+        _same(getattr(ours, attribute), expected)
+
+
+def test_a_large_offset_keeps_its_digits() -> None:
+    X = np.random.default_rng(0).normal(size=(N, 3)) + 1e8
+    ours = preprocessing.StandardScaler().fit(_array(X))
+    np.testing.assert_allclose(ours.var_, X.var(axis=0), rtol=1e-7)  # 1e8 * eps
+
+
+def test_strings_of_arrow_with_missing_values() -> None:
+    words = _words()["a"].where(np.arange(N) % 7 > 0, None)
+    lazy = _frame(pd.DataFrame({"a": words.astype("string[pyarrow]")}))
+    expected = pd.DataFrame({"a": words.astype(object).where(words.notna(), np.nan)})
+    ours = preprocessing.OneHotEncoder(sparse_output=False).fit(lazy)
+    theirs = sklearn.preprocessing.OneHotEncoder(sparse_output=False).fit(expected)
+    np.testing.assert_array_equal(ours.transform(lazy).compute(), theirs.transform(expected))
+
+
+def test_sparse_codes_are_csr_chunks(client: Client) -> None:
+    lazy = _frame(_words())
+    ours = preprocessing.OneHotEncoder().fit(lazy)
+    blocks = dask.compute(*ours.transform(lazy).to_delayed().ravel())
+    assert all(sparse.issparse(block) for block in blocks)
+    theirs = sklearn.preprocessing.OneHotEncoder().fit_transform(_words())
+    np.testing.assert_array_equal(sparse.vstack(blocks).toarray(), theirs.toarray())
+
+
+def test_an_unseen_category_names_its_block() -> None:
+    encoder = preprocessing.OneHotEncoder().fit(_frame(_words()[["a"]][:100].assign()))
+    lazy = encoder.transform(_frame(_words()[["a"]]))
+    with pytest.raises(InvalidDataError, match=r"Block 3 of X: Found unknown.*handle_unknown"):
+        lazy.compute()
+
+
+def test_a_block_that_cannot_be_read_is_named() -> None:
+    X = _numbers(missing=False)
+    X[50, 0] = np.inf
+    with pytest.raises(InvalidDataError, match=r"Block 2 of X: .*infinity"):
+        preprocessing.StandardScaler().fit(_array(X))
+
+
+def test_no_rows_at_all() -> None:
+    empty = _array(_numbers(missing=False))[da.zeros(N, chunks=(tuple(np.diff(CUTS)),), dtype=bool)]
+    with pytest.raises(InvalidDataError, match="0 sample"):
+        preprocessing.MinMaxScaler().fit(empty)
+
+
+# --- the sketch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["normal", "heavy", "sorted", "few values", "constant"])
+def test_the_sketch_keeps_its_bound(shape: str) -> None:
+    rng = np.random.default_rng(0)
+    column = {
+        "normal": lambda: rng.normal(size=200_000),
+        "heavy": lambda: rng.standard_cauchy(200_000),
+        "sorted": lambda: np.arange(200_000.0),
+        "few values": lambda: rng.integers(0, 5, 200_000).astype(float),
+        "constant": lambda: np.full(200_000, 3.0),
+    }[shape]()
+    sketch = merge_sketches([sketch_column(part) for part in np.array_split(column, 11)])
+    assert len(sketch.values) <= SKETCH_SIZE
+    assert sketch.n_rows == pytest.approx(len(column))
+    assert sketch.error / len(column) < 2e-3
+    column.sort()
+    for q in (0, 0.01, 0.25, 0.5, 0.9, 1):
+        value = sketch.quantile(q)
+        low = np.searchsorted(column, value, side="left")
+        high = np.searchsorted(column, value, side="right")
+        rank = q * (len(column) - 1)
+        assert low - sketch.error - 1 <= rank <= high + sketch.error + 1
+    assert sketch.quantile(0) == column[0]
+    assert sketch.quantile(1) == column[-1]
+
+
+# --- features of text and dicts ---------------------------------------------------------------
+
+TEXTS = ["the cat sat on the mat", "a dog ran", "cats and dogs", "the the the"] * 5
+
+
+@pytest.mark.parametrize("kind", ["bag", "series", "array"])
+def test_text_to_tf_idf(kind: str) -> None:
+    lazy = {
+        "bag": lambda: db.from_sequence(TEXTS, npartitions=3),
+        "series": lambda: dd.from_pandas(pd.Series(TEXTS), npartitions=3),
+        "array": lambda: da.from_array(np.array(TEXTS, dtype=object), chunks=7),
+    }[kind]()
+    ours = make_pipeline(
+        feature_extraction.HashingVectorizer(n_features=64), feature_extraction.TfidfTransformer()
+    )
+    theirs = make_pipeline(
+        sklearn.feature_extraction.text.HashingVectorizer(n_features=64),
+        sklearn.feature_extraction.text.TfidfTransformer(),
+    )
+    found, expected = ours.fit_transform(lazy), theirs.fit_transform(TEXTS)
+    np.testing.assert_allclose(found.compute().toarray(), expected.toarray())
+    np.testing.assert_allclose(ours[-1].idf_, theirs[-1].idf_)
+
+
+@pytest.mark.parametrize(
+    ("kind", "items"),
+    [
+        ("dict", [{"a": 1, "b": 2.5}, {"c": 1}, {}]),
+        ("pair", [[("a", 1)], [("b", 2), ("a", 3)], []]),
+        ("string", [["a", "b"], ["c"], []]),
+    ],
+)
+def test_feature_hasher(kind: str, items: list[Any]) -> None:
+    ours = feature_extraction.FeatureHasher(32, input_type=kind)
+    theirs = sklearn.feature_extraction.FeatureHasher(32, input_type=kind)
+    found = ours.fit_transform(db.from_sequence(items, npartitions=2))
+    np.testing.assert_array_equal(found.compute().toarray(), theirs.transform(items).toarray())
+
+
+def _slow_hash(row: dict[str, Any], n: int, pairs: list[tuple[str, str]]) -> np.ndarray:
+    """The definition, one feature at a time, in Python's own integers."""
+    from sklearn.utils import murmurhash3_32
+
+    hashed: dict[str, list[tuple[int, float]]] = {}
+    for space, features in row.items():
+        seed = murmurhash3_32(space, positive=True)
+        words = features.split() if isinstance(features, str) else features
+        items = words.items() if isinstance(words, dict) else [(word, 1.0) for word in words]
+        hashed[space] = [(murmurhash3_32(k, seed=seed, positive=True), v) for k, v in items]
+    every = [item for items in hashed.values() for item in items]
+    for a, b in pairs:
+        for i, (h, v) in enumerate(hashed.get(a, [])):
+            for g, u in hashed.get(b, [])[i if a == b else 0 :]:
+                every.append(((h * 0x5BD1E995 + g) % 2**32, v * u))
+    out = np.zeros(n)
+    for h, v in every:
+        out[(h % 2**31) % n] += -v if h >> 31 else v
+    return out
+
+
+def test_namespaces_and_their_interactions() -> None:
+    rows = [
+        {"user": "anna young", "page": {"length": 2.5, "age": 3.0}},
+        {"user": ["bob"], "other": "a b c"},
+        {},
+    ]
+    pairs = [("user", "page"), ("user", "user")]
+    hasher = feature_extraction.NamespaceHasher(97, interactions=pairs)
+    expected = np.array([_slow_hash(row, 97, pairs) for row in rows])
+    np.testing.assert_allclose(hasher.fit_transform(rows).toarray(), expected)
+    lazy = hasher.fit_transform(db.from_sequence(rows, npartitions=2))
+    np.testing.assert_allclose(lazy.compute().toarray(), expected)
+
+
+def test_namespaces_that_have_no_meaning() -> None:
+    with pytest.raises(InvalidParameterError, match="n_features"):
+        feature_extraction.NamespaceHasher(0).fit()
+    with pytest.raises(InvalidParameterError, match="two namespaces"):
+        feature_extraction.NamespaceHasher(8, interactions=[("a", "b", "c")]).fit()
+    with pytest.raises(InvalidDataError, match="A row is a str"):
+        feature_extraction.NamespaceHasher(8).transform(["text"])
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+def test_errors_are_of_the_package() -> None:
+    X = _array(_numbers(missing=False))
+    with pytest.raises(NotFittedError, match="is not fitted yet"):
+        preprocessing.StandardScaler().transform(X)
+    with pytest.raises(InvalidParameterError, match="'feature_range' parameter"):
+        preprocessing.MinMaxScaler(feature_range=3).fit(X)
+
+
+# --- objects and delayed blocks --------------------------------------------------------------
+
+
+def test_arrays_of_objects_with_missing_values() -> None:
+    """As Dask makes them of Arrow-backed frames."""
+    numbers = np.array([[1.0, pd.NA], [3, 4.0], [pd.NA, 8]], dtype=object)
+    words = np.array([["a"], [pd.NA], ["b"]], dtype=object)
+    for lay in np.asarray, partial(da.from_array, chunks=(2, -1)):
+        filled = dask.compute(impute.SimpleImputer().fit(lay(numbers)).transform(lay(numbers)))[0]
+        np.testing.assert_array_equal(filled.astype(float), [[1, 6], [3, 4], [2, 8]])
+        encoder = preprocessing.OneHotEncoder(sparse_output=False).fit(lay(words))
+        assert [str(c) for c in encoder.categories_[0]] == ["a", "b", "nan"]
+
+
+def test_what_scikit_learn_cannot_take_is_told() -> None:
+    mixed = da.from_array(np.array([["a"], [1]], dtype=object), chunks=2)
+    with pytest.raises(InvalidTypeError, match=r"Block 0 of X: .*strings or numbers"):
+        preprocessing.OneHotEncoder().fit(mixed)
+    with pytest.raises(InvalidDataError, match="does not support data with dtype bool"):
+        impute.SimpleImputer(strategy="most_frequent").fit(da.zeros((4, 2), dtype=bool))
+
+
+def test_delayed_blocks_are_transformed() -> None:
+    X = np.random.default_rng(0).normal(size=(10, 3))
+    blocks = [dask.delayed(X[:4]), dask.delayed(X[4:])]
+    for scaler in preprocessing.StandardScaler(), preprocessing.MinMaxScaler():
+        found = scaler.fit_transform(blocks).compute()
+        np.testing.assert_allclose(found, clone(scaler).fit_transform(X))
