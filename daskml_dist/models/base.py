@@ -1,39 +1,256 @@
-"""What the engine asks of every model."""
+"""The model door: what the engine asks of a model, and the rows that it hands to it."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Model"]
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss
+
+__all__ = ["BatchRows", "LinearForm", "Model", "Parameters", "Part", "StepModel"]
 
 
-class Model(Protocol):
-    """Pure functions of arrays, and the shape of the parameters that they read.
+@dataclass(frozen=True)
+class Part:
+    """A named array among the parameters of a model.
+
+    Parameters
+    ----------
+    name : str
+    shape : tuple of int
+    penalised : bool, default=True
+        Whether the penalty applies to it.
+    buffer : bool, default=False
+        Whether it is a running mean instead of something to minimise by (the statistics of a batch
+        normalisation). The "gradient" of a buffer is ``rows * (old - new)``, and every policy takes
+        the mean of the rows' `new`; it has neither penalty nor learning rate.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    penalised: bool = True
+    buffer: bool = False
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Layout of a model's named arrays in the one matrix that the engine moves and updates.
+
+    Parameters
+    ----------
+    parts : tuple of Part
+        In their order in the matrix. The size of each is a multiple of `width`.
+    width : int, default=1
+        Columns of the matrix: 1 unless rows are to be touched one by one (linear models).
+
+    Raises
+    ------
+    InvalidParameterError
+        Two parts of one name, or a part that is not whole rows.
+    """
+
+    parts: tuple[Part, ...]
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise InvalidParameterError(f"Parts of one name: {names}. Give each its own.")
+        for part in self.parts:
+            if prod(part.shape) % self.width:
+                raise InvalidParameterError(
+                    f"The part {part.name!r} of shape {part.shape} is not a whole number of rows "
+                    f"of {self.width}. Use width=1."
+                )
+
+    @cached_property
+    def rows(self) -> dict[str, slice]:
+        """Rows of the matrix that each part takes."""
+        found, start = {}, 0
+        for part in self.parts:
+            stop = start + prod(part.shape) // self.width
+            found[part.name] = slice(start, stop)
+            start = stop
+        return found
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the matrix."""
+        return sum(prod(part.shape) for part in self.parts) // self.width, self.width
+
+    def views(self, w: Any) -> dict[str, Any]:
+        """The parts of a matrix by their names; they share its memory."""
+        xp = namespace(w)
+        return {
+            part.name: xp.reshape(w[self.rows[part.name], ...], part.shape) for part in self.parts
+        }
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """What kernels of linear models must know: the loss of ``X @ coef + intercept``.
+
+    The parameters of such a model are a row for each feature, and last the intercepts.
+
+    Parameters
+    ----------
+    loss : Loss
+    n_features : int
+    fit_intercept : bool
+    """
+
+    loss: Loss
+    n_features: int
+    fit_intercept: bool
+
+
+class BatchRows:
+    """Rows that a model is given at once: a batch, or a piece of a large one.
+
+    Parameters
+    ----------
+    X : rows of shape (n, ...)
+        As the backend has them.
+    y : array of shape (n, ...) or None
+        Targets as :meth:`Model.encode` made them.
+    weight : array of shape (n,) or None
+        None: all are 1.
+    key : tuple of int
+        Of the random stream: seed, lane, clock, and number of the piece.
+    block : int, default=-1
+        Number of the block that the rows are of, where they are neighbours in it.
+    first : int, default=0
+        Position of the first of them in the block.
+    state : array of shape (n, ...) or None
+        What a statistic remembers of each row between rounds.
+    """
+
+    __slots__ = ("X", "block", "first", "key", "state", "weight", "y")
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any = None,
+        weight: Any = None,
+        key: tuple[int, ...] = (0,),
+        block: int = -1,
+        first: int = 0,
+        state: Any = None,
+    ) -> None:
+        self.X = X
+        self.y = y
+        self.weight = weight
+        self.key = key
+        self.block = block
+        self.first = first
+        self.state = state
+
+    def draw(self) -> np.random.Generator:
+        """A new random stream, the same wherever and whenever these rows are worked on."""
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.key)))
+
+
+class Model(ABC):
+    """Base class of all models: how rows and targets become what their maths reads.
+
+    Immutable, since it travels to trainers. Pure functions of arrays, written in the functions of
+    the array API standard, run on every backend.
+    """
+
+    @abstractmethod
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Targets as the maths reads them.
+
+        Parameters
+        ----------
+        y : ndarray of shape (n,) or (n, n_targets)
+        classes : ndarray of shape (n_classes,), sorted, or None for regression
+        dtype : numpy dtype of the fit
+        """
+
+
+class StepModel(Model):
+    """Base class of models trained by gradient steps.
 
     Attributes
     ----------
-    n_features : int
-    shape : tuple of two int
-        Of the parameters.
-    width : int
-        Second part of `shape`.
-    n_penalised : int
-        Leading rows of the parameters that a penalty applies to.
+    parameters : Parameters
+    linear : LinearForm or None
+        Of a linear model, for which there are kernels; None for all others.
     """
 
-    @property
-    def n_features(self) -> int: ...
+    linear: LinearForm | None = None
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    @abstractmethod
+    def parameters(self) -> Parameters: ...
 
-    @property
-    def width(self) -> int: ...
+    def init(self, seed: int, dtype: Any) -> NDArray[Any]:
+        """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""
+        return np.zeros(self.parameters.shape, dtype=dtype)
 
-    @property
-    def n_penalised(self) -> int: ...
+    def touched(self, pieces: list[Any], backend: Backend) -> NDArray[np.int64]:
+        """Sorted rows of the parameters that sparse rows touch; renumbers the rows to them.
 
-    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Turn targets into what the maths reads; `classes` are sorted, None for regression."""
+        Asked only of a model with a `linear` form whose batches touch few of many features.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Add the gradient of the summed loss of some rows to `out`, in place.
+
+        Parameters
+        ----------
+        w : array of ``parameters.shape``
+            On the backend's device, as all arrays; not to be changed.
+        rows : BatchRows
+        out : array of the shape of `w`, of its dtype or float64
+        backend : Backend
+
+        Returns
+        -------
+        float, or array of no dimension where the rows lie
+            Sum of the weighted losses of the rows.
+        """
+
+    def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
+        """Sums over held-out rows, of which many are added; any number of them, float64."""
+        raise NotImplementedError
+
+    def validation_score(self, sums: NDArray[np.float64]) -> float:
+        """Score of the held-out rows from their sums; larger is better."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be of this model, as JSON can say it."""
+
+    def origin(self) -> Any:
+        """What the parameters are relative to, as JSON can say it; None: nothing.
+
+        Unlike :meth:`identity` it may be another in a later fit (the mean of its targets), which
+        goes on through :meth:`moved`.
+        """
+        return None
+
+    def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
+        """Parameters of this model, of those that are relative to another origin; a new array.
+
+        Raises
+        ------
+        ValueError
+            No model has such an origin.
+        """
+        if origin is not None:
+            raise ValueError("its parameters are relative to nothing")
+        return w.copy()
