@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.bounds import array_layout, malformed
 
-__all__ = ["Kinds", "kinds", "pack", "pack_object", "put_together", "take_apart", "unpack",
-           "unpack_object"]  # fmt: skip
+__all__ = ["Kinds", "kinds", "pack", "pack_object", "pack_parts", "put_together", "take_apart",
+           "unpack", "unpack_object"]  # fmt: skip
 
 #: Classes whose objects may travel, by their names.
 Kinds = Mapping[str, type]
@@ -32,12 +32,17 @@ Kinds = Mapping[str, type]
 
 def pack(arrays: list[NDArray[Any]]) -> bytes:
     """Arrays of any shapes and dtypes of numbers, as bytes."""
+    return b"".join(pack_parts(arrays))
+
+
+def pack_parts(arrays: list[NDArray[Any]]) -> list[Any]:
+    """The bytes of `pack` in parts one after the other, without a copy of the arrays."""
     text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
     parts: list[Any] = [len(text).to_bytes(8, "little"), text, bytes(-len(text) % 8)]
     for array in arrays:
         if array.size:
             parts += [np.ascontiguousarray(array).data.cast("B"), bytes(-array.nbytes % 8)]
-    return b"".join(parts)
+    return parts
 
 
 def unpack(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
