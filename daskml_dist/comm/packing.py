@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.bounds import array_layout, malformed
 
-__all__ = ["Kinds", "kinds", "pack", "pack_object", "pack_parts", "put_together", "take_apart",
-           "unpack", "unpack_object"]  # fmt: skip
+__all__ = ["Kinds", "kinds", "pack", "pack_object", "pack_object_parts", "pack_parts",
+           "put_together", "take_apart", "unpack", "unpack_object"]  # fmt: skip
 
 #: Classes whose objects may travel, by their names.
 Kinds = Mapping[str, type]
@@ -80,23 +80,28 @@ def _name(kind: type) -> str:
 
 def pack_object(thing: Any, known: Kinds) -> bytes:
     """Undone by `unpack_object`; see `take_apart`."""
+    return b"".join(pack_object_parts(thing, known))
+
+
+def pack_object_parts(thing: Any, known: Kinds) -> list[Any]:
+    """The bytes of `pack_object` in parts, without a copy of the arrays."""
     tree, arrays = take_apart(thing, known)
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
-    return pack([text, *arrays])
+    return pack_parts([text, *arrays])
 
 
-def unpack_object(data: bytes, known: Kinds) -> Any:
-    """Undo `pack_object`.
+def unpack_object(data: bytes | NDArray[np.uint8], known: Kinds) -> Any:
+    """Undo `pack_object`; arrays of it are parts of `data`, unless that is bytes.
 
     Raises
     ------
     CommunicationError
         The bytes are not what it makes.
     """
-    # Bytes themselves may lie anywhere, and cannot be written to.
-    aligned = np.frombuffer(bytearray(data), np.uint8)
+    if isinstance(data, bytes):  # they may lie anywhere, and cannot be written to
+        data = np.frombuffer(bytearray(data), np.uint8)
     try:
-        text, *arrays = unpack(aligned)
+        text, *arrays = unpack(data)
         return put_together(json.loads(text.tobytes()), arrays, known)
     except (ValueError, RecursionError) as error:
         raise malformed("an object that cannot be read") from error

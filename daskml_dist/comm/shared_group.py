@@ -297,7 +297,7 @@ class SharedGroup(Communicator):
         return had.get(0, np.empty(0, np.uint8))
 
     def _swap(
-        self, messages: list[Sequence[Any]], sources: list[int]
+        self, messages: Sequence[Sequence[Any]], sources: list[int]
     ) -> dict[int, NDArray[np.uint8]]:
         """What some ranks say to this one; each rank has one message for all, or one for each.
 

@@ -177,6 +177,11 @@ CALLS: dict[str, Callable[[Communicator], Any]] = {
 }
 
 
+def _often(call: Callable[[Communicator], Any], group: Communicator) -> None:
+    for _ in range(3):
+        call(group)
+
+
 @pytest.mark.parametrize("layout", ["memory 3", "sockets 3", "hosts 3"])
 def test_a_rank_that_ends_ends_the_others(ranks: Callable[..., Ranks], layout: str) -> None:
     for call in CALLS.values():
@@ -188,8 +193,7 @@ def test_a_rank_that_ends_ends_the_others(ranks: Callable[..., Ranks], layout: s
                 group.close()
                 return
             with pytest.raises(CommunicationError, match="Lost the connection"):
-                for _ in range(3):
-                    call(group)
+                _often(call, group)
             group.close()
 
         some.each(act)
