@@ -9,13 +9,14 @@ the open question is asked anew, so a fit ends with the digits of an undisturbed
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.packing import Kinds, kinds, pack_object_parts, unpack_object
+from daskml_dist.comm.packing import Kinds, kinds
+from daskml_dist.comm.repeated import RepeatedObjects
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
@@ -23,11 +24,9 @@ from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
+from daskml_dist.training.worker.loops.sum_log import SumLog
 
 __all__ = ["question_kinds", "run_solver"]
-
-#: Bytes of sums that a trainer remembers at most; a solver that needs more begins anew.
-_MEMORY = 2**28
 
 
 def run_solver(context: Context) -> Solution | None:
@@ -50,32 +49,8 @@ def _lead(context: Context, sums: _Asked) -> Solution:
     start = fit.start_state().w.astype(np.float64)
     solution = fit.solver.solve(fit.model, sums, start)
     sums.end()
-    return solution
-
-
-@dataclass
-class _Log:
-    """The sums so far, and the rows that they were made of."""
-
-    n_rows: int
-    sums: list[NDArray[np.float64]] = field(default_factory=list)
-    is_whole: bool = True
-    n_bytes: int = 0
-
-    def add(self, total: NDArray[np.float64]) -> None:
-        """Remember a sum as it is: whoever sees it may not change it."""
-        total.flags.writeable = False
-        self.n_bytes += total.nbytes
-        if self.n_bytes > _MEMORY:
-            self.sums, self.is_whole = [], False
-        else:
-            self.sums.append(total)
-
-    def become(self, sums: list[NDArray[np.float64]]) -> None:
-        """Remember what another trainer does."""
-        self.sums, self.n_bytes = [], 0
-        for total in sums:
-            self.add(total)
+    # A sum may itself be the solution, and is read-only.
+    return replace(solution, w=np.require(solution.w, requirements="W"))
 
 
 class _Rounds:
@@ -84,11 +59,11 @@ class _Rounds:
     def __init__(self, context: Context) -> None:
         self._context = context
         n_rows = sum(context.lane_rows)
-        log: _Log | None = context.memory.get("log")
+        log: SumLog | None = context.memory.get("log")
         if log is None or log.n_rows != n_rows or not log.is_whole:
-            log = context.memory["log"] = _Log(n_rows)
+            log = context.memory["log"] = SumLog(n_rows)
         self.log = log
-        self.kinds = question_kinds()
+        self.questions = RepeatedObjects(question_kinds())
         self._sums = LaneSums(context)
 
     def remember(self) -> None:
@@ -107,7 +82,7 @@ class _Rounds:
         """Make the sums that the first trainer asks for, until it has its solution."""
         communicator = self._context.communicator
         while (question := communicator.broadcast_bytes()).size:
-            self.sum(unpack_object(question, self.kinds))
+            self.sum(self.questions.unpack(question))
 
     def sum(self, statistic: Statistic) -> NDArray[np.float64]:
         """The sum over all trainers' rows, with `EXTRA` numbers behind it."""
@@ -122,7 +97,8 @@ class _Rounds:
     def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         total[2 - EXTRA :] = self._sums.bytes_moved()
         # Into memory of its own, since it is remembered; the lanes' is used again.
-        return np.asarray(self._context.communicator.allreduce(total, np.empty_like(total)))
+        out = self.log.room(len(total))
+        return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
@@ -175,7 +151,7 @@ class _Asked:
 
     def _as_data(self, statistic: Statistic) -> list[Any]:
         try:
-            return pack_object_parts(statistic, self._rounds.kinds)
+            return self._rounds.questions.pack(statistic)
         except TypeError as error:
             raise InvalidParameterError(
                 f"The statistic {type(statistic).__name__} cannot travel to other workers: {error}"
