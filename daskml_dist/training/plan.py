@@ -9,7 +9,6 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
 from daskml_dist.data.scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
@@ -22,6 +21,7 @@ from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard import ShardState, UpdateRule
 from daskml_dist.schedules import Constant, Schedule
+from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.spec import FitSpec, Streaming
 from daskml_dist.training.survey import Survey
 
@@ -58,19 +58,12 @@ class Settings:
     n_iter_no_change: int
     shuffle: bool
     batch_size: int | Literal["auto"] | None
-    n_servers: int
-    n_lanes: int | None
-    deterministic: bool
-    device: str
     validation_fraction: float
     average: int | None
     class_weight: Any
     seed: int
-    memory_budget: int | None = None
-    on_lost_data: str = "raise"
+    run: RunSettings
     auto_rate: bool = False
-    compression: Compressor | None = None
-    compute_dtype: str | None = None
 
 
 def make_fit(
@@ -121,7 +114,7 @@ def make_fit(
     steps = pass_steps(lanes, batch_size, fraction)
     class_weight = make_class_weight(settings.class_weight, survey, classes)
     policy = _policy(settings, len(lanes))
-    dtype = "float32" if settings.compute_dtype else survey.dtype
+    dtype = "float32" if settings.run.compute_dtype else survey.dtype
     return FitSpec(
         model=model,
         policy=policy,
@@ -136,7 +129,7 @@ def make_fit(
             coordinates=single_rows
             or (_touches_few(survey, batch_size) and not (streaming and steps == 1)),
         ),
-        layout=Layout(*model.shape, settings.n_servers),
+        layout=Layout(*model.shape, settings.run.n_servers),
         stopping=StoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
         ),
@@ -148,9 +141,9 @@ def make_fit(
         n_steps=steps,
         shuffle=settings.shuffle,
         validation_fraction=fraction,
-        deterministic=settings.deterministic,
-        device=survey.device(settings.device, settings.deterministic),
-        compute_dtype=settings.compute_dtype,
+        deterministic=settings.run.deterministic,
+        device=survey.device(settings.run.device, settings.run.deterministic),
+        compute_dtype=settings.run.compute_dtype,
         classes=classes,
         class_weight=class_weight,
         weight_scale=make_weight_scale(survey, classes, class_weight, weighted),
@@ -159,16 +152,16 @@ def make_fit(
         ),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
-        on_lost_data=settings.on_lost_data,
+        on_lost_data=settings.run.on_lost_data,
         shared_memory=bool(dask.config.get("daskml_dist.shared_memory", True)),
         single_rows=single_rows,
-        compression=settings.compression,
+        compression=settings.run.compression,
     )
 
 
 def _policy(settings: Settings, n_lanes: int) -> Policy:
     """The user's policy, or its equal for a lane that asks for nothing of a server."""
-    asks = settings.n_servers > 1 or settings.compression is not None
+    asks = settings.run.n_servers > 1 or settings.run.compression is not None
     return settings.policy if n_lanes > 1 or asks else settings.policy.of_one_lane()
 
 
@@ -251,7 +244,7 @@ def _steps_row_by_row(settings: Settings, survey: Survey, model: LinearModel) ->
     """Whether each row is an update of its own (``"hogwild"`` on sparse rows of many features)."""
     return (
         settings.policy.loop == "shared"
-        and settings.device != "gpu"
+        and settings.run.device != "gpu"
         and settings.batch_size in ("auto", 1)
         and settings.average is None
         and model.width == 1
