@@ -11,15 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._base import (
-    check_budget,
-    check_class_weight,
-    check_count,
-    check_placement,
-    seed_of,
-)
+from daskml_dist._checks import check_class_weight, check_count, seed_of
 from daskml_dist._linear import BaseLinear
-from daskml_dist.compression import Compressor, get_compressor
+from daskml_dist._run import Run
+from daskml_dist.compression import Compressor
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.linear import LinearModel
@@ -44,6 +39,8 @@ __all__ = ["BaseSGD"]
 class BaseSGD(BaseLinear):
     """Parameters, fitting and prediction of the linear models trained by gradient steps."""
 
+    _run_used = tuple(Run().get_params())
+
     # -- settings ------------------------------------------------------------------------------
 
     def _settings(self, policy: str | Policy | None) -> Settings:
@@ -55,6 +52,8 @@ class BaseSGD(BaseLinear):
         average = params["average"]
         policy = get_policy(params["policy"] if policy is None else policy)
         penalty, optimizer = _descent(params, policy)
+        run = self._run_settings()
+        _check_pushes(run.compression, policy)
         return Settings(
             penalty=penalty,
             optimizer=optimizer,
@@ -70,26 +69,18 @@ class BaseSGD(BaseLinear):
             n_iter_no_change=int(params["n_iter_no_change"]),
             shuffle=bool(params["shuffle"]),
             batch_size=params["batch_size"],
-            n_servers=int(params["n_servers"]),
-            n_lanes=params["n_lanes"],
-            deterministic=bool(params["deterministic"]),
-            device=params["device"],
-            compute_dtype=params["compute_dtype"],
             validation_fraction=float(params["validation_fraction"]) if early else 0.0,
             average=int(average) if average else None,
             class_weight=check_class_weight(params.get("class_weight")),
             seed=seed_of(params["random_state"]),
-            memory_budget=check_budget(params["memory_budget"]),
-            on_lost_data=params["on_lost_data"],
             auto_rate=isinstance(params["learning_rate"], str)
             and params["learning_rate"] == "auto",
-            compression=_compressor(params["compression"], policy),
+            run=run,
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
-        for name in ("max_iter", "n_iter_no_change", "n_servers"):
+        for name in ("max_iter", "n_iter_no_change"):
             check_count(name, params[name])
-        check_placement(params)
         if not isinstance(params["average"], bool | np.bool_):
             check_count("average", params["average"], also="True or False")
         for name in ("alpha", "l1_ratio"):
@@ -129,16 +120,16 @@ class BaseSGD(BaseLinear):
         """Fit from zero, or go on from the last fit's state."""
         callbacks = self._callbacks(settings.max_iter)
         collection = self._collection(X, y, sample_weight, reset=not go_on)
-        budget, device = settings.memory_budget, settings.device
-        with open_engine(collection, client, budget, device) as engine:
-            survey = self._survey(engine, settings.n_lanes)
+        run = settings.run
+        with open_engine(collection, client, run.memory_budget, run.device) as engine:
+            survey = self._survey(engine, run.n_lanes)
             classes = self._labels(survey, classes) if self._classification else None
             rows = Rows.of(survey, classes, settings.class_weight, sample_weight is not None)
             initial = self._initial(survey, classes, settings.optimizer) if go_on else None
             # Parameters to go on from are relative to the same targets.
             model = self._model(rows, None if initial is None else self._last_model)
             lanes = engine.lanes(
-                settings.n_lanes,
+                run.n_lanes,
                 shared=settings.policy.uses_threads,
                 passes=settings.max_iter,
             )
@@ -296,12 +287,11 @@ def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer
     return penalty, optimizer
 
 
-def _compressor(compression: Any, policy: Policy) -> Compressor | None:
-    compressor = get_compressor(compression)
+def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
     if compressor is None or policy.pushes_gradients:
-        return compressor
+        return
     names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
     raise InvalidParameterError(
-        f"compression={compression!r} is for pushes of gradients to servers, and the policy "
+        f"compression={compressor.name!r} is for pushes of gradients to servers, and the policy "
         f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
     )

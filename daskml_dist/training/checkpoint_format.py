@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from daskml_dist import __version__
+from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
 

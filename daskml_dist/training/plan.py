@@ -9,7 +9,6 @@ from typing import Any, Literal
 import dask
 import numpy as np
 
-from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
 from daskml_dist.data.scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
@@ -24,6 +23,7 @@ from daskml_dist.ps.rule import GroupOptions, UpdateRule, make_groups
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.rows import Rows
+from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.spec import FitSpec, Streaming
 from daskml_dist.training.survey import Survey
 
@@ -52,19 +52,12 @@ class Settings:
     n_iter_no_change: int
     shuffle: bool
     batch_size: int | Literal["auto"] | None
-    n_servers: int
-    n_lanes: int | None
-    deterministic: bool
-    device: str
     validation_fraction: float
     average: int | None
     class_weight: Any
     seed: int
-    memory_budget: int | None = None
-    on_lost_data: str = "raise"
+    run: RunSettings
     auto_rate: bool = False
-    compression: Compressor | None = None
-    compute_dtype: str | None = None
     clip: float | None = None
     micro_batch: int | None = None
     groups: Mapping[str, GroupOptions] | None = None
@@ -100,7 +93,7 @@ def make_fit(
     batch_size = _rows_at_a_time(lanes) if single_rows else _batch_size(settings.batch_size, lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     policy = _policy(settings, len(lanes))
-    dtype = "float32" if settings.compute_dtype else survey.dtype
+    dtype = "float32" if settings.run.compute_dtype else survey.dtype
     # Streamed full batches are never in memory as a whole, so nobody knows their columns.
     in_memory = not (streaming and steps == 1)
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
@@ -114,7 +107,7 @@ def make_fit(
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or few,
         ),
-        layout=Layout(*model.parameters.shape, settings.n_servers),
+        layout=Layout(*model.parameters.shape, settings.run.n_servers),
         stopping=StoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
         ),
@@ -126,19 +119,19 @@ def make_fit(
         n_steps=steps,
         shuffle=settings.shuffle,
         validation_fraction=fraction,
-        deterministic=settings.deterministic,
-        device=survey.device(settings.device, settings.deterministic),
-        compute_dtype=settings.compute_dtype,
+        deterministic=settings.run.deterministic,
+        device=survey.device(settings.run.device, settings.run.deterministic),
+        compute_dtype=settings.run.compute_dtype,
         classes=rows.classes,
         class_weight=rows.class_weight,
         weight_scale=rows.weight_scale,
         initial=_scaled(initial, settings, model, dtype, scales),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
-        on_lost_data=settings.on_lost_data,
+        on_lost_data=settings.run.on_lost_data,
         shared_memory=bool(dask.config.get("daskml_dist.shared_memory", True)),
         single_rows=single_rows,
-        compression=settings.compression,
+        compression=settings.run.compression,
         micro_batch=settings.micro_batch,
     )
 
@@ -151,10 +144,10 @@ def _rule(
     steps_per_pass: float,
     coordinates: bool,
 ) -> UpdateRule:
-    if settings.clip is not None and settings.n_servers > 1:
+    if settings.clip is not None and settings.run.n_servers > 1:
         raise InvalidParameterError(
             f"The norm of the whole gradient is known where one server holds all parameters, and "
-            f"there are n_servers={settings.n_servers}. Use n_servers=1, or clip=None."
+            f"there are n_servers={settings.run.n_servers}. Use n_servers=1, or clip=None."
         )
     groups = make_groups(model.parameters, settings.optimizer, settings.penalty, settings.groups)
     average = settings.average
@@ -163,7 +156,7 @@ def _rule(
 
 def _policy(settings: Settings, n_lanes: int) -> Policy:
     """The user's policy, or its equal for a lane that asks for nothing of a server."""
-    asks = settings.n_servers > 1 or settings.compression is not None
+    asks = settings.run.n_servers > 1 or settings.run.compression is not None
     return settings.policy if n_lanes > 1 or asks else settings.policy.of_one_lane()
 
 
@@ -238,7 +231,7 @@ def _steps_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> b
         model.linear is not None
         and model.linear.loss.at_row is not None
         and settings.policy.loop == "shared"
-        and settings.device != "gpu"
+        and settings.run.device != "gpu"
         and settings.batch_size in ("auto", 1)
         and settings.average is None
         and model.parameters.width == 1

@@ -18,6 +18,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.solvers import RangedSolver, Solver
 from daskml_dist.training.rows import Rows
+from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["Rows", "make_solver_fit"]
@@ -34,11 +35,7 @@ def make_solver_fit(
     lanes: list[LaneSpec],
     start: NDArray[Any] | None,
     streaming: Streaming | None,
-    *,
-    deterministic: bool,
-    device: str,
-    compute_dtype: str | None = None,
-    on_lost_data: str,
+    run: RunSettings,
 ) -> FitSpec:
     """Put the maths of a fit by a round solver together.
 
@@ -52,10 +49,7 @@ def make_solver_fit(
         Parameters to start from; None: zeros.
     streaming : Streaming or None
         How to read blocks that are not kept.
-    deterministic : bool
-    device : {"auto", "cpu", "gpu"}
-    compute_dtype : {"float16", "bfloat16"} or None
-    on_lost_data : {"raise", "skip"}
+    run : RunSettings
 
     Raises
     ------
@@ -66,7 +60,7 @@ def make_solver_fit(
     # In the order of the lanes, sums are gathered whole.
     in_ranges = (
         isinstance(solver, RangedSolver)
-        and not deterministic
+        and not run.deterministic
         and int(np.prod(shape)) >= int(dask.config.get("daskml_dist.ranges_from", _RANGES_FROM))
     )
     return FitSpec(
@@ -76,21 +70,21 @@ def make_solver_fit(
         rule=UpdateRule((), Constant(1.0), 1.0),
         layout=Layout(shape[0], shape[1], 1),
         stopping=StoppingRule(solver.max_passes, None),
-        dtype="float32" if compute_dtype else rows.survey.dtype,
+        dtype="float32" if run.compute_dtype else rows.survey.dtype,
         seed=0,
         lane_rows=tuple(lane.n_rows for lane in lanes),
         n_steps=1,
         shuffle=False,
         validation_fraction=0.0,
-        deterministic=deterministic,
-        device=rows.survey.device(device, deterministic),
-        compute_dtype=compute_dtype,
+        deterministic=run.deterministic,
+        device=rows.survey.device(run.device, run.deterministic),
+        compute_dtype=run.compute_dtype,
         classes=rows.classes,
         class_weight=rows.class_weight,
         weight_scale=rows.weight_scale,
         initial=None if start is None else ShardState(start, {}),
         timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
         streaming=streaming,
-        on_lost_data=on_lost_data,
+        on_lost_data=run.on_lost_data,
         solver=solver,
     )

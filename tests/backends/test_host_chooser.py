@@ -14,6 +14,7 @@ from distributed import Client
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist import Run
 from daskml_dist.backends import host_chooser, numpy_backend
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.numpy_backend import NumpyBackend
@@ -192,7 +193,7 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
     n_lanes = 1 if policy in ("sync", "allreduce") else 2
     weight = np.random.default_rng(2).random(len(Y))
     fits = _fits(
-        policy, monkeypatch, X, Y, weight, n_lanes=n_lanes, early_stopping=held_out,
+        policy, monkeypatch, X, Y, weight, run=Run(n_lanes=n_lanes), early_stopping=held_out,
         n_iter_no_change=9,
     )  # fmt: skip
     steps = sum(record["steps"] for record in fits[0].history_.records)
@@ -207,7 +208,7 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(ALONE)))
 def test_gradients_for_servers_are_the_same(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit, *others = _fits(policy, monkeypatch, X, Y, n_lanes=1)
+    fit, *others = _fits(policy, monkeypatch, X, Y, run=Run(n_lanes=1))
     for other in others:
         np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
 
@@ -216,7 +217,7 @@ def test_gradients_for_servers_are_the_same(policy: str, monkeypatch: pytest.Mon
 def test_gradients_of_several_lanes_are_the_same(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit, *others = _fits(policy, monkeypatch, X, Y, n_lanes=3)
+    fit, *others = _fits(policy, monkeypatch, X, Y, run=Run(n_lanes=3))
     for other in others:
         np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
 
@@ -238,7 +239,7 @@ def test_a_fit_that_goes_on_with_rows_of_another_dtype(monkeypatch: pytest.Monke
 def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_chooser, "BatchSteps", None)
     _set_gathered(0, monkeypatch)
-    few = {"max_iter": 2, "tol": None, "batch_size": 16, "n_lanes": 1}
+    few = {"max_iter": 2, "tol": None, "batch_size": 16, "run": Run(n_lanes=1)}
     SGDClassifier(average=True, **few).fit(X, Y)
     SGDClassifier(optimizer="ftrl", policy="async", **few).fit(X, Y)
     SGDClassifier(**few).fit(X, np.digitize(X[:, 0], [-0.5, 0.5]))
@@ -255,7 +256,7 @@ def test_on_a_cluster(client: Client, policy: str) -> None:
     try:
         for gathered in (10**9, 50):
             client.run(_set_gathered, gathered)
-            clf = SGDClassifier(policy=policy, n_lanes=n_lanes, **params)
+            clf = SGDClassifier(policy=policy, run=Run(n_lanes=n_lanes), **params)
             found.append(clf.fit(X_parts, y_parts).coef_)
     finally:
         client.run(_set_gathered, usual)
