@@ -88,7 +88,7 @@ class LaneSpec:
 
 
 def held_out_rows(segment: Segment, fraction: float) -> int:
-    """How many rows of a segment are kept for validation."""
+    """Number of rows of a segment that are kept for validation."""
     return min(round(len(segment) * fraction), max(len(segment) - 1, 0))
 
 

@@ -57,7 +57,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """How a metric reads its columns. Picklable.
+    """Readers of a metric's columns. Picklable.
 
     Parameters
     ----------

@@ -241,7 +241,7 @@ def _average_precision(y_true: Any, y_score: Any, weight: Any) -> float:
 
 
 def _slack(run: Run, positive: Any) -> float:
-    """How much counting the positive rows of a bin together may raise the average precision."""
+    """Most that counting the positive rows of a bin together may add to average precision."""
     weight = run.weights[:, run.labels == positive].sum(axis=1)
     above = np.cumsum(weight[::-1])[::-1]
     grouped = (run.high > run.low) & (weight > 0)

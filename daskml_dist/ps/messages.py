@@ -1,4 +1,4 @@
-"""What trainers and servers say to each other at each step."""
+"""Messages between trainers and servers at each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CallReply = Callable[[Call], None]
 
 
 class Status(IntEnum):
-    """How a server answers."""
+    """Kind of a server's answer."""
 
     OK = 0
     ABORTED = 1

@@ -217,7 +217,7 @@ class Generations:
         self.lost_rows += self.seating.drop(lost)
 
     def _assign(self, even: bool) -> list[Part]:
-        """Who runs which lanes: trainers that stay, then new ones."""
+        """Parts of the trainers, which lanes each runs: of those that stay, then of new ones."""
         seats = [seat for seat in self.seats if self._stays(seat)]
         for seat in self.seats:
             if seat not in seats:

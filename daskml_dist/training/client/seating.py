@@ -1,4 +1,4 @@
-"""Who runs which lanes, from one generation to the next."""
+"""Seating: the lanes that each trainer runs, from one generation to the next."""
 
 from __future__ import annotations
 
