@@ -75,7 +75,9 @@ def questions(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "room", sorted(set(ROOMS) - LATER), ids=lambda room: ".".join(room.relative_to(HOUSE.parent).parts)
+    "room",
+    sorted(set(ROOMS) - LATER),
+    ids=lambda room: ".".join(room.relative_to(HOUSE.parent).parts),
 )
 def test_docstrings_open_with_their_noun(room: Path):
     found = {
