@@ -43,11 +43,15 @@ class Batch:
     n_rows : int
     index : ndarray of int64 or None
         Rows of the parameters that it touches (coordinates only).
+    chosen : callable or None
+        Adds the gradient of rows that stay where they are; see `Backend.chooser`. Then there are
+        no pieces.
     """
 
     pieces: Iterable[tuple[Any, Any, Any]]
     n_rows: int
     index: NDArray[np.int64] | None
+    chosen: Callable[[Any, Any], Any] | None = None
 
 
 class Lane:
@@ -120,10 +124,10 @@ class Lane:
             return self._batch(next(self._draws))
         if not self._chosen:
             draws = [next(self._draws) for _ in range(chooser.most)]
-            pieces = chooser([_runs(draw) for draw in draws])
-            for draw, piece in zip(draws, pieces, strict=True):
+            chosen = chooser([_runs(draw) for draw in draws])
+            for draw, add in zip(draws, chosen, strict=True):
                 n_rows = _count(draw)
-                self._chosen.append(Batch([piece] if n_rows else [], n_rows, None))
+                self._chosen.append(Batch([], n_rows, None, add if n_rows else None))
         return self._chosen.popleft()
 
     def _batch(self, rows: list[tuple[int, Any]]) -> Batch:
@@ -210,6 +214,8 @@ class Lane:
         w = w if self._on_host else self.backend.to_device(w)
         stays = self._on_host or not is_host(out)
         sums = out if stays else zeros(out.shape, out.dtype, like=w)
+        if batch.chosen is not None:
+            loss = batch.chosen(w, sums)
         for X, y, weight in batch.pieces:
             loss = loss + model.add_gradient(w, X, y, weight, sums, self.backend)
         if not stays:
