@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerImage
-from daskml_dist.ps.shard import ShardImage
+from daskml_dist.ps.shard_state import ShardImage
 
 __all__ = ["SENT", "Holding", "Images", "LaneImage", "ServerImage", "shadow_of"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.errors import CheckpointError, InvalidParameterError
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_files import Files, why
 from daskml_dist.training.checkpoint_format import encode
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 
 __all__ = ["DamagedError", "decode", "encode", "is_count", "is_number"]
 

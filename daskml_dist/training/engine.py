@@ -11,7 +11,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.interrupts import Interrupts

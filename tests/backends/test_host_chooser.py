@@ -23,8 +23,10 @@ from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
+from tests.rules import one_group
 
 D = 5
 WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.at_row)
@@ -103,13 +105,13 @@ def test_every_loss_and_optimizer(
     monkeypatch.setattr(host_chooser, "compiled_with", _interpreted)
     loss, weighted, intercept = LOSSES[name](), penalty.l1 == 0, penalty.l2 != 0
     blocks = {n: _block(loss, rows, weighted, dtype, n) for n, rows in ((4, 11), (1, 6))}
-    rule = UpdateRule(OPTIMIZERS[optimizer](), InverseScaling(0.1), penalty, D, 2.0)
+    rule = one_group(OPTIMIZERS[optimizer](), InverseScaling(0.1), penalty, D, 2.0)
     w = np.linspace(-0.3, 0.3, D + intercept)[:, None].astype(dtype)
     ours, other = (Shard(rule, ShardState(w.copy(), {})) for _ in range(2))
     backend = NumpyBackend()
     chooser = backend.chooser(loss, w.shape, blocks, 9)
     assert chooser is not None
-    steps = chooser.recorder(rule.optimizer, ours.empty_step())
+    steps = chooser.recorder(rule.only.optimizer, ours.empty_step())
     draws = [
         [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
         [],
@@ -154,9 +156,9 @@ def test_what_has_no_loop() -> None:
     slow = backend.chooser(loss, (2**15, 1), wide, 1024)
     assert slow is not None
     assert (chooser.most_steps, slow.most_steps) == (256, 2)
-    rule = UpdateRule(OPTIMIZERS["ftrl"](), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
+    rule = one_group(OPTIMIZERS["ftrl"](), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
     shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
-    assert chooser.recorder(rule.optimizer, shard.empty_step()) is None
+    assert chooser.recorder(rule.only.optimizer, shard.empty_step()) is None
 
 
 X = np.random.default_rng(0).normal(size=(300, D))

@@ -18,9 +18,11 @@ from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.optimizers import OPTIMIZERS, SGD, Adagrad
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.loops.shared import _damping
+from tests.rules import one_group
 
 RATE = 0.1
 WITH_ROWS = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.single_rows)
@@ -34,15 +36,15 @@ def _rows(n_rows: int = 60, n_features: int = 40) -> tuple[Any, NDArray[np.float
 
 
 def _shard(optimizer: Any, penalty: Penalty, n_features: int, dtype: Any = np.float64) -> Shard:
-    rule = UpdateRule(optimizer, Constant(RATE), penalty, n_features, 1.0, coordinates=True)
+    rule = one_group(optimizer, Constant(RATE), penalty, n_features, 1.0, coordinates=True)
     return Shard(rule, ShardState(np.zeros((n_features + 1, 1), dtype), {}))
 
 
 def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     from daskml_dist.backends.row_steps import RowSteps
 
-    penalty = shard.rule.penalty
-    steps = RowSteps(LogLoss(), shard.rule.optimizer, penalty.l1, penalty.l2, True)
+    penalty = shard.rule.only.penalty
+    steps = RowSteps(LogLoss(), shard.rule.only.optimizer, penalty.l1, penalty.l2, True)
     cells = shard.interleave()
     total = steps.run(pieces, np.asarray(order), cells, RATE, shard.charged)
     shard.count_row_steps(len(order), RATE)

@@ -108,8 +108,8 @@ def test_a_damaged_shift_is_refused(tmp_path: Path, shift: Any) -> None:
     saved = Checkpoint(tmp_path / "fit.npz")
     _sgd(checkpoint=saved).set_params(max_iter=1).fit(X, Y)
     state, facts = saved.load()
-    saved.save(state, {**facts, "target_shift": shift})
-    with pytest.raises(CheckpointError, match="target_shift"):
+    saved.save(state, {**facts, "origin": shift})
+    with pytest.raises(CheckpointError, match="origin"):
         _sgd(checkpoint=Checkpoint(tmp_path / "fit.npz", resume=True)).fit(X, Y)
 
 

@@ -32,7 +32,7 @@ from daskml_dist.errors import CheckpointError, DivergedError, InvalidParameterE
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LogLoss
 from daskml_dist.policies import POLICIES
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training import checkpoint_format as module
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.history import RECORD_KEYS

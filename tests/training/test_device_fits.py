@@ -47,7 +47,8 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.lane import Batch
 from daskml_dist.training.worker.loops.own_steps import OwnSteps
@@ -55,6 +56,7 @@ from daskml_dist.training.worker.loops.residence import moved
 from daskml_dist.training.worker.ready_blocks import prepare_block
 from tests.cuda_emulation import EmulatedCupy
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.rules import one_group
 from tests.strict_backend import StrictBackend
 
 RNG = np.random.default_rng(0)
@@ -204,7 +206,7 @@ def test_fits_go_on(gpu: None, policy: str) -> None:
 
 def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> None:
     backend = StrictBackend()
-    rule = UpdateRule(get_optimizer("adam"), Constant(0.1), Penalty(0.0, 0.1), 3, 10.0, 0)
+    rule = one_group(get_optimizer("adam"), Constant(0.1), Penalty(0.0, 0.1), 3, 10.0, 0)
 
     def steps(home: Backend, shard: Shard) -> Shard:
         for k in range(3):
@@ -407,7 +409,7 @@ def test_lanes_without_rows_step_on_a_device() -> None:
     """Their batches touch the intercept's row, which must not be gathered there."""
     backend = StrictBackend()
     parts = get_optimizer("adagrad"), Constant(0.1), Penalty(0.0, 0.0)
-    rule = UpdateRule(*parts, 3, 10.0, coordinates=True)
+    rule = one_group(*parts, 3, 10.0, coordinates=True)
     replica = Shard(rule, ShardState(backend.to_device(np.ones((4, 1))), {}), backend=backend)
     lane: Any = SimpleNamespace(
         backend=backend,

@@ -18,7 +18,7 @@ from daskml_dist.errors import (
     TrainingError,
     is_consequence,
 )
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.client.fleet import Fleet, Gone, call_workers
 from daskml_dist.training.client.generations import Generations

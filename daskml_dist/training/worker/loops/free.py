@@ -8,8 +8,9 @@ import numpy as np
 
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.messages import Part, sum_in_lane_order
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_free"]
 

@@ -37,7 +37,7 @@ def run_ranges(context: Context) -> Solution | None:
     try:
         ranges = _Ranges(context, connection)
         found = solver.solve_in_ranges(context.fit.model, ranges, ranges.start())
-        w = ranges.whole(found.w).reshape(context.fit.model.shape)
+        w = ranges.whole(found.w).reshape(context.fit.shape)
     finally:
         if connection is not None:
             connection.close()
@@ -73,7 +73,7 @@ class _Ranges:
         self._connection = connection
         self._communicator = context.communicator
         self._sums = LaneSums(context)
-        size, n_ranks = int(np.prod(context.fit.model.shape)), self._communicator.size
+        size, n_ranks = int(np.prod(context.fit.shape)), self._communicator.size
         self._bounds = [size * rank // n_ranks for rank in range(n_ranks + 1)]
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
         self.n_rows = sum(context.lane_rows)
@@ -116,7 +116,7 @@ class _Ranges:
 
     def _left(self, point: _Point) -> Left:
         assert point.w is not None
-        w = point.w.reshape(self._context.fit.model.shape)
+        w = point.w.reshape(self._context.fit.shape)
         return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
 
     # -- numbers -------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class _Ranges:
     def loss_gradient(self, w: Array) -> tuple[float, Array]:
         """Sum of the losses at `w`, and the own range of its gradient."""
         self._last = self.whole(w)
-        total = self._sums.total(LossGradient(self._last.reshape(self._context.fit.model.shape)))
+        total = self._sums.total(LossGradient(self._last.reshape(self._context.fit.shape)))
         total[2 - EXTRA :] = self._sums.bytes_moved()
         extra = self._communicator.allreduce(total[-EXTRA:])
         gradient = self._communicator.reduce_scatter(total[1:-EXTRA], self._bounds)
