@@ -70,7 +70,7 @@ SENT: tuple[type, ...] = (ServerImage, LaneImage, ShardImage, *LEDGER_PARTS)
 
 @dataclass(frozen=True)
 class Holding:
-    """What a server could go on from.
+    """Places that a server could go on from.
 
     Parameters
     ----------

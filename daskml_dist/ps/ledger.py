@@ -51,7 +51,7 @@ class StoppingRule:
 
 @dataclass
 class PassReport:
-    """What some lanes did in one pass; sums over these lanes, but for the seconds of `busy`.
+    """Report of some lanes on one pass; sums over these lanes, but for the seconds of `busy`.
 
     Rows, losses and steps that servers have seen pushed are not in it: these are counted as they
     are applied, so that none is counted twice or lost with a trainer.

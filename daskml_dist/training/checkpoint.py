@@ -22,7 +22,7 @@ __all__ = ["Checkpoint"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often a fit saves itself.
+    """Place and times at which a fit saves itself.
 
     ``path`` is the newest checkpoint, ``path.1`` the one before, up to ``path.<keep - 1>``. A new
     one is written as ``path.new``; once it is whole, each file moves up by one name. A crash at

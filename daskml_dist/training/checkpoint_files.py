@@ -101,7 +101,7 @@ class Files:
         return bool(kind)
 
     def _kind(self, name: str) -> str:
-        """What is under a name, in words; empty for nothing."""
+        """Kind of the thing under a name, in words; empty for nothing."""
         try:
             if self._local:
                 mode = os.lstat(name).st_mode

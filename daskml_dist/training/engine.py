@@ -22,7 +22,7 @@ __all__ = ["Engine", "FitResult", "RunView"]
 
 @dataclass
 class FitResult:
-    """What a fit ends with.
+    """Result of a fit.
 
     Parameters
     ----------
@@ -125,12 +125,12 @@ class Engine(ABC):
 
     @property
     def streaming(self) -> Streaming | None:
-        """How blocks are read in each pass, known with the lanes; None where they are kept."""
+        """Reading of the blocks in each pass, known with the lanes; None where they are kept."""
         return None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the history tells of the data's way."""
+        """Facts of the data's way, for the history."""
         return {}
 
     @abstractmethod
