@@ -50,7 +50,7 @@ class Lane:
         # On a device until somebody asks: to wait for a number takes longer than many a step.
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
-        self._told = fit.step_callbacks
+        self._told = fit.work.step_callbacks
 
     @property
     def n_rows(self) -> int:
@@ -104,7 +104,7 @@ class Lane:
 
         `w` and `out` are on the host or on the lane's device.
         """
-        model = self._fit.step_model
+        model = self._fit.steps.model
         loss, since = 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
         stays = self._on_host or not is_host(out)
@@ -151,7 +151,7 @@ class Lane:
 
     def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
         """Add a solver's statistic of a batch to `out`; the sum of the losses."""
-        model, loss, since = self._fit.model, 0.0, time.perf_counter()
+        model, loss, since = self._fit.work.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         for rows in batch.pieces:
@@ -175,7 +175,7 @@ class Lane:
         report.loss, self._loss = float(self._loss), 0.0
         if w is not None:
             w = w if self._on_host else self.backend.to_device(w)
-            model = self._fit.step_model
+            model = self._fit.steps.model
             for rows in self._reader.held_out():
                 report.add_validation(model.validation_sums(w, rows, self.backend).tolist())
         return report
