@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.models.base import Model
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import RangedRounds, Rounds
@@ -81,6 +82,7 @@ def make_solver_fit(
     device: str,
     compute_dtype: str | None = None,
     on_lost_data: str,
+    seed: int = 0,
 ) -> FitSpec:
     """Put the maths of a fit by a round solver together.
 
@@ -91,13 +93,15 @@ def make_solver_fit(
     rows : Rows
     lanes : list of LaneSpec
     start : ndarray or None
-        Parameters to start from; None: zeros.
+        What the solver starts from, if anything.
     streaming : Streaming or None
         How to read blocks that are not kept.
     deterministic : bool
     device : {"auto", "cpu", "gpu"}
     compute_dtype : {"float16", "bfloat16"} or None
     on_lost_data : {"raise", "skip"}
+    seed : int
+        Of what statistics draw.
 
     Raises
     ------
@@ -107,6 +111,7 @@ def make_solver_fit(
     # In the order of the lanes, sums are gathered whole.
     in_ranges = (
         isinstance(solver, RangedSolver)
+        and isinstance(model, LinearModel)
         and not deterministic
         and int(np.prod(model.shape))
         >= int(dask.config.get("daskml_dist.ranges_from", _RANGES_FROM))
@@ -115,11 +120,11 @@ def make_solver_fit(
         model=model,
         policy=RangedRounds() if in_ranges else Rounds(),
         # Solvers update the parameters themselves.
-        rule=UpdateRule(SGD(), Constant(1.0), Penalty(0.0, 0.0), model.n_penalised, 1.0),
-        layout=Layout(*model.shape, 1),
+        rule=UpdateRule(SGD(), Constant(1.0), Penalty(0.0, 0.0), 0, 1.0),
+        layout=Layout(0, 1, 1),  # servers hold nothing
         stopping=StoppingRule(solver.max_passes, None),
         dtype="float32" if compute_dtype else rows.survey.dtype,
-        seed=0,
+        seed=seed,
         lane_rows=tuple(lane.n_rows for lane in lanes),
         n_steps=1,
         shuffle=False,

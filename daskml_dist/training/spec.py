@@ -152,16 +152,16 @@ class FitSpec:
         """Fresh state of some rows of the parameters."""
         if self.initial is not None:
             return self.initial.part(rows)
-        n_rows, width = self.model.shape
+        n_rows, width = self.layout.n_rows, self.layout.width
         return ShardState(np.zeros((len(range(n_rows)[rows]), width), dtype=self.dtype), {})
 
     def bounds(self, server: int) -> Bounds:
         """What frames to and from a server may hold."""
-        n_rows = self.model.shape[0]
+        n_rows = self.layout.n_rows
         if self.policy.uses_shards:
             rows = self.layout.slices()[server]
             n_rows = rows.stop - rows.start
-        return Bounds(self.dtype, n_rows, self.model.width, len(self.lane_rows))
+        return Bounds(self.dtype, n_rows, self.layout.width, len(self.lane_rows))
 
     def rows_of(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
         """Training rows of each lane."""

@@ -319,8 +319,8 @@ class Generations:
     @property
     def _are_small(self) -> bool:
         fit = self._fit
-        shape, dtype = fit.model.shape, np.dtype(fit.dtype)
-        arrays = shape[0] * shape[1] * (3 + len(fit.rule.optimizer.slot_names))
+        layout, dtype = fit.layout, np.dtype(fit.dtype)
+        arrays = layout.n_rows * layout.width * (3 + len(fit.rule.optimizer.slot_names))
         policy = fit.policy
         one = policy.uses_shards or policy.sums_gradients
         copies = 1 if one else len(self._lanes)
@@ -359,5 +359,5 @@ def _shadow_every(fit: FitSpec) -> int:
         return -(-every // policy.average_every) * policy.average_every
     if fit.rule.coordinates:
         # A sparse step costs little next to an image of the whole shard.
-        return every * max(1, fit.model.shape[0] * fit.model.width // 2**14)
+        return every * max(1, fit.layout.n_rows * fit.layout.width // 2**14)
     return every

@@ -19,6 +19,7 @@ from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.stream import BlockStream
+from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import Statistic
@@ -188,8 +189,8 @@ class Lane:
 
     def _piece(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
         rows, at = self.backend.rows, self.backend.row_numbers(at)
-        weight = None if block.weight is None else rows(block.weight, at)
-        return rows(block.X, at), rows(block.y, at), weight
+        y, weight = (None if a is None else rows(a, at) for a in (block.y, block.weight))
+        return rows(block.X, at), y, weight
 
     def _touched(self, pieces: list[tuple[Any, Any, Any]]) -> NDArray[np.int64] | None:
         if not self._fit.rule.coordinates or self._fit.single_rows:
@@ -229,18 +230,26 @@ class Lane:
         """Sum of the losses of the last batch."""
         return float(self._last_loss)
 
-    def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
-        """Add a solver's statistic of a batch to `out`; the sum of the losses."""
+    def add_statistic(
+        self, statistic: Statistic, number: int, out: NDArray[np.float64]
+    ) -> tuple[float, int]:
+        """Add a solver's statistic of all rows to `out`; the sum of the losses, and the rows.
+
+        `number` is that of the sum; random streams follow from it.
+        """
         model, loss, since = self._fit.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
-        for X, y, weight in batch.pieces:
-            loss = loss + statistic.add(model, X, y, weight, sums, backend)
+        whole = next(self._draws)
+        for block, at in whole:
+            key = (self._fit.seed, self.number, number, block, at.start)
+            rows = BatchRows(*self._piece(self._blocks[block], at), key, block, at.start)
+            loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
         self._worked(since)
         self.reached += 1
-        return float(loss)
+        return float(loss), _count(whole)
 
     def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
         """Step along the rows of a batch by `run`, which returns their loss; count them."""

@@ -29,23 +29,28 @@ class LaneSums:
         for lane in context.lanes:
             lane.seek(0)
 
-    def parts(self, statistic: Statistic) -> list[tuple[int, NDArray[np.float64]]]:
-        """Number of each lane and its flattened sum, with `EXTRA` numbers behind it."""
-        return self._context.map(lambda lane: self._part(lane, statistic), self._context.lanes)
+    def parts(self, statistic: Statistic, number: int) -> list[tuple[int, NDArray[np.float64]]]:
+        """Number of each lane and its flattened sum, with `EXTRA` numbers behind it.
 
-    def total(self, statistic: Statistic) -> NDArray[np.float64]:
+        The sum is that of `number`, from 1.
+        """
+        return self._context.map(
+            lambda lane: self._part(lane, statistic, number), self._context.lanes
+        )
+
+    def total(self, statistic: Statistic, number: int) -> NDArray[np.float64]:
         """The flattened sum of all lanes, with `EXTRA` numbers behind it."""
-        (_, total), *others = self.parts(statistic)
+        (_, total), *others = self.parts(statistic, number)
         for _, part in others:
             total += part
         return total
 
-    def _part(self, lane: Lane, statistic: Statistic) -> tuple[int, NDArray[np.float64]]:
+    def _part(
+        self, lane: Lane, statistic: Statistic, number: int
+    ) -> tuple[int, NDArray[np.float64]]:
         shape = statistic.shape(self._context.fit.model)
         out = np.zeros(int(np.prod(shape)) + EXTRA)
-        batch = lane.next_batch()
-        out[-EXTRA] = lane.add_statistic(statistic, batch, out[:-EXTRA].reshape(shape))
-        out[1 - EXTRA] = batch.n_rows
+        out[-EXTRA:][:2] = lane.add_statistic(statistic, number, out[:-EXTRA].reshape(shape))
         return lane.number, out
 
     def bytes_moved(self) -> tuple[int, int]:

@@ -105,7 +105,10 @@ class _Ranges:
         """The own range of where to begin."""
         if self._begin is not None:
             return self._begin[self.own].copy()
-        return self._context.fit.start_state().w.astype(np.float64).ravel()[self.own]
+        start = self._context.fit.initial
+        if start is None:
+            return np.zeros(self.own.stop - self.own.start)
+        return start.w.astype(np.float64).ravel()[self.own]
 
     def keep(self, n_iter: int) -> None:
         """Keep the last point."""
@@ -140,7 +143,8 @@ class _Ranges:
     def loss_gradient(self, w: Array) -> tuple[float, Array]:
         """Sum of the losses at `w`, and the own range of its gradient."""
         self._last = self.whole(w)
-        total = self._sums.total(LossGradient(self._last.reshape(self._context.fit.model.shape)))
+        statistic = LossGradient(self._last.reshape(self._context.fit.model.shape))
+        total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
         extra = self._communicator.allreduce(total[-EXTRA:])
         gradient = self._communicator.reduce_scatter(total[1:-EXTRA], self._bounds)

@@ -47,7 +47,7 @@ def run_solver(context: Context) -> Solution | None:
 def _lead(context: Context, sums: _Asked) -> Solution:
     fit = context.fit
     assert fit.solver is not None
-    start = fit.start_state().w.astype(np.float64)
+    start = None if fit.initial is None else fit.initial.w.astype(np.float64)
     solution = fit.solver.solve(fit.model, sums, start)
     sums.end()
     return solution
@@ -95,14 +95,14 @@ class _Rounds:
     def answer(self) -> None:
         """Make the sums that the first trainer asks for, until it has its solution."""
         while question := self._context.communicator.broadcast_bytes():
-            self.sum(unpack_object(question, self.kinds))
+            self.sum(*unpack_object(question, self.kinds))
 
-    def sum(self, statistic: Statistic) -> NDArray[np.float64]:
-        """The sum over all trainers' rows, with `EXTRA` numbers behind it."""
+    def sum(self, statistic: Statistic, number: int) -> NDArray[np.float64]:
+        """Sum `number` (from 1) over all trainers' rows, with `EXTRA` numbers behind it."""
         if self._context.fit.deterministic or not statistic.additive:
-            total = self._in_order(self._sums.parts(statistic), statistic)
+            total = self._in_order(self._sums.parts(statistic, number), statistic)
         else:
-            total = self._reduced(self._sums.total(statistic))
+            total = self._reduced(self._sums.total(statistic, number))
         # All but the bytes is the same on every rank, and to the bit.
         self.log.add(total)
         return total
@@ -150,13 +150,13 @@ class _Asked:
         else:
             if self._context.communicator.size > 1:
                 self._context.communicator.broadcast_bytes(self._as_data(statistic))
-            total = self._rounds.sum(statistic)
+            total = self._rounds.sum(statistic, self._n_asked)
         self._report(total[-EXTRA:])
         return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
 
     def _as_data(self, statistic: Statistic) -> bytes:
         try:
-            return pack_object(statistic, self._rounds.kinds)
+            return pack_object((statistic, self._n_asked), self._rounds.kinds)
         except TypeError as error:
             raise InvalidParameterError(
                 f"The statistic {type(statistic).__name__} cannot travel to other workers: {error}"
