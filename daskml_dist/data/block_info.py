@@ -1,4 +1,4 @@
-"""What the client must know of a block: sizes, labels and sums of targets."""
+"""Facts of a block that the client must know: sizes, labels and sums of targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class BlockInfo:
-    """What the client must know of a block before the fit.
+    """Facts of a block that the client must know before the fit.
 
     Parameters
     ----------

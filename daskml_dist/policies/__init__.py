@@ -66,7 +66,7 @@ class Synchronous(Policy):
         return RoundGate(lanes, clock, spare=self.backup_workers)
 
     def of_one_lane(self) -> Policy:
-        """That lane steps on its own parameters: there is nothing to sum on a server."""
+        """Policy of a lane's own steps: alone it has nothing to sum on a server."""
         # A subclass may do something else.
         return _SynchronousAlone() if type(self) is Synchronous else self
 
@@ -224,7 +224,7 @@ class Hogwild(Policy):
 
 @dataclass(frozen=True)
 class Rounds(Policy):
-    """What round solvers run under; users choose a solver, not this.
+    """Policy that round solvers run under; users choose a solver, not this.
 
     One trainer runs the solver; all sum what it asks for, by all-reduce.
     """

@@ -24,7 +24,8 @@ from daskml_dist.ps.image import Holding, ServerImage, shadow_of
 from daskml_dist.ps.keeper import Ship
 from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import Call, CallReply, Reply, Request, Status, ok
-from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.state import ServerState
 
 __all__ = ["ParameterServer"]

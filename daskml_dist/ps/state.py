@@ -15,7 +15,7 @@ __all__ = ["ServerState"]
 
 
 class ServerState:
-    """What a server would go on from, and how it gets there; images of it are made when due.
+    """State of a server, which it would go on from; images of it are made when due.
 
     Not thread-safe: the server that holds it guards it.
 
@@ -115,7 +115,7 @@ class ServerState:
         return all(self._gate.may_go(lane) for lane in lanes)
 
     def answer(self, request: Request) -> Reply:
-        """What a pull gets, of lanes that may go."""
+        """Reply to a pull, of lanes that may go."""
         shard = self._shard
         assert shard is not None
         values = shard.snapshot() if request.pull_index is None else shard.w[request.pull_index]

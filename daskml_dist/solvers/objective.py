@@ -32,7 +32,7 @@ class LossGradient(Statistic):
         gradient = namespace(out).reshape(out[1:], self.w.shape)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore"):
-            loss = model.add_gradient(w, rows.X, rows.y, rows.weight, gradient, backend)
+            loss = model.add_gradient(w, rows, gradient, backend)
         out[0] += loss
         return loss
 

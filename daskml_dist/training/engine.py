@@ -11,7 +11,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.interrupts import Interrupts
@@ -22,7 +22,7 @@ __all__ = ["Engine", "FitResult", "RunView"]
 
 @dataclass
 class FitResult:
-    """What a fit ends with.
+    """Result of a fit.
 
     Parameters
     ----------
@@ -125,12 +125,12 @@ class Engine(ABC):
 
     @property
     def streaming(self) -> Streaming | None:
-        """How blocks are read in each pass, known with the lanes; None where they are kept."""
+        """Reading of the blocks in each pass, known with the lanes; None where they are kept."""
         return None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the history tells of the data's way."""
+        """Facts of the data's way, for the history."""
         return {}
 
     @abstractmethod

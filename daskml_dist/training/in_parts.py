@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.errors import DivergedError
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.checkpoint_files import Files

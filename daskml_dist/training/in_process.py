@@ -135,7 +135,7 @@ def _result(fit: FitSpec, servers: list[ParameterServer], result: TrainerResult)
 def _kept(
     fit: FitSpec, servers: list[ParameterServer], result: TrainerResult, error: KeyboardInterrupt
 ) -> FitResult | None:
-    """What an interrupted fit had come to."""
+    """Result of an interrupted fit as far as it came."""
     ledger = servers[0].ledger
     assert ledger is not None
     left = joined_left(fit, [server.state() for server in servers], [result])

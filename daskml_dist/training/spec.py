@@ -13,12 +13,12 @@ from daskml_dist.comm.base import Endpoint
 from daskml_dist.comm.bounds import Bounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows
-from daskml_dist.models.base import Model
-from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.base import Model, StepModel
 from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.ps.shard import ShardState, UpdateRule
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution, Solver
 
 __all__ = ["FitSpec", "Left", "Streaming", "TrainerResult", "TrainerSpec"]
@@ -91,6 +91,10 @@ class FitSpec:
         What pushes to servers are compressed with.
     compute_dtype : {"float16", "bfloat16"} or None
         How a GPU stores the features of dense rows; None: in `dtype`.
+    micro_batch : int or None
+        Rows of a batch that the model is given at once; None: all of them, or what a cache holds.
+    step_callbacks : tuple of object
+        Told of each step, where it is made.
     """
 
     model: Model
@@ -119,12 +123,20 @@ class FitSpec:
     single_rows: bool = False
     compression: Compressor | None = None
     compute_dtype: str | None = None
+    micro_batch: int | None = None
+    step_callbacks: tuple[Any, ...] = ()
 
     @property
-    def step_model(self) -> LinearModel:
+    def step_model(self) -> StepModel:
         """The model of a fit by steps, which has gradients."""
-        assert isinstance(self.model, LinearModel)
+        assert isinstance(self.model, StepModel)
         return self.model
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the parameters that servers hold; of no step model: nothing."""
+        model = self.model
+        return model.parameters.shape if isinstance(model, StepModel) else (0, 0)
 
     @property
     def first_clock(self) -> int:
@@ -152,16 +164,15 @@ class FitSpec:
         """Fresh state of some rows of the parameters."""
         if self.initial is not None:
             return self.initial.part(rows)
-        n_rows, width = self.layout.n_rows, self.layout.width
-        return ShardState(np.zeros((len(range(n_rows)[rows]), width), dtype=self.dtype), {})
+        return ShardState(self.step_model.init(self.seed, self.dtype)[rows, :].copy(), {})
 
     def bounds(self, server: int) -> Bounds:
         """What frames to and from a server may hold."""
-        n_rows = self.layout.n_rows
+        n_rows, width = self.shape
         if self.policy.uses_shards:
             rows = self.layout.slices()[server]
             n_rows = rows.stop - rows.start
-        return Bounds(self.dtype, n_rows, self.layout.width, len(self.lane_rows))
+        return Bounds(self.dtype, n_rows, width, len(self.lane_rows))
 
     def rows_of(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
         """Training rows of each lane."""

@@ -25,7 +25,7 @@ from daskml_dist.training.client.held_blocks import tell_lost
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import GoOn, choose
 from daskml_dist.training.client.saved import Saved, SavedImages
-from daskml_dist.training.client.seating import Part, Seating
+from daskml_dist.training.client.seating import Assignment, Seating
 from daskml_dist.training.client.shadowed import Server, Shadows
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.orders import give_orders
@@ -216,8 +216,8 @@ class Generations:
             raise DataLostError(tell_lost(lost))
         self.lost_rows += self.seating.drop(lost)
 
-    def _assign(self, even: bool) -> list[Part]:
-        """Who runs which lanes: trainers that stay, then new ones."""
+    def _assign(self, even: bool) -> list[Assignment]:
+        """Parts of the trainers, which lanes each runs: of those that stay, then of new ones."""
         seats = [seat for seat in self.seats if self._stays(seat)]
         for seat in self.seats:
             if seat not in seats:
@@ -235,7 +235,7 @@ class Generations:
 
     # -- trainers ------------------------------------------------------------------------------
 
-    def _deliver(self, parts: list[Part], clocks: dict[int, int]) -> None:
+    def _deliver(self, parts: list[Assignment], clocks: dict[int, int]) -> None:
         """Give all trainers their part: orders to those that run, tasks to new ones."""
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
@@ -262,7 +262,9 @@ class Generations:
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
             raise Gone(deaf[0], "takes no orders")
 
-    def _spec(self, part: Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
+    def _spec(
+        self, part: Assignment, rank: int, n_trainers: int, clocks: dict[int, int]
+    ) -> TrainerSpec:
         return TrainerSpec(
             self._run_id,
             self._fleet.next_name() if part.seat is None else part.seat.spec.name,
@@ -319,8 +321,8 @@ class Generations:
     @property
     def _are_small(self) -> bool:
         fit = self._fit
-        layout, dtype = fit.layout, np.dtype(fit.dtype)
-        arrays = layout.n_rows * layout.width * (3 + len(fit.rule.optimizer.slot_names))
+        shape, dtype = fit.shape, np.dtype(fit.dtype)
+        arrays = shape[0] * shape[1] * (3 + len(fit.rule.slot_names))
         policy = fit.policy
         one = policy.uses_shards or policy.sums_gradients
         copies = 1 if one else len(self._lanes)
@@ -359,5 +361,5 @@ def _shadow_every(fit: FitSpec) -> int:
         return -(-every // policy.average_every) * policy.average_every
     if fit.rule.coordinates:
         # A sparse step costs little next to an image of the whole shard.
-        return every * max(1, fit.layout.n_rows * fit.layout.width // 2**14)
+        return every * max(1, fit.shape[0] * fit.shape[1] // 2**14)
     return every

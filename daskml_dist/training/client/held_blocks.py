@@ -116,7 +116,7 @@ class HeldBlocks:
         return home if home in self._membership.ready else None
 
     def pin(self, number: int) -> list[str] | None:
-        """Where to look at a block: its home, if that is there."""
+        """Workers to look at a block on: its home, if that is there."""
         home = self._home(number)
         return None if home is None else [home]
 
@@ -200,7 +200,7 @@ class HeldBlocks:
         return self.hopeless
 
     def _causes(self, numbers: list[int]) -> dict[int, str]:
-        """Which of some blocks nothing can make, and why."""
+        """Those of some blocks that nothing can make, and why."""
         if self._collection.kind == "memory" or not numbers:
             return {}
         causes = {}
@@ -224,7 +224,7 @@ class HeldBlocks:
         return repr(error) if self._failed[number] > _MOST_FAILED else None
 
     def _lost_source(self, number: int) -> str | None:
-        """Why the data that a block is made of is not there any more; None: it is, or comes."""
+        """Reason that the data of a block is not there any more; None: it is, or comes."""
         if self._recipes is None:
             return None
         for future in (self._sources[key] for key in self._recipes.held_by(number)):

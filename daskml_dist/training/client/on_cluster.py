@@ -102,7 +102,7 @@ class ClusterEngine(Engine):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """How unevenly rows lay, and the bytes moved because of it; nothing where none were."""
+        """Skew of the rows as they lay, and the bytes moved for it; nothing where none were."""
         if self._moved is None:
             return {}
         return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
@@ -113,7 +113,7 @@ class ClusterEngine(Engine):
 
     @property
     def streaming(self) -> Streaming | None:
-        """How blocks are read in each pass; None where they are kept."""
+        """Reading of the blocks in each pass; None where they are kept."""
         if not self._rows.streamed or self._placement is None:
             return None
         together = max(len(lanes) for lanes in self._placement.by_worker().values())

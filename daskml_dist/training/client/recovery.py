@@ -1,4 +1,4 @@
-"""Where a fit goes on after a loss: pure choices, from what the servers still hold."""
+"""Recovery: the place that a fit goes on from, chosen from what the servers still hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ H = TypeVar("H")
 
 @dataclass(frozen=True)
 class GoOn(Generic[H]):
-    """Where each server, and each lane, goes on.
+    """Places that each server, and each lane, goes on from.
 
     Parameters
     ----------

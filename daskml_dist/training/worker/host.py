@@ -30,7 +30,7 @@ from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
 from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dask_internals import ask_for, before_closing, is_wanted
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.orders import (

@@ -12,7 +12,8 @@ import numpy as np
 from daskml_dist.ps.image import LaneImage, ServerImage
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 

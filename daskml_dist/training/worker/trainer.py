@@ -24,7 +24,7 @@ from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.lane import Lane

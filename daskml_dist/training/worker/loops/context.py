@@ -135,7 +135,7 @@ class Context:
             total.rows += part.rows
             total.steps += part.steps
             total.busy += part.busy
-            total.validation = np.add(total.validation, part.validation).tolist()
+            total.add_validation(part.validation)
         if self.fit.policy.lockstep:
             total.steps //= max(len(lanes), 1)
         total.bytes_pushed, total.bytes_pulled = self._bytes_since(connection)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.ps.messages import Part, sum_in_lane_order
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_free"]
 
@@ -44,7 +45,7 @@ class _FreeLane:
         self._push_every = policy.push_every
         # A sparse batch needs its own coordinates, so they are pulled at every step.
         self._pull_every = 1 if self._fit.rule.coordinates else policy.pull_every
-        self._parts: list[Part] = []
+        self._parts: list[LaneGradient] = []
         self._rows = 0.0
         self._w: Any = None
         self._awaiting = True

@@ -38,7 +38,7 @@ def run_ranges(context: Context) -> Solution | None:
         ranges = _Ranges(context, connection)
         found = solver.solve_in_ranges(context.fit.model, ranges, ranges.start())
         ranges.end()
-        w = ranges.whole(found.w).reshape(context.fit.model.shape)
+        w = ranges.whole(found.w).reshape(context.fit.shape)
     finally:
         if connection is not None:
             connection.close()
@@ -74,7 +74,7 @@ class _Ranges:
         self._to_ledger = None if connection is None else SumReports(context, connection)
         self._communicator = context.communicator
         self._sums = LaneSums(context)
-        self._bounds = self._communicator.bounds(int(np.prod(context.fit.model.shape)))
+        self._bounds = self._communicator.bounds(int(np.prod(context.fit.shape)))
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
         self.n_rows = sum(context.lane_rows)
         self.should_stop = False
@@ -119,7 +119,7 @@ class _Ranges:
 
     def _left(self, point: _Point) -> Left:
         assert point.w is not None
-        w = point.w.reshape(self._context.fit.model.shape)
+        w = point.w.reshape(self._context.fit.shape)
         return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
 
     # -- numbers -------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class _Ranges:
     def loss_gradient(self, w: Array) -> tuple[float, Array]:
         """Sum of the losses at `w`, and the own range of its gradient."""
         self._last = self.whole(w)
-        statistic = LossGradient(self._last.reshape(self._context.fit.model.shape))
+        statistic = LossGradient(self._last.reshape(self._context.fit.shape))
         total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
         stop = self._to_ledger is not None and self._to_ledger.should_stop

@@ -16,12 +16,14 @@ from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.image import LaneImage
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard import Shard, ShardImage, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardImage, ShardState
 from daskml_dist.training.spec import Left
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.own_steps import OwnSteps
 from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_replicas"]
 

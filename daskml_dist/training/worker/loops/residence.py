@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from daskml_dist.backends.namespace import is_host
-from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.ready_blocks import backend_of
 

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import Pulled, ShardedConnection
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_rounds"]
 

@@ -29,12 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.models.linear import LinearModel
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec, Left
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.turns import Turns
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_shared"]
 
@@ -223,7 +225,14 @@ class _RowByRow:
         steps, order = self._steps_of(lane.number), self._order(batch.n_rows)
         charged = replica.charged
         lane.add_row_steps(
-            lambda pieces: steps.run(list(pieces), order, self._cells, rate, charged), batch
+            lambda pieces: steps.run(
+                [(rows.X, rows.y, rows.weight) for rows in pieces],
+                order,
+                self._cells,
+                rate,
+                charged,
+            ),
+            batch,
         )
         with self._counting:
             replica.count_row_steps(batch.n_rows, rate)
@@ -232,11 +241,10 @@ class _RowByRow:
         if lane not in self._lanes:
             from daskml_dist.backends.row_steps import RowSteps
 
-            model, rule = self._fit.model, self._fit.rule
-            assert isinstance(model, LinearModel)
-            self._lanes[lane] = RowSteps(
-                model.loss, rule.optimizer, rule.penalty.l1, rule.penalty.l2, model.fit_intercept
-            )
+            linear, group = self._fit.step_model.linear, self._fit.rule.only
+            assert linear is not None
+            l1, l2 = group.penalty.l1, group.penalty.l2
+            self._lanes[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)
         return self._lanes[lane]
 
     def _order(self, n_rows: int) -> NDArray[np.intp]:
@@ -257,7 +265,7 @@ class _RowByRow:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        slots, optimizer = self._slots(), self._fit.rule.optimizer
+        slots, optimizer = self._slots(), self._fit.rule.only.optimizer
         approach = optimizer.approach(self._before, slots, self._replica.learning_rate())
         delta *= _damping(approach, self._share)
         self._before = slots
