@@ -20,6 +20,7 @@ from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.reader import Batch, Blocks, Reader
 from daskml_dist.training.worker.ready_blocks import backend_of
+from daskml_dist.training.worker.row_states import RowStates
 
 __all__ = ["Lane"]
 
@@ -51,6 +52,7 @@ class Lane:
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
         self._told = fit.step_callbacks
+        self._states = RowStates(fit.streaming.states if fit.streaming else None)
 
     @property
     def n_rows(self) -> int:
@@ -150,11 +152,12 @@ class Lane:
         return float(self._last_loss)
 
     def add_statistic(
-        self, statistic: Statistic, number: int, out: NDArray[np.float64]
+        self, statistic: Statistic, number: int, left: int, out: NDArray[np.float64]
     ) -> tuple[float, int]:
         """Add a solver's statistic of all rows to `out`; the sum of the losses, and the rows.
 
-        `number` is that of the sum; random streams follow from it.
+        `number` is that of the sum, from which random streams follow, and `left` that of the sum
+        which left the statistic's state as it is to be found.
         """
         model, loss, since = self._fit.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
@@ -162,7 +165,8 @@ class Lane:
         batch = self.next_batch()
         for rows in batch.pieces:
             rows.key = (self._fit.seed, self.number, number, rows.block, rows.first)
-            loss = loss + statistic.add(model, rows, sums, backend)
+            with self._states.lent(statistic.state, left, number, model, rows, backend):
+                loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
         self._worked(since)
