@@ -91,7 +91,13 @@ class BaseSupervised(BaseEstimator):
             y = _as_column(y)
             if self._classification:
                 _check_labels(y)
-        collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
+        collection = as_collection(
+            X,
+            y,
+            sample_weight,
+            classification=self._classification,
+            multi_output=self._multi_output,
+        )
         check_feature_names(self, X, reset=reset)
         if not reset:
             self._check_width(collection)
@@ -99,7 +105,7 @@ class BaseSupervised(BaseEstimator):
 
     def _survey(self, engine: Engine, n_lanes: int | None) -> Survey:
         """Look at the rows."""
-        survey = Survey(engine.survey(self._classification, n_lanes))
+        survey = Survey(engine.survey(n_lanes))
         survey.check_devices()
         if survey.n_rows == 0:
             raise InvalidDataError(

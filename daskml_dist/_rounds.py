@@ -83,9 +83,9 @@ class BaseRounds(BaseSupervised):
             self.history_ = History(
                 result.records,
                 extra={
-                    "policy": fit.policy.name,
+                    "policy": fit.work.name,
                     "n_lanes": len(lanes),
-                    "streamed": fit.streaming is not None,
+                    "streamed": fit.rows.streaming is not None,
                     "generations": result.events,
                     "lost_rows": result.lost_rows,
                     **engine.facts,

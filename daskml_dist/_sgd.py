@@ -135,9 +135,9 @@ class BaseSGD(BaseLinear):
             )
             scales = None
             if settings.optimizer.uses_scales:
-                scales = engine.scales(self._classification)
+                scales = engine.scales()
             fit = make_fit(settings, model, rows, lanes, initial, engine.streaming, scales)
-            fit = dataclasses.replace(fit, step_callbacks=callbacks.of_steps)
+            fit = fit.working(step_callbacks=callbacks.of_steps)
             checkpoint = self.get_params(deep=False)["checkpoint"]
             if checkpoint is None:
                 result = engine.train(fit, callbacks)
@@ -153,12 +153,14 @@ class BaseSGD(BaseLinear):
                 extra={
                     "policy": settings.policy.name,
                     "n_lanes": len(lanes),
-                    "n_servers": len(fit.layout.slices()) if fit.policy.uses_shards else 0,
+                    "n_servers": len(fit.work.layout.slices()) if fit.work.uses_shards else 0,
                     "partial_rows": result.partial_rows,
-                    "streamed": fit.streaming is not None,
+                    "streamed": fit.rows.streaming is not None,
                     "generations": result.events,
                     "dropped_pushes": result.dropped,
-                    "compression": None if fit.compression is None else fit.compression.name,
+                    "compression": None
+                    if fit.work.compression is None
+                    else fit.work.compression.name,
                     "lost_rows": result.lost_rows,
                     **engine.facts,
                 },

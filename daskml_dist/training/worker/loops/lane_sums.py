@@ -62,7 +62,7 @@ class LaneSums:
     def _part(
         self, lane: Lane, statistic: Statistic, number: int, left: int
     ) -> tuple[int, NDArray[np.float64]]:
-        shape = statistic.shape(self._context.fit.model)
+        shape = statistic.shape(self._context.fit.work.model)
         out = self._zeros(lane.number, math.prod(shape) + EXTRA)
         sums = out[:-EXTRA].reshape(shape)
         out[-EXTRA:][:2] = lane.add_statistic(statistic, number, left, sums)

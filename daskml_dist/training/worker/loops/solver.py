@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.packing import Kinds, kinds, pack_object_parts, unpack_object
+from daskml_dist.comm.repeated import RepeatedObjects
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
@@ -48,12 +50,11 @@ def run_solver(context: Context) -> Solution | None:
 
 
 def _lead(context: Context, sums: _Asked) -> Solution:
-    fit = context.fit
-    assert fit.solver is not None
-    start = None if fit.initial is None else fit.initial.w.astype(np.float64)
-    solution = fit.solver.solve(fit.model, sums, start)
+    work = context.fit.rounds
+    solution = work.solver.solve(work.model, sums, work.first())
     sums.end()
-    return solution
+    # A sum may itself be the solution, and is read-only.
+    return replace(solution, w=np.require(solution.w, requirements="W"))
 
 
 class _Rounds:
@@ -66,7 +67,7 @@ class _Rounds:
         if log is None or log.n_rows != n_rows:
             log = context.memory["log"] = SumLog(n_rows)
         self.log = log.begin()
-        self.kinds = question_kinds()
+        self.questions = RepeatedObjects(question_kinds())
         self._sums = LaneSums(context)
 
     def remember(self) -> None:
@@ -85,17 +86,17 @@ class _Rounds:
         communicator = self._context.communicator
         while (message := communicator.broadcast_bytes()).size:
             kind, *numbers = message[:_HEADER].view(np.int64).tolist()
-            thing = unpack_object(message[_HEADER:], self.kinds)
             if kind == _KEEP:
-                self.log.keep(thing, *numbers)
+                self.log.keep(unpack_object(message[_HEADER:], {}), *numbers)
             else:
-                self.sum(thing, *numbers)
+                self.sum(self.questions.unpack(message[_HEADER:]), *numbers)
 
     def tell(self, thing: Any, kind: int, *numbers: int) -> None:
         """Send what `answer` takes to the other trainers."""
         if self._context.communicator.size > 1:
             header = np.array([kind, *numbers], np.int64)
-            parts = pack_object_parts(thing, self.kinds)
+            keeps = kind == _KEEP
+            parts = pack_object_parts(thing, {}) if keeps else self.questions.pack(thing)
             self._context.communicator.broadcast_bytes([header.data.cast("B"), *parts])
 
     def sum(self, statistic: Statistic, number: int, left: int) -> NDArray[np.float64]:
@@ -103,7 +104,7 @@ class _Rounds:
 
         `left` is the number of the last sum whose statistic named the same state; 0 for none.
         """
-        in_order = self._context.fit.deterministic or not statistic.additive
+        in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
             total = self._in_order(self._sums.parts(statistic, number, left), statistic)
         elif isinstance(statistic, OwnedStatistic):
@@ -117,7 +118,8 @@ class _Rounds:
     def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         total[2 - EXTRA :] = self._sums.bytes_moved()
         # Into memory of its own, since it is remembered; the lanes' is used again.
-        return np.asarray(self._context.communicator.allreduce(total, np.empty_like(total)))
+        out = self.log.room(len(total))
+        return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
@@ -132,7 +134,7 @@ class _Rounds:
             for number, part in zip(numbers.tolist(), rest, strict=True)
         }
         first, *others = (of_lane[number] for number in sorted(of_lane))
-        total, shape = first.copy(), statistic.shape(self._context.fit.model)
+        total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
         for part in others:
             statistic.merge(total[:-EXTRA].reshape(shape), part[:-EXTRA].reshape(shape))
             total[-EXTRA:] += part[-EXTRA:]
@@ -153,14 +155,14 @@ class _Rounds:
 
     def _bounds(self, statistic: OwnedStatistic) -> list[int]:
         """Where each rank's range of the flattened sum begins, and its end."""
-        n, *rest = statistic.shape(self._context.fit.model)
+        n, *rest = statistic.shape(self._context.fit.work.model)
         return [at * math.prod(rest) for at in self._context.communicator.bounds(n)]
 
     def _finished(
         self, own: NDArray[np.float64], extra: NDArray[np.float64], statistic: OwnedStatistic
     ) -> NDArray[np.float64]:
         """Finish the own range, and gather what all ranges gave."""
-        communicator, model = self._context.communicator, self._context.fit.model
+        communicator, model = self._context.communicator, self._context.fit.work.model
         n, *rest = statistic.shape(model)
         at = slice(*communicator.bounds(n)[communicator.rank :][:2])
         found = []
@@ -203,7 +205,7 @@ class _Asked:
             total = self._rounds.sum(statistic, self._n_asked, left)
         self._reports.add(total[-EXTRA:])
         self._context.end_pass()
-        return total[:-EXTRA].reshape(statistic.answer_shape(self._context.fit.model))
+        return total[:-EXTRA].reshape(statistic.answer_shape(self._context.fit.work.model))
 
     def _left_by(self, state: RowState | None) -> int:
         """Number of the sum that left a state as this one is to find it."""
@@ -214,8 +216,7 @@ class _Asked:
         return left
 
     def _check_passes(self) -> None:
-        solver = self._context.fit.solver
-        assert solver is not None
+        solver = self._context.fit.rounds.solver
         if self._n_asked > solver.max_passes:
             raise InvalidParameterError(
                 f"The solver {type(solver).__name__} asks for more than its max_passes="
