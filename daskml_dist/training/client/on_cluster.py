@@ -119,7 +119,8 @@ class ClusterEngine(Engine):
         together = max(len(lanes) for lanes in self._placement.by_worker().values())
         blocks = self._rows.blocks_per_lane(together)
         group = min(blocks // 2, GROUP)
-        return Streaming(group, min(blocks - group, GROUP))
+        states = int(dask.config.get("daskml_dist.row_states", Streaming.states))
+        return Streaming(group, min(blocks - group, GROUP), states)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""

@@ -142,9 +142,8 @@ class _Ranges:
     def loss_gradient(self, w: Array) -> tuple[float, Array]:
         """Sum of the losses at `w`, and the own range of its gradient."""
         self._last = self.whole(w)
-        total = self._sums.total(
-            LossGradient(self._last.reshape(self._context.fit.rounds.shape or ()))
-        )
+        statistic = LossGradient(self._last.reshape(self._context.fit.rounds.shape or ()))
+        total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
         stop = self._to_ledger is not None and self._to_ledger.should_stop
         # The first trainer alone hears that the fit is to stop, and all must know it alike.
