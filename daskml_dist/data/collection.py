@@ -85,8 +85,9 @@ class Collection:
     @property
     def block_maker(self) -> Callable[..., Block]:
         """:func:`make_block` of parts of this collection; picklable, without the rows."""
-        kind = {"classification": self.classification, "multi_output": self.multi_output}
-        return partial(make_block, **kind)
+        return partial(
+            make_block, classification=self.classification, multi_output=self.multi_output
+        )
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
         """Make lazy blocks, one for each part.
