@@ -213,7 +213,27 @@ class Backend(ABC):
         Returns
         -------
         Chooser, HostChooser or None
-            None where rows are gathered by :meth:`rows`.
+            Called with some draws of rows (at most as many as its `most`), it returns a function
+            for each: of `w` and `out`, which adds the gradient of the rows' summed loss to `out`
+            and returns the loss. None where rows are gathered by :meth:`rows`.
+        """
+        return None
+
+    def recorder(self, chooser: Any, optimizer: Any, step: Step) -> Any | None:
+        """Something that makes many steps in one call.
+
+        Parameters
+        ----------
+        chooser : Chooser or HostChooser
+            This backend's, of whose rows the batches are.
+        optimizer : Optimizer
+        step : Step
+            One of the steps, without a gradient.
+
+        Returns
+        -------
+        RecordedSteps, BatchSteps or None
+            None where each step is made by itself.
         """
         return None
 

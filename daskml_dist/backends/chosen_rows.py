@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
 from daskml_dist.backends.draws import Draw
-from daskml_dist.backends.recorded_steps import RecordedSteps
 
-__all__ = ["Chooser", "ChosenRows", "CsrChooser"]
+__all__ = ["Chooser", "CsrChooser"]
 
 #: Batches that are chosen together at most, and rows of them.
 _BATCHES, _ROWS = 32, 1 << 20
-
-
-class ChosenRows:
-    """The features of a batch, of shape (n_rows, n_features), for kernels alone.
-
-    Parameters
-    ----------
-    rows : Rows or CsrRows
-        As a kernel takes them, with their targets and weights.
-    """
-
-    __slots__ = ("dtype", "rows", "shape")
-
-    def __init__(self, rows: Rows | CsrRows) -> None:
-        self.rows = rows
-        self.shape = rows.n, rows.d
-        self.dtype = rows.dtype
 
 
 class Chooser:
@@ -77,10 +58,18 @@ class Chooser:
         self._y = cupy.empty(shape, first[1].dtype)
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
 
-    def __call__(self, batches: Sequence[Draw]) -> list[tuple[ChosenRows, Any, Any | None]]:
-        """Choose batches: their features, targets and weights (or None)."""
+    def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], Any]]:
+        """Choose batches: for each, :meth:`add_gradient` of its rows."""
         chosen = [self.rows(place, n) for place, n in enumerate(self.choose(batches))]
-        return [(ChosenRows(rows), rows.y, rows.weight) for rows in chosen]
+        return [functools.partial(self.add_gradient, rows) for rows in chosen]
+
+    def add_gradient(self, rows: Rows | CsrRows, w: Any, out: Any) -> Any:
+        """Add the gradient of chosen rows' summed loss at `w` to `out`, both (n, 1); the loss."""
+        loss = self._cp.zeros((), np.float64)
+        w = self._cp.ascontiguousarray(w, dtype=rows.y.dtype)
+        for call in self.calls.gradient(*self.loss, rows, w, out, loss):
+            call()
+        return loss
 
     def choose(self, batches: Sequence[Draw]) -> list[int]:
         """Choose batches; the rows of each."""
@@ -116,17 +105,6 @@ class Chooser:
         at = slice(start, start + n)
         weight = None if self._weight is None else self._weight[at]
         return self._described(n, self._chosen[at], self._y[at], weight)
-
-    def recorder(self, optimizer: Any, step: Step) -> RecordedSteps:
-        """Steps of an optimizer along chosen batches.
-
-        Parameters
-        ----------
-        optimizer : daskml_dist.optimizers.Optimizer
-        step : Step
-            One of them, without a gradient.
-        """
-        return RecordedSteps(self, optimizer, step)
 
     # What depends on how a block's rows lie.
 

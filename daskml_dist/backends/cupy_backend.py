@@ -20,10 +20,11 @@ from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
-from daskml_dist.backends.chosen_rows import Chooser, ChosenRows, CsrChooser
+from daskml_dist.backends.chosen_rows import Chooser, CsrChooser
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.pinned_copy import pinned_copy
+from daskml_dist.backends.recorded_steps import RecordedSteps
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import InvalidDataError
 
@@ -215,8 +216,6 @@ class CupyBackend(Backend):
 
     def _described(self, X: Any, y: Any, weight: Any) -> Rows | CsrRows:
         """Rows as kernels take them."""
-        if isinstance(X, ChosenRows):
-            return X.rows
         if isinstance(X, CupyRows):
             return self._calls.csr_rows(X.X, y, weight)
         return self._calls.rows(X, y, weight)
@@ -268,6 +267,10 @@ class CupyBackend(Backend):
         make = CsrChooser if is_sparse else Chooser
         chooser = make(self._calls, (loss.kernel, _own(loss.parameters)), blocks, n_rows)
         return chooser if self._calls.has_gradient(chooser.rows(0)) else None
+
+    def recorder(self, chooser: Any, optimizer: Any, step: Step) -> RecordedSteps:
+        """A CUDA graph."""
+        return RecordedSteps(chooser, optimizer, step)
 
     @functools.cached_property
     def _calls(self) -> Calls:

@@ -8,7 +8,8 @@ Importing this module loads numba (about half a second), so it is imported at fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.dense_kernels import AT_ROW
 from daskml_dist.backends.draws import Draw
-from daskml_dist.backends.host_rows import HostRows
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["BatchSteps", "HostChooser"]
@@ -234,9 +234,9 @@ class HostChooser:
         tile = compiled_with(_tile, reassociates=True, _losses=losses)
         self.gradient = compiled_with(_gradient, _tile=tile)
 
-    def __call__(self, batches: Sequence[Draw]) -> list[tuple[HostRows, None, None]]:
-        """Choose batches: their features, which know their targets and weights."""
-        return [(HostRows(self, batch), None, None) for batch in batches]
+    def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
+        """Choose batches: for each, :meth:`add_gradient` of its rows."""
+        return [partial(self.add_gradient, batch) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Where the runs of rows of batches lie; good as long as the batches are there."""
@@ -250,7 +250,7 @@ class HostChooser:
         ).reshape(-1, 5)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
-        """As of the batch's `HostRows`."""
+        """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1); the loss."""
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
         # The loop reads rows in the dtype of w; one version is enough, for what may be written to.
         fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
@@ -258,19 +258,6 @@ class HostChooser:
         loss, _ = self.gradient(self.where, parts, 0, w, grad, self.parameters, self.n_features)
         out[:, 0] += grad
         return float(loss)
-
-    def recorder(self, optimizer: Any, step: Step) -> BatchSteps | None:
-        """Steps of an optimizer along batches, made by one loop; None where there is none.
-
-        Parameters
-        ----------
-        optimizer : daskml_dist.optimizers.Optimizer
-        step : Step
-            One of them, without a gradient.
-        """
-        state = step.state(optimizer)
-        fit = all(array.dtype == self.dtype and array.flags.c_contiguous for array in state)
-        return BatchSteps(self, optimizer, step) if fit and optimizer.at_entry else None
 
 
 class BatchSteps:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.base import Backend, SparseRows
-from daskml_dist.backends.host_rows import HostRows
+from daskml_dist.backends.base import Backend, SparseRows, Step
 from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["CSRRows", "NumpyBackend"]
@@ -185,8 +184,6 @@ class NumpyBackend(Backend):
         parameters: tuple[float, ...] = (),
     ) -> float | None:
         """One reading of dense rows, for losses with a kernel and weights of one column."""
-        if isinstance(X, HostRows):
-            return X.add_gradient(w, out)
         if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
             return None
         if sparse.issparse(X) or not (X.flags.c_contiguous and X.flags.aligned):
@@ -220,6 +217,16 @@ class NumpyBackend(Backend):
         from daskml_dist.backends.host_chooser import HostChooser
 
         return HostChooser(loss, blocks, n_rows)
+
+    def recorder(self, chooser: Any, optimizer: Any, step: Step) -> Any | None:
+        """One compiled loop, for optimizers with an `at_entry`."""
+        state = step.state(optimizer)
+        fit = all(array.dtype == chooser.dtype and array.flags.c_contiguous for array in state)
+        if not fit or optimizer.at_entry is None:
+            return None
+        from daskml_dist.backends.host_chooser import BatchSteps
+
+        return BatchSteps(chooser, optimizer, step)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Step
-from daskml_dist.backends.cupy_calls import CsrRows
-
-if TYPE_CHECKING:
-    from daskml_dist.backends.chosen_rows import Chooser
-    from daskml_dist.backends.cupy_calls import Call
-    from daskml_dist.backends.draws import Draw
+from daskml_dist.backends.chosen_rows import Chooser
+from daskml_dist.backends.cupy_calls import Call, CsrRows
+from daskml_dist.backends.draws import Draw
 
 __all__ = ["RecordedSteps"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sklearn.exceptions
 
-from daskml_dist.errors import DaskMLDistError
+from daskml_dist.errors.base import DaskMLDistError
 
 __all__ = ["NotFittedError"]
 

@@ -55,11 +55,11 @@ def test_gradients_of_the_compiled_loop(n: int, dtype: Any) -> None:
     chooser = NumpyBackend().chooser(loss, (D + 1, 1), blocks, n)
     assert chooser is not None
     w, at = rng.normal(size=(D + 1, 1)).astype(dtype), rng.integers(0, 500, n)
-    ((rows, _, _),), out = chooser([[(0, at, None)]]), np.ones_like(w)
+    (add_gradient,), out = chooser([[(0, at, None)]]), np.ones_like(w)
     X, y, weight = (array[at].astype(float) for array in blocks[0])
     values, g = loss.value_and_gradient(y, X @ w[:D, 0] + w[D, 0])
     rtol = 1e-5 if dtype is np.float32 else 1e-13
-    assert rows.add_gradient(w, out) == pytest.approx(values @ weight, rel=rtol)
+    assert add_gradient(w, out) == pytest.approx(values @ weight, rel=rtol)
     g *= weight
     expected = np.append(X.T @ g, g.sum())
     np.testing.assert_allclose(out[:, 0] - 1, expected, rtol=rtol, atol=rtol * n)
@@ -111,7 +111,7 @@ def test_every_loss_and_optimizer(
     backend = NumpyBackend()
     chooser = backend.chooser(loss, w.shape, blocks, 9)
     assert chooser is not None
-    steps = chooser.recorder(rule.only.optimizer, ours.empty_step())
+    steps = backend.recorder(chooser, rule.only.optimizer, ours.empty_step())
     draws = [
         [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
         [],
@@ -158,7 +158,7 @@ def test_what_has_no_loop() -> None:
     assert (chooser.most_steps, slow.most_steps) == (256, 2)
     rule = one_group(OPTIMIZERS["ftrl"](), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
     shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
-    assert chooser.recorder(rule.only.optimizer, shard.empty_step()) is None
+    assert backend.recorder(chooser, rule.only.optimizer, shard.empty_step()) is None
 
 
 X = np.random.default_rng(0).normal(size=(300, D))

@@ -109,6 +109,8 @@ class Lane:
         w = w if self._on_host else self.backend.to_device(w)
         stays = self._on_host or not is_host(out)
         sums = out if stays else zeros(out.shape, out.dtype, like=w)
+        if batch.chosen is not None:
+            loss = batch.chosen(w, sums)
         for rows in batch.pieces:
             loss = loss + model.add_gradient(w, rows, sums, self.backend)
         if not stays:

@@ -42,11 +42,15 @@ class Batch:
     n_rows : int
     index : ndarray of int64 or None
         Rows of the parameters that it touches (coordinates only).
+    chosen : callable or None
+        Adds the gradient of rows that stay where they are; see `Backend.chooser`. Then there are
+        no pieces.
     """
 
     pieces: Iterable[BatchRows]
     n_rows: int
     index: NDArray[np.int64] | None
+    chosen: Callable[[Any, Any], Any] | None = None
 
 
 class Reader:
@@ -112,12 +116,9 @@ class Reader:
             return self._batch(drawn, self._clock - 1)
         if not self._chosen:
             assert chooser is not None
-            clock = self._clock
             draws, counts = self.draws(chooser.most)
-            for at, (piece, n_rows) in enumerate(zip(chooser(draws), counts, strict=True)):
-                X, y, weight = piece
-                rows = BatchRows(X, y, weight, self._key(clock + at))
-                self._chosen.append(Batch([rows] if n_rows else [], n_rows, None))
+            for add, n_rows in zip(chooser(draws), counts, strict=True):
+                self._chosen.append(Batch([], n_rows, None, add if n_rows else None))
         return self._chosen.popleft()
 
     def _key(self, clock: int, piece: int = 0) -> tuple[int, ...]:
