@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Space",
     "Statistic",
     "Sums",
+    "start_of",
 ]
 
 Array = NDArray[np.float64]
@@ -52,24 +54,21 @@ class Statistic(ABC):
         """Shape of the sum."""
 
     @abstractmethod
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add what some rows contribute to `out`, in place.
 
         The arrays lie where the backend works; what the statistic brought along is the host's.
 
         Parameters
         ----------
-        model : object
+        model : Model
             The fit's model.
-        X : rows of shape (n, n_features), as the backend has them
-        y : array of shape (n,)
-            Targets as the model encoded them.
-        weight : array of shape (n,) or None
-            Row weights whose mean over all rows of the fit is 1; None: all are 1.
+        rows : BatchRows
+            Neighbours in a block, with targets as the model encoded them, if any, and weights
+            whose mean over all rows of the fit is 1 (None: all are 1).
         out : array of float64
             Of :meth:`shape`.
+        backend : Backend
 
         Returns
         -------
@@ -151,7 +150,7 @@ class Solution:
     Parameters
     ----------
     w : ndarray of float64
-        Parameters, in the model's shape.
+        What was found: the parameters, or whatever the estimator makes its attributes of.
     n_iter : int
     converged : bool
     message : str
@@ -185,15 +184,15 @@ class Solver(ABC):
     def max_passes(self) -> int: ...
 
     @abstractmethod
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Solve; the same sums give the same questions.
 
         Parameters
         ----------
-        model : object
+        model : Model
         sums : Sums
-        start : ndarray of float64
-            Parameters to start from, in the model's shape; may be changed.
+        start : ndarray of float64, or None
+            What the estimator begins with, if anything; may be changed.
         """
 
 
@@ -206,7 +205,7 @@ class RangedSolver(Solver):
 
         Parameters
         ----------
-        model : object
+        model : Model
         ranges : Ranges
         start : ndarray of float64
             The own range of the flattened parameters to start from.
@@ -240,3 +239,8 @@ class PenalisedSolver(Solver):
     max_iter: int
     tol: float
     handles_l1: ClassVar[bool] = False
+
+
+def start_of(model: Any, start: Array | None) -> Array:
+    """The parameters of a linear model to start from: zeros where none are given."""
+    return np.zeros(model.shape) if start is None else start

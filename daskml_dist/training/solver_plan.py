@@ -36,6 +36,7 @@ def make_solver_fit(
     start: NDArray[Any] | None,
     streaming: Streaming | None,
     run: RunSettings,
+    seed: int = 0,
 ) -> FitSpec:
     """Put the maths of a fit by a round solver together.
 
@@ -46,10 +47,12 @@ def make_solver_fit(
     rows : Rows
     lanes : list of LaneSpec
     start : ndarray or None
-        Parameters to start from; None: zeros.
+        What the solver starts from, if anything.
     streaming : Streaming or None
         How to read blocks that are not kept.
     run : RunSettings
+    seed : int, default=0
+        Of what statistics draw.
 
     Raises
     ------
@@ -71,7 +74,7 @@ def make_solver_fit(
         layout=Layout(shape[0], shape[1], 1),
         stopping=StoppingRule(solver.max_passes, None),
         dtype="float32" if run.compute_dtype else rows.survey.dtype,
-        seed=0,
+        seed=seed,
         lane_rows=tuple(lane.n_rows for lane in lanes),
         n_steps=1,
         shuffle=False,

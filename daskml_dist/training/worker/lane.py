@@ -149,18 +149,25 @@ class Lane:
         """Sum of the losses of the last batch."""
         return float(self._last_loss)
 
-    def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
-        """Add a solver's statistic of a batch to `out`; the sum of the losses."""
+    def add_statistic(
+        self, statistic: Statistic, number: int, out: NDArray[np.float64]
+    ) -> tuple[float, int]:
+        """Add a solver's statistic of all rows to `out`; the sum of the losses, and the rows.
+
+        `number` is that of the sum; random streams follow from it.
+        """
         model, loss, since = self._fit.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
+        batch = self.next_batch()
         for rows in batch.pieces:
-            loss = loss + statistic.add(model, rows.X, rows.y, rows.weight, sums, backend)
+            rows.key = (self._fit.seed, self.number, number, rows.block, rows.first)
+            loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
         self._worked(since)
         self.reached += 1
-        return float(loss)
+        return float(loss), batch.n_rows
 
     def new_gradient(self, w: Any, batch: Batch) -> Any:
         """The gradient SUM of a batch at `w`, in a new array like `w`."""

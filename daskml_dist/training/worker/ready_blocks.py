@@ -21,7 +21,7 @@ __all__ = ["ReadyBlock", "backend_of", "device_memory", "prepare_block"]
 
 @dataclass(frozen=True)
 class ReadyBlock:
-    """A block as the steps want it: on the device, targets encoded, weights scaled."""
+    """A block as the maths wants it: on the device, targets (if any) encoded, weights scaled."""
 
     X: Any
     y: Any
@@ -53,19 +53,18 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     """
     backend = backend_of(fit)
     X = _features(block, fit, backend)
-    assert block.y is not None
-    y = fit.model.encode(block.y, fit.classes, fit.dtype)
+    y = None if block.y is None else fit.model.encode(block.y, fit.classes, fit.dtype)
     weight = None
     if fit.weight_scale is not None:
-        weight = np.full(len(y), fit.weight_scale)
+        weight = np.full(block.n_rows, fit.weight_scale)
         if block.sample_weight is not None:
             weight *= block.sample_weight
-        if fit.class_weight is not None and fit.classes is not None:
+        if fit.class_weight is not None and fit.classes is not None and block.y is not None:
             weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
         weight = weight.astype(fit.dtype)
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
-        moved = None if weight is None else backend.to_device(weight)
-        return ReadyBlock(backend.to_device(X), backend.to_device(y), moved)
+        y, weight = (None if a is None else backend.to_device(a) for a in (y, weight))
+        return ReadyBlock(backend.to_device(X), y, weight)
 
 
 def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.packing import Kinds, kinds, pack_object, unpack_object
+from daskml_dist.comm.packing import Kinds, kinds, pack_object_parts, unpack_object
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, report_sum
+from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
 
 __all__ = ["question_kinds", "run_solver"]
 
@@ -47,7 +47,7 @@ def run_solver(context: Context) -> Solution | None:
 def _lead(context: Context, sums: _Asked) -> Solution:
     fit = context.fit
     assert fit.solver is not None
-    start = fit.start_state().w.astype(np.float64)
+    start = None if fit.initial is None else fit.initial.w.astype(np.float64)
     solution = fit.solver.solve(fit.model, sums, start)
     sums.end()
     return solution
@@ -60,11 +60,22 @@ class _Log:
     n_rows: int
     sums: list[NDArray[np.float64]] = field(default_factory=list)
     is_whole: bool = True
+    n_bytes: int = 0
 
     def add(self, total: NDArray[np.float64]) -> None:
-        self.sums.append(total)
-        if sum(kept.nbytes for kept in self.sums) > _MEMORY:
+        """Remember a sum as it is: whoever sees it may not change it."""
+        total.flags.writeable = False
+        self.n_bytes += total.nbytes
+        if self.n_bytes > _MEMORY:
             self.sums, self.is_whole = [], False
+        else:
+            self.sums.append(total)
+
+    def become(self, sums: list[NDArray[np.float64]]) -> None:
+        """Remember what another trainer does."""
+        self.sums, self.n_bytes = [], 0
+        for total in sums:
+            self.add(total)
 
 
 class _Rounds:
@@ -90,26 +101,28 @@ class _Rounds:
         longest = known.index(max(known))
         if min(known) < max(known):
             own = self.log.sums if communicator.rank == longest else []
-            self.log.sums = list(communicator.allgather(own)[longest])
+            self.log.become(communicator.allgather(own)[longest])
 
     def answer(self) -> None:
         """Make the sums that the first trainer asks for, until it has its solution."""
-        while question := self._context.communicator.broadcast_bytes():
-            self.sum(unpack_object(question, self.kinds))
+        communicator = self._context.communicator
+        while (question := communicator.broadcast_bytes()).size:
+            self.sum(*unpack_object(question, self.kinds))
 
-    def sum(self, statistic: Statistic) -> NDArray[np.float64]:
-        """The sum over all trainers' rows, with `EXTRA` numbers behind it."""
+    def sum(self, statistic: Statistic, number: int) -> NDArray[np.float64]:
+        """Sum `number` (from 1) over all trainers' rows, with `EXTRA` numbers behind it."""
         if self._context.fit.deterministic or not statistic.additive:
-            total = self._in_order(self._sums.parts(statistic), statistic)
+            total = self._in_order(self._sums.parts(statistic, number), statistic)
         else:
-            total = self._reduced(self._sums.total(statistic))
+            total = self._reduced(self._sums.total(statistic, number))
         # All but the bytes is the same on every rank, and to the bit.
         self.log.add(total)
         return total
 
     def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         total[2 - EXTRA :] = self._sums.bytes_moved()
-        return np.asarray(self._context.communicator.allreduce(total))
+        # Into memory of its own, since it is remembered; the lanes' is used again.
+        return np.asarray(self._context.communicator.allreduce(total, np.empty_like(total)))
 
     def _in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
@@ -136,11 +149,16 @@ class _Asked:
 
     def __init__(self, context: Context, rounds: _Rounds, connection: ShardedConnection) -> None:
         self.n_rows = rounds.log.n_rows
-        self.should_stop = False
         self._context = context
         self._rounds = rounds
-        self._connection = connection
+        self._reports = SumReports(context, connection)
         self._n_asked = self._n_kept = 0
+        self._points: list[NDArray[np.float64]] = []
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the user asked the fit to end."""
+        return self._reports.should_stop
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
         sums = self._rounds.log.sums
@@ -150,13 +168,14 @@ class _Asked:
         else:
             if self._context.communicator.size > 1:
                 self._context.communicator.broadcast_bytes(self._as_data(statistic))
-            total = self._rounds.sum(statistic)
-        self._report(total[-EXTRA:])
-        return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
+            total = self._rounds.sum(statistic, self._n_asked)
+        self._reports.add(total[-EXTRA:])
+        self._context.end_pass()
+        return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model))
 
-    def _as_data(self, statistic: Statistic) -> bytes:
+    def _as_data(self, statistic: Statistic) -> list[Any]:
         try:
-            return pack_object(statistic, self._rounds.kinds)
+            return pack_object_parts((statistic, self._n_asked), self._rounds.kinds)
         except TypeError as error:
             raise InvalidParameterError(
                 f"The statistic {type(statistic).__name__} cannot travel to other workers: {error}"
@@ -165,17 +184,23 @@ class _Asked:
     def keep(self, w: NDArray[np.float64]) -> None:
         """Keep the point at which an iteration ended, for a fit that is interrupted."""
         self._n_kept += 1
-        found = Solution(w.copy(), self._n_kept, converged=False, message="interrupted")
+        found = Solution(self._copied(w), self._n_kept, converged=False, message="interrupted")
         self._context.leaves(lambda: Left(found))
 
-    def end(self) -> None:
-        """Let the other trainers go."""
-        self._context.communicator.broadcast_bytes(b"")
+    def _copied(self, w: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A copy, in the memory of the last but one: a fit may be interrupted at any moment."""
+        room = np.empty_like(w)
+        if len(self._points) == 2 and (old := self._points.pop(0)).shape == w.shape:
+            room = old
+        room[...] = w
+        self._points.append(room)
+        return room
 
-    def _report(self, extra: NDArray[np.float64]) -> None:
-        """Report the pass for all lanes; the ledger ignores what it knows already."""
-        self.should_stop = report_sum(self._context, self._connection, self._n_asked, extra)
+    def end(self) -> None:
+        """Report the last sums, and let the other trainers go."""
+        self._reports.send()
         self._context.end_pass()
+        self._context.communicator.broadcast_bytes()
 
 
 def question_kinds() -> Kinds:
