@@ -23,7 +23,6 @@ class LinearRegressor(RegressorMixin, BaseLinear):
     An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
     """
 
-    _classification = False
     loss: str | Loss
 
     def _loss(self) -> Loss:
