@@ -106,7 +106,7 @@ class Engine(ABC):
         self.interrupts = Interrupts()
 
     @abstractmethod
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie and return what the client must know of each.
 
         Rows in memory may be cut for `n_lanes`, where the user gives it.
@@ -120,7 +120,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features, in one pass."""
 
     @property

@@ -12,7 +12,7 @@ from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo, inspect_block
-from daskml_dist.data.blocks import Block, make_block
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.placement import split_rows
 from daskml_dist.data.scales import Scales, block_scales, merge_scales
@@ -41,18 +41,11 @@ class InProcessEngine(Engine):
         self._blocks: dict[int, Block] = {}
         self._lanes: list[LaneSpec] = []
 
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks."""
-        self._blocks = {
-            i: make_block(
-                i,
-                *part,
-                classification=classification,
-                multi_output=self._collection.multi_output,
-            )
-            for i, part in enumerate(self._collection.parts)
-        }
-        return [inspect_block(block, classification) for block in self._blocks.values()]
+        make = self._collection.block_maker
+        self._blocks = {i: make(i, *part) for i, part in enumerate(self._collection.parts)}
+        return [inspect_block(block) for block in self._blocks.values()]
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """One lane by default; with shared memory, one for each core."""
@@ -63,7 +56,7 @@ class InProcessEngine(Engine):
         self._lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
         return self._lanes
 
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features."""
         return merge_scales([block_scales(block) for block in self._blocks.values()])
 
