@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.optimizers import OPTIMIZERS, Adagrad, Optimizer
@@ -136,7 +137,7 @@ class Shard:
     start : int, default=0
         First row in the whole parameters.
     backend : Backend or None
-        Of a device where the state lies; it may have a kernel for whole steps.
+        Of a device where the state lies, or None: the host's. It may have a kernel for whole steps.
     """
 
     def __init__(
@@ -147,7 +148,8 @@ class Shard:
         backend: Backend | None = None,
     ) -> None:
         self.rule = rule
-        self._backend = backend
+        self._backend = get_backend("cpu") if backend is None else backend
+        self._by_passes = self._backend.steps_by_passes(state.w.shape[0] * state.w.shape[1])
         self.w = state.w
         self.slots = state.slots or rule.optimizer.init(state.w)
         self.version = 0
@@ -225,7 +227,7 @@ class Shard:
     @property
     def on_device(self) -> bool:
         """Whether the state lies on a device."""
-        return self._backend is not None
+        return self._backend.device != "cpu"
 
     @property
     def steps_alone(self) -> bool:
@@ -285,7 +287,8 @@ class Shard:
         self._snapshot = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
-        if self._backend is not None and self._knows_optimizer:
+        # A step is made in the same way in each run: which way, its number says.
+        if self.version > self._by_passes and (self._knows_optimizer or not self.on_device):
             if self._backend.update(self.rule.optimizer, self._described(grad, rows, rate)):
                 return
         grad /= rows
