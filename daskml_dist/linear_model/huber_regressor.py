@@ -121,15 +121,15 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         TrainingError
             When the fit cannot go on.
         """
+        X, y, sample_weight = take_columns(X, y, sample_weight)
         solution = self._fit(X, y, sample_weight, client)
         self.intercept_ = self.intercept_[0]
         self.n_iter_ = solution.n_iter
         self.scale_ = solution.extra["scale"]
-        self.outliers_ = self._outliers(X, y, sample_weight)
+        self.outliers_ = self._outliers(X, y)
         return self
 
-    def _outliers(self, X: Any, y: Any, sample_weight: Any) -> NDArray[np.bool_] | None:
-        X, y, _ = take_columns(X, y, sample_weight)
+    def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
         if is_dask(X) or is_dask(y):
             return None
         residual = np.ravel(np.asarray(y)) - self.predict(X)

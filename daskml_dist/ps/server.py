@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.compression import Compressor
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Consistency
 from daskml_dist.ps.callers import Callers, Ready
 from daskml_dist.ps.image import Holding, ServerImage, shadow_of
 from daskml_dist.ps.keeper import Ship
@@ -38,7 +38,7 @@ class ParameterServer:
 
     Parameters
     ----------
-    policy : Policy
+    policy : Consistency
     lanes : list of int
     shard : Shard or None
         None where the policy keeps the parameters in the trainers.
@@ -58,7 +58,7 @@ class ParameterServer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Consistency,
         lanes: list[int],
         shard: Shard | None,
         ledger: PassLedger | None,
@@ -167,7 +167,7 @@ class ParameterServer:
 
         Parameters
         ----------
-        op : {"rendezvous", "report", "leave", "store", "restore", "keep"}
+        op : {"rendezvous", "report", "report_sums", "leave", "store", "restore", "keep"}
         payload : dict
             Plain values, ``generation`` among them, and images under ``blob``.
         reply : callable
@@ -194,6 +194,15 @@ class ParameterServer:
         if self._policy.lockstep:
             return self._callers.end_pass(number, reply, ledger)
         return [partial(reply, ok(stop=ledger.ends_with(number)))]
+
+    def _on_report_sums(self, payload: Call, reply: CallReply) -> Ready:
+        """Take the reports of sums over all lanes, each a pass, from number `first` on."""
+        ledger = self.ledger
+        assert ledger is not None
+        lanes, first, sums = sorted(ledger.lanes), payload["first"], payload["sums"]
+        for number, (loss, rows, sent, received, age) in enumerate(sums, first):
+            ledger.report(number, PassReport(lanes, loss, rows, 1, int(sent), int(received)), age)
+        return [partial(reply, ok(stop=ledger.ends_with(first + len(sums) - 1)))]
 
     def _on_leave(self, payload: Call, reply: CallReply) -> Ready:
         self._state.leave(payload["lanes"])

@@ -78,10 +78,10 @@ class RunView:
         stop: Any,
     ) -> None:
         self.run_id = run_id
-        self.policy_name = fit.policy.name
-        self.max_iter = fit.stopping.max_iter
-        self.n_lanes = len(fit.lane_rows)
-        self.n_servers = len(fit.layout.slices()) if fit.policy.uses_shards else 0
+        self.policy_name = fit.work.name
+        self.max_iter = fit.work.stopping.max_iter
+        self.n_lanes = len(fit.rows.lane_rows)
+        self.n_servers = len(fit.work.layout.slices()) if fit.work.uses_shards else 0
         self.trainer_addresses = trainer_addresses
         self.server_addresses = server_addresses
         self.stopped = False
@@ -94,7 +94,7 @@ class RunView:
 
 
 class Engine(ABC):
-    """Holds the rows of one fit and runs it. Use it as a context manager.
+    """Holder of the rows of one fit, which runs it. Use it as a context manager.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Engine(ABC):
         self.interrupts = Interrupts()
 
     @abstractmethod
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie and return what the client must know of each.
 
         Rows in memory may be cut for `n_lanes`, where the user gives it.
@@ -120,7 +120,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features, in one pass."""
 
     @property

@@ -211,8 +211,8 @@ def test_numpy_arrays_and_gathered_ones_go_the_hosts_way(ranks: Callable[..., _R
         for rank, (number, part) in enumerate(gathered):
             assert number == rank
             np.testing.assert_array_equal(part, _draw(rank, rank))
-    data = four.each(lambda c: c.broadcast_bytes(b"from the first" if c.rank == 0 else b""))
-    assert data == [b"from the first"] * 4
+    data = four.each(lambda c: c.broadcast_bytes([b"from ", b"the first"]))
+    assert [heard.tobytes() for heard in data] == [b"", *[b"from the first"] * 3]
 
 
 def test_closing_closes_every_group(ranks: Callable[..., _Ranks]) -> None:

@@ -50,7 +50,7 @@ def test_overflow_of_a_given_dtype_is_infinity() -> None:
 
 def test_facts_of_labels() -> None:
     block = make_block(3, X, list("baab"), [1, 2, 3, 4], classification=True)
-    info = inspect_block(block, classification=True)
+    info = inspect_block(block)
     assert (info.index, info.n_rows, info.n_features, info.nnz) == (3, 4, 3, None)
     assert (info.dtype, info.sparse, info.weight_sum, info.device) == ("float64", False, 10, "cpu")
     assert info.labels.tolist() == ["a", "b"]
@@ -61,7 +61,7 @@ def test_facts_of_labels() -> None:
 
 def test_facts_of_targets() -> None:
     block = make_block(0, sparse.csr_array(X, dtype="float32"), X[:, 0], classification=False)
-    info = inspect_block(block, classification=False)
+    info = inspect_block(block)
     assert (info.dtype, info.sparse, info.nnz, info.weight_sum) == ("float32", True, 11, 4.0)
     assert (info.y_min, info.y_max, info.targets.mean) == (0.0, 9.0, 4.5)
     assert info.y_sample[0].tolist() == X[:, 0].tolist()
@@ -69,7 +69,7 @@ def test_facts_of_targets() -> None:
 
 
 def test_facts_of_unweighted_labels() -> None:
-    info = inspect_block(make_block(0, X, [1, 1, 0, 1], classification=True), classification=True)
+    info = inspect_block(make_block(0, X, [1, 1, 0, 1], classification=True))
     assert info.label_weights.tolist() == [1.0, 3.0]
     assert info.label_weights.dtype == np.float64
 
@@ -77,7 +77,7 @@ def test_facts_of_unweighted_labels() -> None:
 @pytest.mark.parametrize("classification", [True, False])
 def test_facts_of_an_empty_block(classification: bool) -> None:
     block = make_block(0, X[:0], X[:0, 0], X[:0, 0], classification=classification)
-    info = inspect_block(block, classification)
+    info = inspect_block(block)
     assert (info.n_rows, info.n_features, info.weight_sum) == (0, 3, 0.0)
     if classification:
         assert (len(info.labels), len(info.label_weights)) == (0, 0)
@@ -86,7 +86,7 @@ def test_facts_of_an_empty_block(classification: bool) -> None:
 
 
 def test_facts_without_y() -> None:
-    info = inspect_block(make_block(0, X, classification=True), classification=True)
+    info = inspect_block(make_block(0, X, classification=True))
     assert isinstance(info, BlockInfo)
     assert info.labels is None
 
@@ -94,7 +94,7 @@ def test_facts_without_y() -> None:
 def test_labels_of_different_types() -> None:
     block = make_block(1, X, np.array([1, "a", 1, "a"], object), classification=True)
     with pytest.raises(InvalidDataError, match=r"Block 1: .*different types.*astype\(str\)"):
-        inspect_block(block, classification=True)
+        inspect_block(block)
 
 
 def test_block_knows_its_size_and_pickles() -> None:
@@ -130,7 +130,7 @@ def test_labels_are_counted_as_numpy_counts_them(labels: Any) -> None:
     for sample_weight in (None, weights):
         X = np.zeros((len(labels), 1))
         block = make_block(0, X, labels, sample_weight, classification=True)
-        info = inspect_block(block, classification=True)
+        info = inspect_block(block)
         expected, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
         np.testing.assert_array_equal(info.labels, expected)
         assert info.labels is not None

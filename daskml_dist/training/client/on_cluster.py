@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Self
 
+import dask
 from distributed import Client, LocalCluster
 
 from daskml_dist.data.batches import GROUP, LaneSpec
@@ -71,10 +72,10 @@ class ClusterEngine(Engine):
         """Close a stack with the engine."""
         self._own = own
 
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         self._shielding = Shielding(self._client)
-        return self._rows.survey(classification, n_lanes)
+        return self._rows.survey(n_lanes)
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """Choose the lanes and their workers.
@@ -107,9 +108,9 @@ class ClusterEngine(Engine):
             return {}
         return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features, in one pass."""
-        return self._rows.scales(classification)
+        return self._rows.scales()
 
     @property
     def streaming(self) -> Streaming | None:
@@ -119,7 +120,8 @@ class ClusterEngine(Engine):
         together = max(len(lanes) for lanes in self._placement.by_worker().values())
         blocks = self._rows.blocks_per_lane(together)
         group = min(blocks // 2, GROUP)
-        return Streaming(group, min(blocks - group, GROUP))
+        states = int(dask.config.get("daskml_dist.row_states", Streaming.states))
+        return Streaming(group, min(blocks - group, GROUP), states)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""
