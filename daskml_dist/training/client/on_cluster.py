@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Self
 
+import dask
 from distributed import Client, LocalCluster
 
 from daskml_dist.data.batches import GROUP, LaneSpec
