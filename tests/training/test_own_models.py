@@ -180,5 +180,3 @@ def test_trains_on_workers_under_every_policy(client: Client, policy: str) -> No
     found = _classifier(policy=policy, max_iter=15).fit(*_lazy())
     assert found.score(*_rows()) > 0.85
     assert found.history_.extra["n_lanes"] == 2
-
-
