@@ -189,7 +189,7 @@ class Sums(Protocol):
     def kept(self) -> dict[str, Array] | None: ...
 
     def __call__(self, statistic: Statistic) -> Array:
-        """The sum over all rows, float64."""
+        """The sum over all rows, float64; read-only, since it is remembered."""
 
     def keep(
         self, w: Array, state: Callable[[], dict[str, Array]] | None = None, again: int = 0
