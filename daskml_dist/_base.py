@@ -116,9 +116,9 @@ class BaseOnRows(BaseEstimator):
         self.history_ = History(
             result.records,
             extra={
-                "policy": fit.policy.name,
-                "n_lanes": len(fit.lane_rows),
-                "streamed": fit.streaming is not None,
+                "policy": fit.work.name,
+                "n_lanes": len(fit.rows.lane_rows),
+                "streamed": fit.rows.streaming is not None,
                 "generations": result.events,
                 "lost_rows": result.lost_rows,
                 **more,

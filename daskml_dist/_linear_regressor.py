@@ -65,7 +65,7 @@ class LinearRegressor(RegressorMixin, BaseLinear):
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """From which R^2 is made: targets, and weighted sums of their squared errors."""
+    """Sums that R^2 is made from: of targets, and of their weighted squared errors."""
 
     targets: Spread
     errors: NDArray[np.float64]

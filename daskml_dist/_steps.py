@@ -144,7 +144,7 @@ class BaseSteps(BaseOnRows):
             # Parameters to go on from are relative to the same targets.
             model = self._model(rows, None if initial is None else self._last_model)
             fit = self._plan(settings, model, rows, initial, engine)
-            fit = dataclasses.replace(fit, step_callbacks=callbacks.of_steps)
+            fit = fit.working(step_callbacks=callbacks.of_steps)
             checkpoint = self.get_params(deep=False)["checkpoint"]
             if checkpoint is None:
                 result = engine.train(fit, callbacks)
@@ -191,10 +191,10 @@ class BaseSteps(BaseOnRows):
             result,
             engine,
             policy=settings.policy.name,
-            n_servers=len(fit.layout.slices()) if fit.policy.uses_shards else 0,
+            n_servers=len(fit.work.layout.slices()) if fit.work.uses_shards else 0,
             partial_rows=result.partial_rows,
             dropped_pushes=result.dropped,
-            compression=None if fit.compression is None else fit.compression.name,
+            compression=None if fit.work.compression is None else fit.work.compression.name,
         )
 
     def _warn(self, settings: Settings, result: FitResult) -> None:

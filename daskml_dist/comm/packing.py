@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.bounds import array_layout, malformed
 
-__all__ = ["Kinds", "kinds", "pack", "pack_object", "pack_object_parts", "pack_parts",
-           "put_together", "take_apart", "unpack", "unpack_object"]  # fmt: skip
+__all__ = ["Kinds", "array_parts", "kinds", "pack", "pack_object", "pack_object_parts",
+           "pack_parts", "put_together", "take_apart", "unpack", "unpack_object"]  # fmt: skip
 
 #: Classes whose objects may travel, by their names.
 Kinds = Mapping[str, type]
@@ -38,10 +38,18 @@ def pack(arrays: list[NDArray[Any]]) -> bytes:
 def pack_parts(arrays: list[NDArray[Any]]) -> list[Any]:
     """The bytes of `pack` in parts one after the other, without a copy of the arrays."""
     text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
-    parts: list[Any] = [len(text).to_bytes(8, "little"), text, bytes(-len(text) % 8)]
+    parts: list[Any] = [len(text).to_bytes(8, "little") + text + bytes(-len(text) % 8)]
+    return parts + array_parts(arrays)
+
+
+def array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
+    """The bytes of arrays, each filled up to whole words."""
+    parts: list[Any] = []
     for array in arrays:
         if array.size:
-            parts += [np.ascontiguousarray(array).data.cast("B"), bytes(-array.nbytes % 8)]
+            parts.append(np.ascontiguousarray(array).data.cast("B"))
+            if odd := -array.nbytes % 8:
+                parts.append(bytes(odd))
     return parts
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.compression import Compressor
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Consistency
 from daskml_dist.ps.callers import Callers, Ready
 from daskml_dist.ps.image import Holding, ServerImage, shadow_of
 from daskml_dist.ps.keeper import Ship
@@ -38,7 +38,7 @@ class ParameterServer:
 
     Parameters
     ----------
-    policy : Policy
+    policy : Consistency
     lanes : list of int
     shard : Shard or None
         None where the policy keeps the parameters in the trainers.
@@ -58,7 +58,7 @@ class ParameterServer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Consistency,
         lanes: list[int],
         shard: Shard | None,
         ledger: PassLedger | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Consistency
 from daskml_dist.ps.image import ServerImage
 from daskml_dist.ps.keeper import ImageKeeper, Ship
 from daskml_dist.ps.ledger import PassLedger
@@ -21,7 +21,7 @@ class ServerState:
 
     Parameters
     ----------
-    policy : Policy
+    policy : Consistency
     lanes : list of int
     shard : Shard or None
     ledger : PassLedger or None
@@ -33,7 +33,7 @@ class ServerState:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Consistency,
         lanes: list[int],
         shard: Shard | None,
         ledger: PassLedger | None,

@@ -112,7 +112,7 @@ class OnePass(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the sum."""
-        return Solution(sums(self.statistic))
+        return Solution(sums(self.statistic).copy())
 
 
 def _counts(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> Any:

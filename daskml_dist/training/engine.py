@@ -78,10 +78,10 @@ class RunView:
         stop: Any,
     ) -> None:
         self.run_id = run_id
-        self.policy_name = fit.policy.name
-        self.max_iter = fit.stopping.max_iter
-        self.n_lanes = len(fit.lane_rows)
-        self.n_servers = len(fit.layout.slices()) if fit.policy.uses_shards else 0
+        self.policy_name = fit.work.name
+        self.max_iter = fit.work.stopping.max_iter
+        self.n_lanes = len(fit.rows.lane_rows)
+        self.n_servers = len(fit.work.layout.slices()) if fit.work.uses_shards else 0
         self.trainer_addresses = trainer_addresses
         self.server_addresses = server_addresses
         self.stopped = False
@@ -94,7 +94,7 @@ class RunView:
 
 
 class Engine(ABC):
-    """Holds the rows of one fit and runs it. Use it as a context manager.
+    """Holder of the rows of one fit, which runs it. Use it as a context manager.
 
     Attributes
     ----------

@@ -71,11 +71,11 @@ class InProcessEngine(Engine):
         endpoints = tuple(Endpoint(f"{run_id}-{s}") for s in range(len(servers)))
         for endpoint, server in zip(endpoints, servers, strict=True):
             publish_server(endpoint.key, server)
-        threads = _n_cores() if fit.policy.uses_threads else 1
+        threads = _n_cores() if fit.work.uses_threads else 1
         lanes = tuple(self._lanes)
-        clocks = (fit.first_clock,) * len(lanes)
+        clocks = (fit.work.first_clock,) * len(lanes)
         spec = TrainerSpec(
-            run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.lane_rows
+            run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.rows.lane_rows
         )
         view = RunView(run_id, fit, [], [], servers[0].stop)
         told = 0
@@ -88,7 +88,7 @@ class InProcessEngine(Engine):
                     callbacks.on_pass_end(view, records[told - 1])
 
         trainer = Trainer(
-            fit, spec, Wait(fit.timeout), Credentials(b""), "127.0.0.1",
+            fit, spec, Wait(fit.run.timeout), Credentials(b""), "127.0.0.1",
             idle=tell, rest=self.interrupts.rest,
         )  # fmt: skip
         try:
@@ -99,7 +99,7 @@ class InProcessEngine(Engine):
             with self.interrupts.held():
                 is_whole = callbacks.has_raised(error) or self.interrupts.came_at_rest(error)
                 kept = None
-                if isinstance(error, KeyboardInterrupt) and (is_whole or fit.solver is not None):
+                if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.replays):
                     kept = _kept(fit, servers, trainer.interrupted(), error)
             callbacks.on_fit_end(view, error)
             if kept is None:
@@ -110,7 +110,7 @@ class InProcessEngine(Engine):
 
     def _run(self, trainer: Trainer, fit: FitSpec) -> TrainerResult:
         # A step must not be cut in two; a solver keeps whole points.
-        with nullcontext() if fit.solver else self.interrupts.between_steps():
+        with nullcontext() if fit.work.replays else self.interrupts.between_steps():
             return trainer.run(self._blocks)
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import dask
 import numpy as np
 
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
@@ -24,8 +23,9 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.spec import FitSpec, Streaming
+from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 from daskml_dist.training.survey import Survey
+from daskml_dist.training.work import StepWork
 
 __all__ = ["Settings", "make_fit", "make_target_shift"]
 
@@ -87,17 +87,17 @@ def make_fit(
     scales : Scales or None
         Of the features, where the optimizer uses them.
     """
-    survey, fraction = rows.survey, settings.validation_fraction
+    survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
     single_rows = _steps_row_by_row(settings, survey, model)
     batch_size = _rows_at_a_time(lanes) if single_rows else _batch_size(settings.batch_size, lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     policy = _policy(settings, len(lanes))
-    dtype = "float32" if settings.run.compute_dtype else survey.dtype
+    dtype = "float32" if run.compute_dtype else survey.dtype
     # Streamed full batches are never in memory as a whole, so nobody knows their columns.
     in_memory = not (streaming and steps == 1)
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
-    return FitSpec(
+    work = StepWork(
         model=model,
         policy=policy,
         rule=_rule(
@@ -107,33 +107,21 @@ def make_fit(
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or few,
         ),
-        layout=Layout(*model.parameters.shape, settings.run.n_servers),
+        layout=Layout(*model.parameters.shape, run.n_servers),
         stopping=StoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
         ),
-        dtype=dtype,
-        seed=settings.seed,
-        lane_rows=tuple(
-            sum(len(s) - held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
-        ),
         n_steps=steps,
+        seed=settings.seed,
         shuffle=settings.shuffle,
-        validation_fraction=fraction,
-        deterministic=settings.run.deterministic,
-        device=survey.device(settings.run.device, settings.run.deterministic),
-        compute_dtype=settings.run.compute_dtype,
-        classes=rows.classes,
-        class_weight=rows.class_weight,
-        weight_scale=rows.weight_scale,
         initial=_scaled(initial, settings, model, dtype, scales),
-        timeout=float(dask.config.get("daskml_dist.timeout", 300.0)),
-        streaming=streaming,
-        on_lost_data=settings.run.on_lost_data,
-        shared_memory=bool(dask.config.get("daskml_dist.shared_memory", True)),
         single_rows=single_rows,
-        compression=settings.run.compression,
+        compression=run.compression,
         micro_batch=settings.micro_batch,
     )
+    lane_rows = training_rows(lanes, fraction)
+    spec = rows.spec(dtype, lane_rows, streaming, fraction, run.compute_dtype)
+    return FitSpec(spec, work, RunSpec.of(run, survey))
 
 
 def _rule(

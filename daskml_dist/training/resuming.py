@@ -33,9 +33,9 @@ def facts_of(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def most_bytes(fit: FitSpec) -> int:
     """Bytes of a checkpoint of this fit at most."""
-    n_arrays = 2 + len(fit.rule.slot_names)
-    size = int(np.prod(fit.shape)) * np.dtype(fit.dtype).itemsize
-    return n_arrays * size + _FACTS + _PASS * fit.stopping.max_iter
+    n_arrays = 2 + len(fit.steps.rule.slot_names)
+    size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
+    return n_arrays * size + _FACTS + _PASS * fit.work.stopping.max_iter
 
 
 def resumed(
@@ -52,14 +52,14 @@ def resumed(
         raise CheckpointError(
             f"{path} {problem}. Name another file, or set resume=False to begin anew."
         )
-    if fit.rule.average_after is None:  # an old average would stand for the parameters
+    if fit.steps.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
-    state = _moved(state, facts.get("origin"), fit.step_model, path)
+    state = _moved(state, facts.get("origin"), fit.steps.model, path)
     stopping = dataclasses.replace(
-        fit.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
+        fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
-    going_on = dataclasses.replace(
-        fit, initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
+    going_on = fit.working(
+        initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
     )
     return going_on, facts["records"]
 
@@ -67,10 +67,10 @@ def resumed(
 def _identity(fit: FitSpec) -> dict[str, Any]:
     """What must be the same for a fit to go on, as JSON gives it back."""
     facts = {
-        **fit.step_model.identity(),
-        "dtype": fit.dtype,
-        "optimizer": _names(group.optimizer.name for group in fit.rule.groups),
-        "classes": None if fit.classes is None else fit.classes.tolist(),
+        **fit.steps.model.identity(),
+        "dtype": fit.rows.dtype,
+        "optimizer": _names(group.optimizer.name for group in fit.steps.rule.groups),
+        "classes": None if fit.rows.classes is None else fit.rows.classes.tolist(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
     return plain
@@ -81,11 +81,11 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
-    rule = fit.stopping
+    rule = fit.work.stopping
     return {
-        "passes": fit.first_pass,
-        "seed": fit.seed,
-        "origin": fit.step_model.origin(),
+        "passes": fit.work.first_pass,
+        "seed": fit.work.seed,
+        "origin": fit.steps.model.origin(),
         "best": rule.best,
         "stale_passes": rule.stale_passes,
         "records": records,
@@ -105,9 +105,9 @@ def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
 
 def _unfit(fit: FitSpec, state: ShardState) -> str:
     """Why the fit cannot go on from a state; empty where it can."""
-    if state.w.shape != fit.shape or state.w.dtype != fit.dtype:
+    if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
-    wanted = fit.rule.init(np.zeros_like(state.w))
+    wanted = fit.steps.rule.init(np.zeros_like(state.w))
     if state.slots.keys() != wanted.keys():
         return f"holds the optimizer state {sorted(state.slots)}, and {sorted(wanted)} is needed"
     for name, slot in state.slots.items():

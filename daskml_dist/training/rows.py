@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.training.spec import RowsSpec, Streaming
 from daskml_dist.training.survey import Survey
 
 __all__ = ["Rows"]
@@ -45,6 +46,26 @@ class Rows:
         of_class = _class_weight(class_weight, survey, classes)
         scale = _weight_scale(survey, classes, of_class, weighted)
         return cls(survey, classes, of_class, scale)
+
+    def spec(
+        self,
+        dtype: str,
+        lane_rows: tuple[int, ...],
+        streaming: Streaming | None,
+        validation_fraction: float,
+        compute_dtype: str | None,
+    ) -> RowsSpec:
+        """What trainers must know of them."""
+        return RowsSpec(
+            dtype,
+            lane_rows,
+            self.classes,
+            self.class_weight,
+            self.weight_scale,
+            streaming,
+            validation_fraction,
+            compute_dtype,
+        )
 
     @property
     def weight_sum(self) -> float:

@@ -24,7 +24,7 @@ _SOON = 0.3
 
 
 class Reasons:
-    """Finds the reasons for a new generation of a run.
+    """Reasons for a new generation of a run.
 
     Parameters
     ----------
@@ -53,8 +53,8 @@ class Reasons:
         self._fleet = fleet
         self._crew = crew
         self._alarms: list[Alarm] = []
-        self._starts = Patience("workers to begin their parts", fit.timeout, BUSY)
-        self._pace = Pace(fit.lane_rows)
+        self._starts = Patience("workers to begin their parts", fit.run.timeout, BUSY)
+        self._pace = Pace(fit.rows.lane_rows)
         #: When each worker that joined was first seen.
         self._joined_at: dict[str, float] = {}
 
@@ -158,8 +158,9 @@ class Reasons:
             self._starts.renew()
         elif not self._starts.lasts(f"{len(waiting)} of {len(self._crew.members)}"):
             raise WaitTimeoutError(
-                f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit within "
-                f"{self._fit.timeout:g} s. {BUSY} Wait for these, or add workers, and fit again."
+                f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit "
+                f"within {self._fit.run.timeout:g} s. {BUSY} "
+                "Wait for these, or add workers, and fit again."
             )
         return None
 

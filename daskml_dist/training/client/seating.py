@@ -44,7 +44,7 @@ class Seating:
     ) -> None:
         self.lanes = placement.lanes
         #: Rows of each lane.
-        self.lane_rows = fit.lane_rows
+        self.lane_rows = fit.rows.lane_rows
         #: Worker of each lane.
         self.workers = dict(enumerate(placement.workers))
         #: Speed of slow workers, as a share of the others'.
@@ -71,7 +71,7 @@ class Seating:
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
             for lane in self.lanes
         ]
-        self.lane_rows = self._fit.rows_of(self.lanes)
+        self.lane_rows = self._fit.rows.of_lanes(self.lanes)
         return before - sum(lane.n_rows for lane in self.lanes)
 
     # -- workers -------------------------------------------------------------------------------

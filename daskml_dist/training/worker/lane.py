@@ -20,6 +20,7 @@ from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.reader import Batch, Blocks, Reader
 from daskml_dist.training.worker.ready_blocks import backend_of
+from daskml_dist.training.worker.row_states import RowStates
 
 __all__ = ["Lane"]
 
@@ -50,7 +51,9 @@ class Lane:
         # On a device until somebody asks: to wait for a number takes longer than many a step.
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
-        self._told = fit.step_callbacks
+        self._told = fit.work.step_callbacks
+        streaming = fit.rows.streaming
+        self._states = RowStates(None if streaming is None else streaming.states)
 
     @property
     def n_rows(self) -> int:
@@ -104,7 +107,7 @@ class Lane:
 
         `w` and `out` are on the host or on the lane's device.
         """
-        model = self._fit.step_model
+        model = self._fit.steps.model
         loss, since = 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
         stays = self._on_host or not is_host(out)
@@ -150,19 +153,21 @@ class Lane:
         return float(self._last_loss)
 
     def add_statistic(
-        self, statistic: Statistic, number: int, out: NDArray[np.float64]
+        self, statistic: Statistic, number: int, left: int, out: NDArray[np.float64]
     ) -> tuple[float, int]:
         """Add a solver's statistic of all rows to `out`; the sum of the losses, and the rows.
 
-        `number` is that of the sum; random streams follow from it.
+        `number` is that of the sum, from which random streams follow, and `left` that of the sum
+        which left the statistic's state as it is to be found.
         """
-        model, loss, since = self._fit.model, 0.0, time.perf_counter()
+        model, loss, since = self._fit.work.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         batch = self.next_batch()
         for rows in batch.pieces:
-            rows.key = (self._fit.seed, self.number, number, rows.block, rows.first)
-            loss = loss + statistic.add(model, rows, sums, backend)
+            rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
+            with self._states.lent(statistic.state, left, number, model, rows, backend):
+                loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
         self._worked(since)
@@ -182,7 +187,7 @@ class Lane:
         report.loss, self._loss = float(self._loss), 0.0
         if w is not None:
             w = w if self._on_host else self.backend.to_device(w)
-            model = self._fit.step_model
+            model = self._fit.steps.model
             for rows in self._reader.held_out():
                 report.add_validation(model.validation_sums(w, rows, self.backend).tolist())
         return report

@@ -73,12 +73,12 @@ class Reader:
         self._rows = rows
         self._blocks = blocks
         self._backend = backend
-        self._linear = None if fit.solver is not None else fit.step_model.linear
+        self._linear = fit.work.linear
         self._clock = 0
         self._draws: Iterator[_Drawn] = iter(())
         self._chosen: deque[Batch] = deque()
         # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
-        self._in_arrays = fit.n_steps > 1 and not fit.rule.coordinates
+        self._in_arrays = fit.work.n_steps > 1 and not fit.work.coordinates
         self._room = _Room()
 
     def seek(self, clock: int) -> None:
@@ -88,10 +88,10 @@ class Reader:
         self._chosen.clear()
 
     def _from(self, clock: int) -> Iterator[_Drawn]:
-        passes, step = divmod(clock, self._fit.n_steps)
+        passes, step = divmod(clock, self._fit.work.n_steps)
         if isinstance(self._blocks, BlockStream):
             self._blocks.seek(passes + 1)
-        while passes < self._fit.stopping.max_iter:
+        while passes < self._fit.work.stopping.max_iter:
             yield from self._rows.batches(passes + 1, step)
             passes, step = passes + 1, 0
         # Loops gather a batch ahead, and after the last pass too.
@@ -122,11 +122,11 @@ class Reader:
         return self._chosen.popleft()
 
     def _key(self, clock: int, piece: int = 0) -> tuple[int, ...]:
-        return self._fit.seed, self._lane, clock, piece
+        return self._fit.work.seed, self._lane, clock, piece
 
     def _batch(self, drawn: _Drawn, clock: int) -> Batch:
-        n_rows, most = _count(drawn), self._fit.micro_batch
-        if self._fit.n_steps == 1 and self._fit.streaming is not None:
+        n_rows, most = _count(drawn), self._fit.work.micro_batch
+        if self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return Batch(_InTurn(lambda: self._pieces(drawn, clock)), n_rows, None)
         blocks = [(self._blocks[number], at) for number, at in _numbers(drawn)]
         if self._in_arrays and all(isinstance(block.X, np.ndarray) for block, _ in blocks):
@@ -141,7 +141,7 @@ class Reader:
 
     def _pieces(self, drawn: _Drawn, clock: int) -> Iterator[BatchRows]:
         """The rows of each block, or fewer at a time where the user asks for it."""
-        cuts = _cuts(_numbers(drawn), self._fit.micro_batch)
+        cuts = _cuts(_numbers(drawn), self._fit.work.micro_batch)
         for piece, (number, at) in enumerate(cuts):
             first = at.start or 0 if isinstance(at, slice) else 0
             block = number if isinstance(at, slice) else -1
@@ -154,9 +154,9 @@ class Reader:
         return rows(block.X, at), y, weight
 
     def _touched(self, pieces: list[BatchRows]) -> NDArray[np.int64] | None:
-        if not self._fit.rule.coordinates or self._fit.single_rows:
+        if not self._fit.work.coordinates or self._fit.steps.single_rows:
             return None
-        return self._fit.step_model.touched([piece.X for piece in pieces], self._backend)
+        return self._fit.steps.model.touched([piece.X for piece in pieces], self._backend)
 
     def held_out(self) -> Iterator[BatchRows]:
         """The rows of the validation set, block by block."""
@@ -169,18 +169,18 @@ class Reader:
     def chooser(self) -> Any | None:
         """What chooses the rows of batches without a copy of them, or None."""
         kept = not isinstance(self._blocks, BlockStream)
-        if self._linear is None or not kept or not self._rows.n_rows or self._fit.n_steps == 1:
+        if self._linear is None or not kept or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
-        if self._fit.micro_batch is not None:
+        if self._fit.work.micro_batch is not None:
             return None
         # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
-        rule = self._fit.rule
+        rule = self._fit.steps.rule
         if rule.coordinates and (self._backend.device == "cpu" or not rule.steps_alone):
             return None
         numbers = itertools.chain.from_iterable(self._rows.blocks(1))
         ready = {n: self._blocks[n] for n in sorted(set(numbers))}
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
-        shape, most = self._fit.shape, self._most_rows
+        shape, most = self._fit.steps.shape, self._most_rows
         with device_memory(self._backend, f"What chooses batches of {most:,} rows"):
             return self._backend.chooser(self._linear.loss, shape, blocks, most)
 
@@ -193,7 +193,7 @@ class Reader:
     @property
     def _most_rows(self) -> int:
         """Rows of a batch at most."""
-        return -(-self._rows.n_rows // self._fit.n_steps)
+        return -(-self._rows.n_rows // self._fit.work.n_steps)
 
 
 def _count(drawn: _Drawn) -> int:

@@ -33,28 +33,39 @@ class LaneSums:
         for lane in context.lanes:
             lane.seek(0)
 
-    def parts(self, statistic: Statistic, number: int) -> list[tuple[int, NDArray[np.float64]]]:
+    def parts(
+        self, statistic: Statistic, number: int, left: int = 0
+    ) -> list[tuple[int, NDArray[np.float64]]]:
         """Number of each lane and its flattened sum, with `EXTRA` numbers behind it.
 
-        The sums, of `number` from 1, are good until the next ones are asked for.
+        They are good until the next ones are asked for.
+
+        Parameters
+        ----------
+        statistic : Statistic
+        number : int
+            Of the sum, from 1.
+        left : int
+            Number of the sum that left the statistic's state as it is to be found.
         """
         return self._context.map(
-            lambda lane: self._part(lane, statistic, number), self._context.lanes
+            lambda lane: self._part(lane, statistic, number, left), self._context.lanes
         )
 
-    def total(self, statistic: Statistic, number: int) -> NDArray[np.float64]:
+    def total(self, statistic: Statistic, number: int, left: int = 0) -> NDArray[np.float64]:
         """The flattened sum of all lanes, with `EXTRA` numbers behind it; good as are `parts`."""
-        (_, total), *others = self.parts(statistic, number)
+        (_, total), *others = self.parts(statistic, number, left)
         for _, part in others:
             total += part
         return total
 
     def _part(
-        self, lane: Lane, statistic: Statistic, number: int
+        self, lane: Lane, statistic: Statistic, number: int, left: int
     ) -> tuple[int, NDArray[np.float64]]:
-        shape = statistic.shape(self._context.fit.model)
+        shape = statistic.shape(self._context.fit.work.model)
         out = self._zeros(lane.number, math.prod(shape) + EXTRA)
-        out[-EXTRA:][:2] = lane.add_statistic(statistic, number, out[:-EXTRA].reshape(shape))
+        sums = out[:-EXTRA].reshape(shape)
+        out[-EXTRA:][:2] = lane.add_statistic(statistic, number, left, sums)
         return lane.number, out
 
     def _zeros(self, lane: int, n: int) -> NDArray[np.float64]:

@@ -30,15 +30,15 @@ Array = NDArray[np.float64]
 
 def run_ranges(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's range; rank 0 returns the solution."""
-    solver = context.fit.solver
+    solver = context.fit.rounds.solver
     assert isinstance(solver, RangedSolver)
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
     try:
         ranges = _Ranges(context, connection)
-        found = solver.solve_in_ranges(context.fit.model, ranges, ranges.start())
+        found = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
         ranges.end()
-        w = ranges.whole(found.w).reshape(context.fit.shape)
+        w = ranges.whole(found.w).reshape(context.fit.rounds.shape or ())
     finally:
         if connection is not None:
             connection.close()
@@ -74,7 +74,7 @@ class _Ranges:
         self._to_ledger = None if connection is None else SumReports(context, connection)
         self._communicator = context.communicator
         self._sums = LaneSums(context)
-        self._bounds = self._communicator.bounds(int(np.prod(context.fit.shape)))
+        self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
         self.n_rows = sum(context.lane_rows)
         self.should_stop = False
@@ -105,10 +105,9 @@ class _Ranges:
         """The own range of where to begin."""
         if self._begin is not None:
             return self._begin[self.own].copy()
-        start = self._context.fit.initial
-        if start is None:
-            return np.zeros(self.own.stop - self.own.start)
-        return start.w.astype(np.float64).ravel()[self.own]
+        start = self._context.fit.rounds.first()
+        assert start is not None
+        return start.ravel()[self.own]
 
     def keep(self, n_iter: int) -> None:
         """Keep the last point."""
@@ -119,7 +118,7 @@ class _Ranges:
 
     def _left(self, point: _Point) -> Left:
         assert point.w is not None
-        w = point.w.reshape(self._context.fit.shape)
+        w = point.w.reshape(self._context.fit.rounds.shape or ())
         return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
 
     # -- numbers -------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class _Ranges:
     def loss_gradient(self, w: Array) -> tuple[float, Array]:
         """Sum of the losses at `w`, and the own range of its gradient."""
         self._last = self.whole(w)
-        statistic = LossGradient(self._last.reshape(self._context.fit.shape))
+        statistic = LossGradient(self._last.reshape(self._context.fit.rounds.shape or ()))
         total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
         stop = self._to_ledger is not None and self._to_ledger.should_stop

@@ -32,7 +32,7 @@ class Residence:
     """
 
     def __init__(self, context: Context, alone: bool) -> None:
-        self._rule = context.fit.rule
+        self._rule = context.fit.steps.rule
         self._backend = backend_of(context.fit)
         self._is_host = self._backend.device == "cpu"
         if self._rule.coordinates and not self._is_host:

@@ -78,9 +78,9 @@ class _Shared:
 
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         fit = context.fit
-        share = len(context.lanes) / max(len(fit.lane_rows), 1)
-        rule = dataclasses.replace(fit.rule, share=share)
-        steps = sum(clock - fit.first_clock for clock in context.clocks.values())
+        share = len(context.lanes) / max(len(fit.rows.lane_rows), 1)
+        rule = dataclasses.replace(fit.steps.rule, share=share)
+        steps = sum(clock - fit.work.first_clock for clock in context.clocks.values())
         self.replica = _replica(context, rule, steps)
         self._context = context
         self._fit = fit
@@ -99,7 +99,7 @@ class _Shared:
         self._steps = self._steps_met = 0
         self._stopped = False
         self._rows: _RowByRow | None = None
-        if fit.single_rows:
+        if fit.steps.single_rows:
             self._rows = _RowByRow(fit, self.replica, share)
         self._met, self._meeting_took = time.perf_counter(), 0.0
 
@@ -109,7 +109,7 @@ class _Shared:
             for lane in lanes:
                 lane.seek(self._context.clocks[lane.number])
             # Lanes that go on after a loss need not be at the same clock.
-            for number in self._fit.passes(min(lane.clock for lane in lanes)):
+            for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
                 while behind := [lane for lane in lanes if self._has_steps(lane, number)]:
                     for lane in behind:
                         if self._stopped or self._context.failed:
@@ -120,7 +120,7 @@ class _Shared:
                     return
 
     def _has_steps(self, lane: Lane, number: int) -> bool:
-        return lane.clock < number * self._fit.n_steps
+        return lane.clock < number * self._fit.work.n_steps
 
     def _step(self, lane: Lane) -> None:
         batch = lane.next_batch()
@@ -241,7 +241,7 @@ class _RowByRow:
         if lane not in self._lanes:
             from daskml_dist.backends.row_steps import RowSteps
 
-            linear, group = self._fit.step_model.linear, self._fit.rule.only
+            linear, group = self._fit.steps.model.linear, self._fit.steps.rule.only
             assert linear is not None
             l1, l2 = group.penalty.l1, group.penalty.l2
             self._lanes[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)
@@ -252,7 +252,7 @@ class _RowByRow:
         if n_rows not in self._orders:
             n = np.arange(n_rows)
             self._orders[n_rows] = (
-                np.random.default_rng(n_rows).permutation(n) if self._fit.shuffle else n
+                np.random.default_rng(n_rows).permutation(n) if self._fit.work.shuffle else n
             )
         return self._orders[n_rows]
 
@@ -265,7 +265,7 @@ class _RowByRow:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        slots, optimizer = self._slots(), self._fit.rule.only.optimizer
+        slots, optimizer = self._slots(), self._fit.steps.rule.only.optimizer
         approach = optimizer.approach(self._before, slots, self._replica.learning_rate())
         delta *= _damping(approach, self._share)
         self._before = slots
