@@ -15,7 +15,7 @@ from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.losses import Huber, Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import Solver
+from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.huber import HuberScale
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
@@ -103,31 +103,15 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
         X, y, sample_weight = take_columns(X, y, sample_weight)
-        solution = self._fit(X, y, sample_weight, client)
-        self.intercept_ = self.intercept_[0]
-        self.n_iter_ = solution.n_iter
-        self.scale_ = solution.extra["scale"]
+        self._fit(X, y, sample_weight, client)
         self.outliers_ = self._outliers(X, y)
         return self
+
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+        super()._set_fitted(solution, model, rows)
+        self.intercept_ = self.intercept_[0]
+        self.scale_ = solution.extra["scale"]
 
     def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
         if is_dask(X) or is_dask(y):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,30 +110,6 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         self.run = run
         self.device = device
         self.callbacks = callbacks
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
-            repeated k times.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        solution = self._fit(X, y, sample_weight, client, self.class_weight)
-        self._set_n_iter(solution)
-        return self
 
     def _set_n_iter(self, solution: Solution) -> None:
         self.n_iter_ = np.array([solution.n_iter], dtype=np.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from daskml_dist._checks import check_number
 from daskml_dist._linear_regressor import LinearRegressor
@@ -107,28 +107,6 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         self.run = run
         self.device = device
         self.callbacks = callbacks
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        self.n_iter_ = self._fit(X, y, sample_weight, client).n_iter
-        return self
 
     def _loss(self) -> Loss:
         return _LOSSES[self.loss](float(self.epsilon))
