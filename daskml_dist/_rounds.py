@@ -60,8 +60,8 @@ class BaseRounds(BaseOnRows):
         Parameters
         ----------
         X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`; `y` may have several columns
-            where `coef_` may. A weight of k equals a row repeated k times.
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times. Least squares take a `y` of several columns too.
 
         Returns
         -------

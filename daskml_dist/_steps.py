@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from abc import abstractmethod
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import get_schedule
+from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
@@ -65,8 +65,9 @@ class BaseSteps(BaseOnRows):
         """Check every parameter, before any work is started."""
         params = self.get_params(deep=False)
         self._check_numbers(params)
-        early = params["early_stopping"]
-        average = params["average"]
+        early, average, rate = (
+            params[name] for name in ("early_stopping", "average", "learning_rate")
+        )
         policy = get_policy(params["policy"] if policy is None else policy)
         penalty, optimizer = _descent(params, policy)
         run = self._run_settings()
@@ -74,12 +75,7 @@ class BaseSteps(BaseOnRows):
         return Settings(
             penalty=penalty,
             optimizer=optimizer,
-            schedule=get_schedule(
-                params["learning_rate"],
-                default=optimizer.default_learning_rate,
-                alpha=params["alpha"],
-                max_iter=params["max_iter"],
-            ),
+            schedule=_schedule(params, optimizer),
             policy=policy,
             max_iter=int(params["max_iter"]),
             tol=params["tol"],
@@ -90,8 +86,7 @@ class BaseSteps(BaseOnRows):
             average=int(average) if average else None,
             class_weight=check_class_weight(params.get("class_weight")),
             seed=seed_of(params["random_state"]),
-            auto_rate=isinstance(params["learning_rate"], str)
-            and params["learning_rate"] == "auto",
+            auto_rate=isinstance(rate, str) and rate == "auto",
             run=run,
         )
 
@@ -122,6 +117,49 @@ class BaseSteps(BaseOnRows):
             )
 
     # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
+            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
+            a list of `dask.delayed.Delayed`, a block of rows each.
+        y : str, dask Array or Series, or array-like, of shape (n_rows,)
+            A string names a column of the dataframe X, which is then no feature.
+            Labels of a classifier: strings, booleans or integers.
+        sample_weight : like `y`, or a float, or None
+            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
+            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, optional
+            Default: the current client. Without one, rows in memory are trained in this process
+            and a Dask collection on a cluster inside it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on, for instance because a worker was lost.
+        """
+        settings = self._settings(policy)
+        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        return self
 
     def _fit(
         self,
@@ -267,6 +305,15 @@ def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer
     if penalty.l1 and not policy.uses_threads:
         optimizer = optimizer.under_l1()
     return penalty, optimizer
+
+
+def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
+    return get_schedule(
+        params["learning_rate"],
+        default=optimizer.default_learning_rate,
+        alpha=params["alpha"],
+        max_iter=params["max_iter"],
+    )
 
 
 def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:

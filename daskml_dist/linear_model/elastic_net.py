@@ -47,10 +47,8 @@ class ElasticNet(BaseLeastSquares):
         Of the features drawn, for ``selection="random"``.
     selection : {"cyclic", "random"}, default="cyclic"
         Which feature comes next.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -62,11 +60,8 @@ class ElasticNet(BaseLeastSquares):
         Duality gap of the mean objective.
     n_iter_ : int or list of int
         Cycles of each target.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -43,10 +43,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     fit_intercept : bool, default=True
     tol : float, default=1e-5
         Largest component of the gradient at which the solver stops.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -59,11 +57,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     outliers_ : ndarray of bool of shape (n_rows,), or None
         Rows further off than ``epsilon * scale_``. None where the rows are a Dask collection:
         ``abs(y - reg.predict(X)) > reg.epsilon * reg.scale_`` is the mask, lazily.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data: the solver's evaluations.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

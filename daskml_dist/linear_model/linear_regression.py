@@ -32,10 +32,8 @@ class LinearRegression(BaseLeastSquares):
         those too small for one look to tell from zero (about 1e-6 for a thousand features).
     positive : bool, default=False
         No coefficient is negative (dense rows only).
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -45,11 +43,8 @@ class LinearRegression(BaseLeastSquares):
         Of X, centred where there is an intercept. Of dense rows without `positive`, as the next.
     singular_ : ndarray of float64 of shape (min(n_rows, n_features),)
         Singular values of X.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -38,10 +38,8 @@ class Ridge(BaseLeastSquares):
         ``"lbfgs"`` stands for ``positive=True``, whose solution is found by an active set.
     positive : bool, default=False
         No coefficient is negative.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -51,11 +49,8 @@ class Ridge(BaseLeastSquares):
         As in scikit-learn, where the solver does not iterate.
     solver_ : str
         The one used.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------
