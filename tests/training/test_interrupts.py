@@ -215,7 +215,7 @@ def test_an_interrupted_round_fit_has_what_a_whole_one_has(estimator: Any) -> No
     """Every attribute, in its shape."""
     X, y = _rows()
     tight = {"tol": 1e-9, "max_iter": 1000}
-    whole, cut = estimator(**tight).fit(X, y), estimator(callbacks=At(3), **tight)
+    whole, cut = estimator(**tight).fit(X, y), estimator(callbacks=At(6), **tight)
     with pytest.raises(KeyboardInterrupt):
         cut.fit(X, y)
     assert cut.history_.interrupted
