@@ -13,6 +13,7 @@ from benchmarks._gpu_device import Case, Device, Measured, largest_difference
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.losses import LOSSES, LogLoss, Loss
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS
 
@@ -92,7 +93,7 @@ def _gradient(n: int, d: int, on: Device) -> Measured:
     model = LinearModel(LogLoss(), d, 2, fit_intercept=True)
     w = on.backend.to_device(_parameters(d + 1))
     out = on.xp.zeros(w.shape, dtype="float64")
-    taken = on.milliseconds(lambda: model.add_gradient(w, X, y, None, out, on.backend))
+    taken = on.milliseconds(lambda: model.add_gradient(w, BatchRows(X, y), out, on.backend))
     return Measured(taken, X.nbytes)
 
 
@@ -106,12 +107,12 @@ def _softmax(d: int, on: Device) -> Measured:
     w = w.astype("float32")
     there, out = on.backend.to_device(w), on.xp.zeros(w.shape, dtype="float32")
     few = max(64, 20_000_000 // d)
-    model.add_gradient(there, X[:few], y[:few], None, out, on.backend)
+    model.add_gradient(there, BatchRows(X[:few], y[:few]), out, on.backend)
     rows = on.backend.to_numpy(X[:few]).astype(np.float64)
     _, g = LogLoss().value_and_gradient(codes[:few], rows @ w[:-1] + w[-1].astype(np.float64))
     expected = np.vstack([rows.T @ g, g.sum(axis=0)])
     difference = largest_difference(on.backend.to_numpy(out), expected)
-    taken = on.milliseconds(lambda: model.add_gradient(there, X, y, None, out, on.backend))
+    taken = on.milliseconds(lambda: model.add_gradient(there, BatchRows(X, y), out, on.backend))
     return Measured(taken, 2 * X.nbytes, difference)
 
 
@@ -147,10 +148,12 @@ def _csr(on: Device) -> Measured:
     there, targets = on.backend.to_device(w), on.backend.to_device(y)
     rows = on.backend.rows(on.backend.to_device(X), slice(0, n))
     out = on.xp.zeros(w.shape, dtype="float32")
-    model.add_gradient(there, rows, targets, None, out, on.backend)
+    model.add_gradient(there, BatchRows(rows, targets), out, on.backend)
     found = on.backend.to_numpy(out)[:, 0]
     difference = largest_difference(found, _truth(LogLoss(), X, y, w))
-    taken = on.milliseconds(lambda: model.add_gradient(there, rows, targets, None, out, on.backend))
+    taken = on.milliseconds(
+        lambda: model.add_gradient(there, BatchRows(rows, targets), out, on.backend)
+    )
     return Measured(taken, n * entries * 8, difference)
 
 

@@ -16,8 +16,10 @@ from daskml_dist.comm.remote import serve
 from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous, Policy
+from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 
 __all__ = ["make_server", "run_server"]

@@ -20,6 +20,7 @@ from benchmarks._common import (
 from daskml_dist.backends import get_backend
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import LogLoss
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 
 #: Features and rows a worker of a small step, and of one that computing dominates.
@@ -49,7 +50,7 @@ def _gradients(tiny: bool) -> list[list[str]]:
         with threadpool_limits(1):
             taken = median_seconds(
                 lambda X=X, y=y, w=w, out=out, model=model: model.add_gradient(
-                    w, X, y, None, out, get_backend("cpu")
+                    w, BatchRows(X, y), out, get_backend("cpu")
                 )
             )
         rate = X.nbytes / taken

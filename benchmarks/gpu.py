@@ -19,6 +19,7 @@ from distributed import Client
 from benchmarks._common import logistic_rows, markdown, persisted, processes
 from benchmarks._gpu_device import FACTS, Case, Device, Measured, largest_difference
 from benchmarks._gpu_kernels import kernel_cases
+from daskml_dist import Run
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.policies import POLICIES
@@ -91,7 +92,7 @@ def _sgd_step(batch: int, policy: str, on: Device) -> Measured:
     batch = batch // 256 if on.tiny else batch
     X, y = on.rows(STEPS * 65_536 // (256 if on.tiny else 1), 512)
     steps = {"batch_size": batch, "max_iter": 6, "tol": None}
-    model = SGDClassifier(device="gpu", policy=policy, n_lanes=1, **steps)
+    model = SGDClassifier(device="gpu", policy=policy, run=Run(n_lanes=1), **steps)
     records = model.fit(X, y).history_.records[2:]  # the first passes compile and record
     taken = sum(r["seconds"] for r in records) / sum(r["steps"] for r in records)
     return Measured(taken * 1e3, batch * 512 * 4)
@@ -113,7 +114,7 @@ def _lbfgs_seconds(where: str, on: Device) -> tuple[dict[str, float], int]:
     warm = len(y)  # on the GPU with all rows, for which it takes memory too
     if where == "cpu":
         X, y, warm = on.backend.to_numpy(X), on.backend.to_numpy(y), 10_000
-    model = LogisticRegression(device=where, n_lanes=1 if where == "gpu" else None)
+    model = LogisticRegression(device=where, run=Run(n_lanes=1 if where == "gpu" else None))
     model.fit(X[:warm], y[:warm])
     seconds, _ = _seconds(lambda: model.fit(X, y))
     records = model.history_.records
@@ -171,10 +172,10 @@ def _cuml_lbfgs(on: Device) -> Measured:
 
 
 MODELS: dict[str, Callable[[str], Any]] = {
-    "LogisticRegression": lambda device: LogisticRegression(device=device, n_lanes=2),
-    "softmax of 10 classes": lambda device: LogisticRegression(device=device, n_lanes=2),
+    "LogisticRegression": lambda device: LogisticRegression(device=device, run=Run(n_lanes=2)),
+    "softmax of 10 classes": lambda device: LogisticRegression(device=device, run=Run(n_lanes=2)),
     "SGDClassifier": lambda device: SGDClassifier(
-        device=device, n_lanes=2, batch_size=8192, max_iter=5, tol=None, random_state=0
+        device=device, run=Run(n_lanes=2), batch_size=8192, max_iter=5, tol=None, random_state=0
     ),
 }
 
@@ -204,7 +205,9 @@ def _policy(policy: str, on: Device) -> Measured:
     X, y = logistic_rows(2_000 if on.tiny else 200_000, 100)
 
     def fit(device: str) -> Any:
-        model = SGDClassifier(device=device, n_lanes=1, max_iter=3, tol=None, random_state=0)
+        model = SGDClassifier(
+            device=device, run=Run(n_lanes=1), max_iter=3, tol=None, random_state=0
+        )
         return model.fit(X, y, policy=policy)
 
     fit("gpu")

@@ -16,6 +16,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression as Single
 
 from benchmarks._common import logistic_rows, markdown, persisted, processes
+from daskml_dist import Run
 from daskml_dist.linear_model import LogisticRegression
 
 #: What counts as the same objective: scikit-learn's own mean loss and this much more.
@@ -94,7 +95,7 @@ def _passes(X: Any, y: Any, tiny: bool) -> str:
     floor = _median(lambda: float(X.max()), tiny)[0]
     rows.append(["read X once (max)", f"{floor * 1e3:.1f}", "1.0"])
     for solver in ("lbfgs", "newton-cholesky"):
-        fitted = LogisticRegression(solver=solver, n_lanes=1).fit(X, y)
+        fitted = LogisticRegression(solver=solver, run=Run(n_lanes=1)).fit(X, y)
         one = statistics.median(r["seconds"] for r in fitted.history_.records[1:])
         rows.append([f"pass of {solver}", f"{one * 1e3:.1f}", f"{one / floor:.1f}"])
     return markdown(f"A pass on one thread, {len(X):,} x 28 float32", ["", "ms", "floors"], rows)

@@ -22,6 +22,7 @@ from distributed import Client, LocalCluster, WorkerPlugin
 from distributed.utils import get_mp_context
 
 from benchmarks._common import logistic_rows, markdown, persisted
+from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
@@ -99,7 +100,7 @@ def _fit(X: Any, y: Any, policy: str, passes: int, *callbacks: Any) -> SGDClassi
         tol=None,
         max_iter=passes,
         random_state=0,
-        n_lanes=WORKERS,
+        run=Run(n_lanes=WORKERS),
         callbacks=list(callbacks),
     ).fit(X, y)
 

@@ -22,6 +22,7 @@ import pandas as pd
 from distributed import Client, LocalCluster
 
 from benchmarks._common import markdown
+from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 
 FEATURES = [f"x{i}" for i in range(10)]
@@ -55,7 +56,11 @@ def _measure(folder: Path, files: int, rows: int, budget: int | str, limit: str)
         converting = _seconds(arrays, _rows_as_array)
         (folder / "log").unlink(missing_ok=True)
         model = SGDClassifier(
-            max_iter=PASSES, tol=None, random_state=0, memory_budget=budget, learning_rate=0.1
+            max_iter=PASSES,
+            tol=None,
+            random_state=0,
+            run=Run(memory_budget=budget),
+            learning_rate=0.1,
         ).fit(frame[FEATURES], frame["y"])
         assert model.history_.extra["streamed"]
         peaks = client.run(_peak)

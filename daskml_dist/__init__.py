@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from daskml_dist._run import Run
+from daskml_dist._version import __version__
 
-__version__ = "0.1.0"
+__all__ = ["Run", "__version__"]

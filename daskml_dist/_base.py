@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial, reduce
-from numbers import Integral, Real
 from operator import add
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from dask.utils import is_dataframe_like, parse_bytes
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from daskml_dist.backends.devices import DEVICES, STORED
+from daskml_dist._checks import check_run
+from daskml_dist._run import Run
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_objects, to_host
@@ -27,26 +25,14 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.missing import check_no_missing
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.progress import Progress
-from daskml_dist.errors import (
-    InvalidDataError,
-    InvalidParameterError,
-    NotFittedError,
-)
+from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
+from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.survey import Survey
 
-__all__ = [
-    "BaseSupervised",
-    "check_budget",
-    "check_class_weight",
-    "check_count",
-    "check_flag",
-    "check_number",
-    "check_placement",
-    "seed_of",
-]
+__all__ = ["BaseSupervised"]
 
 #: Labels from which on blocks alone are checked.
 _MANY = 1 << 16
@@ -63,13 +49,28 @@ class BaseSupervised(BaseEstimator):
     _min_classes: ClassVar[int] = 2
     #: Whether y may have several columns.
     _multi_output: ClassVar[bool] = False
+    #: Parameters of a `Run` that are used; another that is set is an error.
+    _run_used: ClassVar[tuple[str, ...]]
+    run: Run | None
+    device: str
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
 
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None."""
+        if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
+            params["run"] = Run()
+        super().set_params(**params)
+        return self
+
     # -- fitting -------------------------------------------------------------------------------
+
+    def _run_settings(self) -> RunSettings:
+        """What the user asked of the run, checked."""
+        return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
     def _callbacks(self, max_iter: int | None) -> CallbackList:
         params = self.get_params(deep=False)
@@ -90,7 +91,13 @@ class BaseSupervised(BaseEstimator):
             y = _as_column(y)
             if self._classification:
                 _check_labels(y)
-        collection = as_collection(X, y, sample_weight, multi_output=self._multi_output)
+        collection = as_collection(
+            X,
+            y,
+            sample_weight,
+            classification=self._classification,
+            multi_output=self._multi_output,
+        )
         check_feature_names(self, X, reset=reset)
         if not reset:
             self._check_width(collection)
@@ -98,7 +105,7 @@ class BaseSupervised(BaseEstimator):
 
     def _survey(self, engine: Engine, n_lanes: int | None) -> Survey:
         """Look at the rows."""
-        survey = Survey(engine.survey(self._classification, n_lanes))
+        survey = Survey(engine.survey(n_lanes))
         survey.check_devices()
         if survey.n_rows == 0:
             raise InvalidDataError(
@@ -222,83 +229,6 @@ def _score_block(
         weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
         pieces.append(statistic(block.y[at], found, weight))
     return _total(pieces)
-
-
-def check_placement(params: dict[str, Any]) -> None:
-    """Check what all estimators take about where rows lie and are worked on."""
-    if params["n_lanes"] is not None:
-        check_count("n_lanes", params["n_lanes"])
-    if params["on_lost_data"] not in ("raise", "skip"):
-        raise InvalidParameterError(
-            f'on_lost_data={params["on_lost_data"]!r}: use "raise" or "skip".'
-        )
-    if params["device"] not in DEVICES:
-        raise InvalidParameterError(
-            f"Unknown device {params['device']!r}. Use one of {list(DEVICES)}."
-        )
-    if params.get("compute_dtype") not in STORED:
-        raise InvalidParameterError(
-            f"compute_dtype={params['compute_dtype']!r}: use one of {list(STORED)}."
-        )
-
-
-def check_count(name: str, value: Any, also: str = "") -> None:
-    """Check that a parameter is an integer >= 1; `also` names what else is valid."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        hint = f", {also}" if also else ""
-        raise InvalidParameterError(f"{name}={value!r}: use an integer >= 1{hint}.")
-
-
-def check_number(
-    name: str, value: Any, valid: Callable[[float], bool] = lambda v: v >= 0, hint: str = ">= 0"
-) -> None:
-    """Check that a parameter is a finite number, of a range that `hint` tells."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not (np.isfinite(float(value)) and valid(float(value)))
-    ):
-        raise InvalidParameterError(f"{name}={value!r}: use a number {hint}.")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Check that a parameter is True or False."""
-    if not isinstance(value, bool | np.bool_):
-        raise InvalidParameterError(f"{name}={value!r}: use True or False.")
-
-
-def check_class_weight(class_weight: Any) -> Any:
-    """Check ``class_weight`` and return it."""
-    if isinstance(class_weight, dict):
-        valid = all(isinstance(w, Real) and 0 <= float(w) < np.inf for w in class_weight.values())
-    else:
-        valid = class_weight is None or class_weight == "balanced"
-    if valid:
-        return class_weight
-    raise InvalidParameterError(
-        f'class_weight={class_weight!r}: use "balanced", a dict from label to weight >= 0, or None.'
-    )
-
-
-def check_budget(memory_budget: Any) -> int | None:
-    """Bytes; None for "auto"."""
-    if isinstance(memory_budget, str) and memory_budget == "auto":
-        return None
-    with suppress(ValueError, TypeError, AttributeError):
-        if (budget := parse_bytes(memory_budget)) > 0:
-            return int(budget)
-    raise InvalidParameterError(
-        f'memory_budget={memory_budget!r}: use "auto", a number of bytes, or a string such as '
-        '"2 GiB".'
-    )
-
-
-def seed_of(random_state: Any) -> int:
-    """A seed drawn from what the user gave."""
-    try:
-        return int(check_random_state(random_state).randint(2**31 - 1))
-    except ValueError as error:
-        raise InvalidParameterError(f"{error}: use an integer, a RandomState or None.") from error
 
 
 def _as_column(y: Any) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._base import BaseSupervised, check_budget, check_placement
+from daskml_dist._base import BaseSupervised
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
@@ -21,6 +21,13 @@ __all__ = ["BaseRounds"]
 
 class BaseRounds(BaseSupervised):
     """Fitting by a round solver: sums over all rows, all-reduced, until it has a solution."""
+
+    _run_used: ClassVar[tuple[str, ...]] = (
+        "n_lanes",
+        "deterministic",
+        "memory_budget",
+        "on_lost_data",
+    )
 
     @abstractmethod
     def _check_params(self) -> None:
@@ -58,30 +65,17 @@ class BaseRounds(BaseSupervised):
         `classes` are the labels where y need not hold all of them; without `reset`, X must have
         the features of the fit before.
         """
-        params = self.get_params(deep=False)
         self._check_params()
-        check_placement(params)
-        budget = check_budget(params["memory_budget"])
+        run = self._run_settings()
         collection = self._collection(X, y, sample_weight, reset=reset)
-        with open_engine(collection, client, budget, params["device"]) as engine:
-            survey = self._survey(engine, params["n_lanes"])
+        with open_engine(collection, client, run.memory_budget, run.device) as engine:
+            survey = self._survey(engine, run.n_lanes)
             classes = self._labels(survey, classes) if self._classification else None
             rows = Rows.of(survey, classes, class_weight, sample_weight is not None)
             model, solver = self._problem(rows)
             start = self._start(model, rows)
-            lanes = engine.lanes(params["n_lanes"], shared=True, passes=solver.max_passes)
-            fit = make_solver_fit(
-                model,
-                solver,
-                rows,
-                lanes,
-                start,
-                engine.streaming,
-                deterministic=bool(params["deterministic"]),
-                device=params["device"],
-                compute_dtype=params.get("compute_dtype"),
-                on_lost_data=params["on_lost_data"],
-            )
+            lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
+            fit = make_solver_fit(model, solver, rows, lanes, start, engine.streaming, run)
             result = engine.train(fit, self._callbacks(None))
             solution = result.state
             assert isinstance(solution, Solution)
@@ -89,9 +83,9 @@ class BaseRounds(BaseSupervised):
             self.history_ = History(
                 result.records,
                 extra={
-                    "policy": fit.policy.name,
+                    "policy": fit.work.name,
                     "n_lanes": len(lanes),
-                    "streamed": fit.streaming is not None,
+                    "streamed": fit.rows.streaming is not None,
                     "generations": result.events,
                     "lost_rows": result.lost_rows,
                     **engine.facts,

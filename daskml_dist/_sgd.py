@@ -11,29 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._base import (
-    check_budget,
-    check_class_weight,
-    check_count,
-    check_placement,
-    seed_of,
-)
+from daskml_dist._checks import check_class_weight, check_count, seed_of
 from daskml_dist._linear import BaseLinear
-from daskml_dist.compression import Compressor, get_compressor
+from daskml_dist._run import Run
+from daskml_dist.compression import Compressor
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.losses import get_loss
+from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Policy, get_policy
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.history import History
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.plan import Settings, make_fit
+from daskml_dist.training.plan import Settings, make_fit, make_target_shift
+from daskml_dist.training.rows import Rows
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.survey import Survey
 
@@ -43,20 +39,22 @@ __all__ = ["BaseSGD"]
 class BaseSGD(BaseLinear):
     """Parameters, fitting and prediction of the linear models trained by gradient steps."""
 
+    _run_used = tuple(Run().get_params())
+
     # -- settings ------------------------------------------------------------------------------
 
     def _settings(self, policy: str | Policy | None) -> Settings:
         """Check every parameter, before any work is started."""
         params = self.get_params(deep=False)
+        self._loss()
         self._check_numbers(params)
-        kind: Literal["classification", "regression"]
-        kind = "classification" if self._classification else "regression"
         early = params["early_stopping"]
         average = params["average"]
         policy = get_policy(params["policy"] if policy is None else policy)
         penalty, optimizer = _descent(params, policy)
+        run = self._run_settings()
+        _check_pushes(run.compression, policy)
         return Settings(
-            loss=get_loss(params["loss"], kind),
             penalty=penalty,
             optimizer=optimizer,
             schedule=get_schedule(
@@ -66,32 +64,23 @@ class BaseSGD(BaseLinear):
                 max_iter=params["max_iter"],
             ),
             policy=policy,
-            fit_intercept=bool(params["fit_intercept"]),
             max_iter=int(params["max_iter"]),
             tol=params["tol"],
             n_iter_no_change=int(params["n_iter_no_change"]),
             shuffle=bool(params["shuffle"]),
             batch_size=params["batch_size"],
-            n_servers=int(params["n_servers"]),
-            n_lanes=params["n_lanes"],
-            deterministic=bool(params["deterministic"]),
-            device=params["device"],
-            compute_dtype=params["compute_dtype"],
             validation_fraction=float(params["validation_fraction"]) if early else 0.0,
             average=int(average) if average else None,
             class_weight=check_class_weight(params.get("class_weight")),
             seed=seed_of(params["random_state"]),
-            memory_budget=check_budget(params["memory_budget"]),
-            on_lost_data=params["on_lost_data"],
             auto_rate=isinstance(params["learning_rate"], str)
             and params["learning_rate"] == "auto",
-            compression=_compressor(params["compression"], policy),
+            run=run,
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
-        for name in ("max_iter", "n_iter_no_change", "n_servers"):
+        for name in ("max_iter", "n_iter_no_change"):
             check_count(name, params[name])
-        check_placement(params)
         if not isinstance(params["average"], bool | np.bool_):
             check_count("average", params["average"], also="True or False")
         for name in ("alpha", "l1_ratio"):
@@ -131,40 +120,31 @@ class BaseSGD(BaseLinear):
         """Fit from zero, or go on from the last fit's state."""
         callbacks = self._callbacks(settings.max_iter)
         collection = self._collection(X, y, sample_weight, reset=not go_on)
-        budget, device = settings.memory_budget, settings.device
-        with open_engine(collection, client, budget, device) as engine:
-            survey = self._survey(engine, settings.n_lanes)
+        run = settings.run
+        with open_engine(collection, client, run.memory_budget, run.device) as engine:
+            survey = self._survey(engine, run.n_lanes)
             classes = self._labels(survey, classes) if self._classification else None
-            if not self._classification:
-                settings.loss.check_target(survey.target_range)
+            rows = Rows.of(survey, classes, settings.class_weight, sample_weight is not None)
             initial = self._initial(survey, classes, settings.optimizer) if go_on else None
+            # Parameters to go on from are relative to the same targets.
+            model = self._model(rows, None if initial is None else self._last_model)
             lanes = engine.lanes(
-                settings.n_lanes,
+                run.n_lanes,
                 shared=settings.policy.uses_threads,
                 passes=settings.max_iter,
             )
-            weighted = sample_weight is not None
             scales = None
             if settings.optimizer.uses_scales:
-                scales = engine.scales(self._classification)
-            fit = make_fit(
-                settings,
-                survey,
-                lanes,
-                classes,
-                weighted,
-                initial,
-                engine.streaming,
-                scales,
-                None if initial is None else self._model.target_shift,
-            )
+                scales = engine.scales()
+            fit = make_fit(settings, model, rows, lanes, initial, engine.streaming, scales)
+            fit = fit.working(step_callbacks=callbacks.of_steps)
             checkpoint = self.get_params(deep=False)["checkpoint"]
             if checkpoint is None:
                 result = engine.train(fit, callbacks)
             else:
                 result = train_in_parts(engine, fit, callbacks, checkpoint)
             assert isinstance(result.state, ShardState)
-            self._keep(fit.step_model, result.state, classes)
+            self._keep(model, result.state, classes)
             self.n_iter_ = len(result.records)
             rows = sum(record["rows"] for record in result.records) + result.partial_rows
             self.t_: float = rows if initial is None else self.t_ + rows
@@ -173,12 +153,14 @@ class BaseSGD(BaseLinear):
                 extra={
                     "policy": settings.policy.name,
                     "n_lanes": len(lanes),
-                    "n_servers": len(fit.layout.slices()) if fit.policy.uses_shards else 0,
+                    "n_servers": len(fit.work.layout.slices()) if fit.work.uses_shards else 0,
                     "partial_rows": result.partial_rows,
-                    "streamed": fit.streaming is not None,
+                    "streamed": fit.rows.streaming is not None,
                     "generations": result.events,
                     "dropped_pushes": result.dropped,
-                    "compression": None if fit.compression is None else fit.compression.name,
+                    "compression": None
+                    if fit.work.compression is None
+                    else fit.work.compression.name,
                     "lost_rows": result.lost_rows,
                     **engine.facts,
                 },
@@ -198,6 +180,32 @@ class BaseSGD(BaseLinear):
                 ConvergenceWarning,
                 stacklevel=4,
             )
+
+    def _model(self, rows: Rows, last: LinearModel | None) -> LinearModel:
+        """The model of these rows; of a fit that goes on, with the last one's origin."""
+        params, survey = self.get_params(deep=False), rows.survey
+        loss, fit_intercept = self._loss(), bool(params["fit_intercept"])
+        if not self._classification:
+            loss.check_target(survey.target_range)
+        shift = (
+            make_target_shift(loss, fit_intercept, survey) if last is None else last.target_shift
+        )
+        first = 0.0
+        if not self._classification and fit_intercept and not shift:
+            first = loss.constant(float(survey.target_mean))
+        return LinearModel(
+            loss,
+            survey.n_features,
+            0 if rows.classes is None else len(rows.classes),
+            fit_intercept,
+            target_shift=shift,
+            first_intercept=first,
+        )
+
+    def _loss(self) -> Loss:
+        kind: Literal["classification", "regression"]
+        kind = "classification" if self._classification else "regression"
+        return get_loss(self.get_params(deep=False)["loss"], kind)
 
     def _goes_on(self) -> bool:
         return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")
@@ -255,9 +263,8 @@ class BaseSGD(BaseLinear):
             return state.w
         # The user may have changed coef_ meanwhile, and it counts; else no digit may be lost.
         w = self._matrix()
-        return (
-            state.w if np.array_equal(w, self._model.uncentred(state.w)) else self._model.centred(w)
-        )
+        model = self._last_model
+        return state.w if np.array_equal(w, model.uncentred(state.w)) else model.centred(w)
 
     def _keep(self, model: LinearModel, state: ShardState, classes: NDArray[Any] | None) -> None:
         """Set the fitted attributes."""
@@ -269,7 +276,7 @@ class BaseSGD(BaseLinear):
             )
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
         self._set_coef(model.uncentred(w), model, classes, remedy)
-        self._state, self._model = state, model
+        self._state, self._last_model = state, model
 
 
 def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer]:
@@ -282,12 +289,11 @@ def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer
     return penalty, optimizer
 
 
-def _compressor(compression: Any, policy: Policy) -> Compressor | None:
-    compressor = get_compressor(compression)
+def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
     if compressor is None or policy.pushes_gradients:
-        return compressor
+        return
     names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
     raise InvalidParameterError(
-        f"compression={compression!r} is for pushes of gradients to servers, and the policy "
+        f"compression={compressor.name!r} is for pushes of gradients to servers, and the policy "
         f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
     )

@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import check_is_fitted
 
-from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask, join_delayed
@@ -93,7 +93,8 @@ class BlockTransformer(BaseEstimator):
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         self._check_parameters()
-        collection = as_collection(X, y, sample_weight, numeric=self._numeric)
+        inputs = take_columns(X, y, sample_weight)
+        collection = as_collection(*inputs, numeric=self._numeric)
         self._set_features(self._reduce(collection), collection)
         return self
 
@@ -130,7 +131,8 @@ class BlockTransformer(BaseEstimator):
         if not hasattr(self, "n_features_in_"):
             return self._fit_lazy(X, None, sample_weight)
         check_feature_names(self, X, reset=False)
-        collection = as_collection(X, None, sample_weight, numeric=self._numeric)
+        inputs = take_columns(X, None, sample_weight)
+        collection = as_collection(*inputs, numeric=self._numeric)
         before, found = (self.n_features_in_, self._summary()), self._reduce(collection)
         together = _merged(clone(self), [before, found])
         assert together is not None

@@ -301,7 +301,7 @@ class Feedback:
         self.residual: NDArray[Any] = np.zeros(shape, dtype=dtype)
 
     def pack(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Packed:
-        """What to send instead of `values`, the gradient sum of the rows `index` (None: all)."""
+        """Message to send instead of `values`, the gradient sum of the rows `index` (None: all)."""
         # Numbers that overflow are told by the loss.
         with np.errstate(over="ignore", invalid="ignore"):
             total = self._with_residual(values, index)

@@ -21,6 +21,7 @@ import dask
 import dask.array as da
 from distributed import Client
 
+from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 
 
@@ -69,7 +70,7 @@ def main() -> None:
         y = X[:, 0] - X[:, 1] > 0
         classifier = SGDClassifier(
             policy=options.policy,
-            n_lanes=2,
+            run=Run(n_lanes=2),
             max_iter=10**6,
             tol=None,
             random_state=0,

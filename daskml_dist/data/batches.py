@@ -53,7 +53,7 @@ class Runs:
         return np.repeat(self.starts - before, self.counts) + np.arange(len(self))
 
 
-Rows = NDArray[np.intp] | Runs | slice
+RowNumbers = NDArray[np.intp] | Runs | slice
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LaneSpec:
 
 
 def held_out_rows(segment: Segment, fraction: float) -> int:
-    """How many rows of a segment are kept for validation."""
+    """Number of rows of a segment that are kept for validation."""
     return min(round(len(segment) * fraction), max(len(segment) - 1, 0))
 
 
@@ -187,14 +187,14 @@ class LaneRows:
         """Blocks in the order in which a pass needs them, in groups needed at the same time."""
         return [[self._segments[i].block for i in group] for group in self._visit(pass_)]
 
-    def _whole(self, groups: list[list[int]]) -> Iterator[tuple[int, Rows]]:
+    def _whole(self, groups: list[list[int]]) -> Iterator[tuple[int, RowNumbers]]:
         """Each segment at once, in the order in which it lies."""
         for (i,) in groups:
             segment = self._segments[i]
             whole = slice(segment.start, segment.stop)
             yield segment.block, self._split(i)[1] if self._held[i] else whole
 
-    def batches(self, pass_: int, start: int = 0) -> Iterator[list[tuple[int, Rows]]]:
+    def batches(self, pass_: int, start: int = 0) -> Iterator[list[tuple[int, RowNumbers]]]:
         """Batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
         groups = self._visit(pass_)
         if self._n_steps == 1:
@@ -204,7 +204,7 @@ class LaneRows:
         cuts = (np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps
         done = 0
         step = 0
-        open_batch: list[tuple[int, Rows]] = []
+        open_batch: list[tuple[int, RowNumbers]] = []
         for group in groups:
             size, take = self._group(pass_, group)
             while step < self._n_steps and cuts[step + 1] <= done + size:
@@ -249,7 +249,7 @@ class _Take:
         self._ahead: NDArray[np.intp] = np.empty(0, np.intp)
         self._ahead_from = 0
 
-    def __call__(self, low: int, high: int) -> list[tuple[int, Rows]]:
+    def __call__(self, low: int, high: int) -> list[tuple[int, RowNumbers]]:
         if low >= high:
             return []
         if self._run >= _LONG:
@@ -266,7 +266,7 @@ class _Take:
             if a < b
         ]
 
-    def _long(self, low: int, high: int) -> list[tuple[int, Rows]]:
+    def _long(self, low: int, high: int) -> list[tuple[int, RowNumbers]]:
         """As runs, sorted too; one that reaches into the next block is cut there."""
         starts, stops = self._runs(low, high)
         if len(self._members) == 1:
@@ -306,7 +306,7 @@ class _Take:
             starts, stops = np.append(starts, max(low, whole)), np.append(stops, high)
         return starts, stops
 
-    def _rows(self, member: int, at: NDArray[np.intp] | Runs) -> tuple[int, Rows]:
+    def _rows(self, member: int, at: NDArray[np.intp] | Runs) -> tuple[int, RowNumbers]:
         segment, kept = self._members[member]
         if kept is not None:
             return segment.block, kept[at.numbers if isinstance(at, Runs) else at]

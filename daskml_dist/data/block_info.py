@@ -1,4 +1,4 @@
-"""What the client must know of a block: sizes, labels and sums of targets."""
+"""Facts of a block that the client must know: sizes, labels and sums of targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class BlockInfo:
-    """What the client must know of a block before the fit.
+    """Facts of a block that the client must know before the fit.
 
     Parameters
     ----------
@@ -75,14 +75,12 @@ class BlockInfo:
     nbytes: int = 0
 
 
-def inspect_block(block: Block, classification: bool) -> BlockInfo:
+def inspect_block(block: Block) -> BlockInfo:
     """Collect what the client must know of a block.
 
     Parameters
     ----------
     block : Block
-    classification : bool
-        Whether `block.y` holds labels.
 
     Returns
     -------
@@ -97,7 +95,8 @@ def inspect_block(block: Block, classification: bool) -> BlockInfo:
     is_sparse = sparse.issparse(X)
     facts: dict[str, Any] = {}
     if block.y is not None:
-        facts = _label_facts(block.y, block) if classification else _target_facts(block.y, weights)
+        labels = block.classification
+        facts = _label_facts(block.y, block) if labels else _target_facts(block.y, weights)
     return BlockInfo(
         index=block.index,
         n_rows=block.n_rows,

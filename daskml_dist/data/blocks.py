@@ -53,6 +53,8 @@ class Block:
         In the dtype of `X`.
     device : {"cpu", "gpu"}
         Where the user's rows lay.
+    classification : bool
+        Whether `y` holds labels.
     """
 
     index: int
@@ -60,6 +62,7 @@ class Block:
     y: NDArray[Any] | None = None
     sample_weight: NDArray[Any] | None = None
     device: str = "cpu"
+    classification: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         # What travels is the host's, once: `X` may have been kept beside the rows.
@@ -101,7 +104,7 @@ def make_block(
     sample_weight: Any = None,
     *,
     dtype: str | None = None,
-    classification: bool,
+    classification: bool = False,
     multi_output: bool = False,
     on_device: bool = False,
 ) -> Block:
@@ -117,7 +120,7 @@ def make_block(
     sample_weight : array-like of shape (n_rows,), float, or None
     dtype : {"float32", "float64"}, optional
         Of the block; by default that of `X` if it is float32, else float64.
-    classification : bool
+    classification : bool, default=False
         Whether `y` holds labels, which are kept as they are.
     multi_output : bool, default=False
         Whether `y` may have several columns.
@@ -149,7 +152,7 @@ def make_block(
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         _check_length(n_rows, sample_weight, "sample_weight", index)
         sample_weight = _as_weights(sample_weight, dtype, index)
-    return Block(index, rows, y, sample_weight, device_of(X))
+    return Block(index, rows, y, sample_weight, device_of(X), classification)
 
 
 def _fits_on_device(X: Any, dtype: str | None) -> bool:

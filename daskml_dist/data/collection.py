@@ -6,7 +6,9 @@ on the workers that hold them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from numbers import Real
 from typing import Any, Literal
@@ -17,7 +19,7 @@ from dask.delayed import delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
-from daskml_dist.data.blocks import make_block
+from daskml_dist.data.blocks import Block, make_block
 from daskml_dist.data.conversion import (
     as_column,
     check_2d,
@@ -63,6 +65,8 @@ class Collection:
         Rows of each part; None where Dask does not know.
     multi_output : bool
         Whether y may have several columns.
+    classification : bool
+        Whether y holds labels, which are kept as they are.
     """
 
     kind: Literal["memory", "dask"]
@@ -71,21 +75,27 @@ class Collection:
     feature_names: NDArray[Any] | None
     row_counts: list[int] | None
     multi_output: bool = False
+    classification: bool = False
 
     @property
     def n_rows(self) -> int | None:
         """Number of rows, where known."""
         return None if self.row_counts is None else sum(self.row_counts)
 
-    def delayed_blocks(self, dtype: str | None, classification: bool) -> list[Any]:
+    @property
+    def block_maker(self) -> Callable[..., Block]:
+        """:func:`make_block` of parts of this collection; picklable, without the rows."""
+        return partial(
+            make_block, classification=self.classification, multi_output=self.multi_output
+        )
+
+    def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
         """Make lazy blocks, one for each part.
 
         Parameters
         ----------
         dtype : {"float32", "float64"} or None
             Of the blocks; None leaves each its own.
-        classification : bool
-            Whether y holds labels.
 
         Returns
         -------
@@ -93,17 +103,8 @@ class Collection:
             One `Block` each.
         """
         # pure=False: a key of its own for each call, with no hashing of data.
-        make = delayed(make_block, pure=False)
-        return [
-            make(
-                index,
-                *part,
-                dtype=dtype,
-                classification=classification,
-                multi_output=self.multi_output,
-            )
-            for index, part in enumerate(self.parts)
-        ]
+        make = delayed(self.block_maker, pure=False)
+        return [make(index, *part, dtype=dtype) for index, part in enumerate(self.parts)]
 
 
 def as_collection(
@@ -113,6 +114,7 @@ def as_collection(
     *,
     numeric: bool = True,
     multi_output: bool = False,
+    classification: bool = False,
 ) -> Collection:
     """Align X, y and sample_weight by rows, with no work on the data.
 
@@ -123,12 +125,14 @@ def as_collection(
         of CuPy) and of unknown sizes; several column chunks are joined. A list of
         `dask.delayed.Delayed` holds one block of rows each.
     y : array-like, pandas.Series, dask Array or dask Series, of shape (n_rows,), or None
-        Or a list of `Delayed`, or the name of a column of the dataframe X.
+        Or a list of `Delayed`. For the name of a column of X see :func:`take_columns`.
     sample_weight : like `y`, or a float for all rows, or None
     numeric : bool, default=True
         Check that X holds numbers; False lets strings, categories and dates through.
     multi_output : bool, default=False
         Whether y may have several columns, of shape (n_rows, n_targets).
+    classification : bool, default=False
+        Whether y holds labels.
 
     Returns
     -------
@@ -143,7 +147,6 @@ def as_collection(
         or `sample_weight` has several columns or another length; the rows cannot be aligned
         because chunk sizes are unknown.
     """
-    X, y, sample_weight = take_columns(X, y, sample_weight)
     X = check_rows(X, numeric=numeric)
     inputs = {
         "X": join_column_chunks(X) if isinstance(X, da.Array) else X,
@@ -157,10 +160,12 @@ def as_collection(
         row_counts = _row_counts(inputs)
         parts = _cut(inputs, row_counts)
         _check_not_empty(len(parts), n_features)
-        return Collection("dask", parts, n_features, _feature_names(X), row_counts, multi_output)
-    part = (inputs["X"], inputs["y"], inputs["sample_weight"])
-    counts = [int(X.shape[0])]
-    return Collection("memory", [part], n_features, _feature_names(X), counts, multi_output)
+        kind: Literal["memory", "dask"] = "dask"
+    else:
+        kind, row_counts, parts = "memory", [int(X.shape[0])], [tuple(inputs.values())]
+    return Collection(
+        kind, parts, n_features, _feature_names(X), row_counts, multi_output, classification
+    )
 
 
 def check_rows(X: Any, *, numeric: bool = True) -> Any:

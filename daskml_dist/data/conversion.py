@@ -122,7 +122,7 @@ def as_column(
 
 
 def device_of(values: Any) -> str:
-    """Where the memory of an array is: "gpu" for arrays and sparse matrices of CuPy, else "cpu"."""
+    """Device of an array's memory: "gpu" for arrays and sparse matrices of CuPy, else "cpu"."""
     data = getattr(values, "data", None) if hasattr(values, "tocsr") else values
     return "gpu" if hasattr(data, "__cuda_array_interface__") else "cpu"
 
@@ -280,7 +280,7 @@ def _is_na(value: Any) -> bool:
 
 
 def where(index: int | None) -> str:
-    """How an error's message begins: with the block, where one is known."""
+    """Beginning of an error's message: the block, where one is known."""
     return "" if index is None else f"Block {index}: "
 
 

@@ -132,19 +132,19 @@ def _lowered(lower: Callable[[list[Expr]], Sequence[Expr]], exprs: list[Expr]) -
 
 
 def _together(exprs: list[Expr]) -> Sequence[Expr]:
-    """What the expressions share is one, with the columns that any of them needs."""
+    """Lower expressions as one: what they share is once, with the columns that any needs."""
     lowered: list[Expr] = _ExprSequence(*exprs).simplify().lower_completely().operands
     return lowered
 
 
 def _each_alone(exprs: list[Expr]) -> Sequence[Expr]:
-    """Shuffles keep all columns, whatever is made of them."""
+    """Lower each for itself; shuffles keep all columns, whatever is made of them."""
     known: dict[str, Expr] = {}
     return [_settle(expr, known).simplify().lower_completely() for expr in exprs]
 
 
 def _as_shown(exprs: list[Expr]) -> Sequence[Expr]:
-    """No partition is left out."""
+    """Lower to all partitions that the expressions show, none left out."""
     known: dict[str, Expr] = {}
     return [_settle(expr, known).lower_completely() for expr in exprs]
 

@@ -1,4 +1,4 @@
-"""Which lane gets which rows, and which worker runs which lane."""
+"""Placement: the rows of each lane, and the worker that runs it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Move:
-    """What an even placement would gain over another, and what it would move.
+    """Gain of an even placement over another, and what it would move.
 
     Parameters
     ----------

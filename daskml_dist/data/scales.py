@@ -17,7 +17,7 @@ __all__ = ["Scales", "block_scales", "merge_scales"]
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """What one pass tells of the features.
+    """Scales of the features, from one pass.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What a user sees of a fit while it runs."""
+"""Views of a fit for its user, while it runs."""

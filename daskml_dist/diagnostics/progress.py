@@ -128,7 +128,7 @@ class Progress:
 
 @dataclass
 class _Status:
-    """What is known of the fit, and its words for it."""
+    """Facts of the fit so far, and the words that tell them."""
 
     title: str
     max_iter: int | None
@@ -194,7 +194,7 @@ class _Status:
 
 
 class _Display(Protocol):
-    """Where a status is shown. It is open once made."""
+    """Place on the screen that shows a status. It is open once made."""
 
     def show(self) -> None: ...
 

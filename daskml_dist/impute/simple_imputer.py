@@ -71,7 +71,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         return (column == given).fillna(False).to_numpy(dtype=bool)
 
     def _column(self, values: Any) -> Any:
-        """What the strategy must know of a column's values in a block."""
+        """Summary of a column's values in a block, as the strategy needs it."""
         if self.strategy in ("mean", "median"):
             # Objects may be numbers; none at all are of no dtype.
             known = values.infer_objects() if len(values) else values.astype(float)

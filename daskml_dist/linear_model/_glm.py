@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_count, check_number
+from daskml_dist._checks import check_count, check_number
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
 from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss, Tweedie
@@ -43,11 +44,8 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         tol: float = 1e-4,
         warm_start: bool = False,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.alpha = alpha
@@ -57,11 +55,8 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         self.tol = tol
         self.warm_start = warm_start
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def __sklearn_tags__(self) -> Any:

@@ -30,7 +30,7 @@ class GammaRegressor(GeneralizedLinearRegressor):
         Start from the last fit's coefficients.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Attributes

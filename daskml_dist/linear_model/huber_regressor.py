@@ -7,9 +7,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_count, check_number
+from daskml_dist._checks import check_count, check_number
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.losses import Huber, Loss, SquaredError
@@ -44,7 +45,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         Largest component of the gradient at which the solver stops.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Attributes
@@ -86,11 +87,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         fit_intercept: bool = True,
         tol: float = 1e-05,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -100,11 +98,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
@@ -126,15 +121,15 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         TrainingError
             When the fit cannot go on.
         """
+        X, y, sample_weight = take_columns(X, y, sample_weight)
         solution = self._fit(X, y, sample_weight, client)
         self.intercept_ = self.intercept_[0]
         self.n_iter_ = solution.n_iter
         self.scale_ = solution.extra["scale"]
-        self.outliers_ = self._outliers(X, y, sample_weight)
+        self.outliers_ = self._outliers(X, y)
         return self
 
-    def _outliers(self, X: Any, y: Any, sample_weight: Any) -> NDArray[np.bool_] | None:
-        X, y, _ = take_columns(X, y, sample_weight)
+    def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
         if is_dask(X) or is_dask(y):
             return None
         residual = np.ravel(np.asarray(y)) - self.predict(X)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskml_dist._run import Run
 from daskml_dist.linear_model.elastic_net import ElasticNet
 
 __all__ = ["Lasso"]
@@ -35,7 +36,7 @@ class Lasso(ElasticNet):
         Which feature comes next.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Attributes
@@ -77,11 +78,8 @@ class Lasso(ElasticNet):
         random_state: Any = None,
         selection: str = "cyclic",
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.alpha = alpha
@@ -93,9 +91,6 @@ class Lasso(ElasticNet):
         self.random_state = random_state
         self.selection = selection
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks

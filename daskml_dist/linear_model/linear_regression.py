@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist._base import check_flag, check_number
+from daskml_dist._checks import check_flag, check_number
+from daskml_dist._run import Run
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
@@ -33,7 +34,7 @@ class LinearRegression(BaseLeastSquares):
         No coefficient is negative (dense rows only).
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Attributes
@@ -68,22 +69,16 @@ class LinearRegression(BaseLeastSquares):
         tol: float = 1e-6,
         positive: bool = False,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.positive = positive
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def __sklearn_tags__(self) -> Any:

@@ -9,9 +9,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_class_weight, check_count, check_number
+from daskml_dist._checks import check_class_weight, check_count, check_number
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
@@ -51,7 +52,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         Start from the last fit's coefficients instead of from zero.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, compute_dtype, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
@@ -77,6 +78,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     True
     """
 
+    _run_used = (*BaseRounds._run_used, "compute_dtype")
+
     def __init__(
         self,
         penalty: str | None = "auto",
@@ -90,12 +93,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         max_iter: int = 100,
         warm_start: bool = False,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        compute_dtype: str | None = None,
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.penalty = penalty
@@ -108,12 +107,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.compute_dtype = compute_dtype
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:

@@ -7,7 +7,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_flag, check_number
+from daskml_dist._checks import check_flag, check_number
+from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
@@ -39,7 +40,7 @@ class Ridge(BaseLeastSquares):
         No coefficient is negative.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Attributes
@@ -73,11 +74,8 @@ class Ridge(BaseLeastSquares):
         solver: str = "auto",
         positive: bool = False,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.alpha = alpha
@@ -85,11 +83,8 @@ class Ridge(BaseLeastSquares):
         self.solver = solver
         self.positive = positive
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._run import Run
 from daskml_dist._sgd import BaseSGD
-from daskml_dist.compression import Compressor
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.policies import Policy
@@ -71,41 +71,17 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         deviation where the optimizer is adaptive. See :mod:`daskml_dist.schedules`.
     policy : str or Policy, default="sync"
         How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
-    n_servers : int, default=1
-        Shards of the parameter server, spread over the workers. With 1, a fit of one lane under
-        ``"sync"`` has none.
-    n_lanes : int or None, default=None
-        Logical workers of the maths. None: one a worker thread, where the rows lie. With a
-        number the coefficients do not depend on how many workers there are.
-    deterministic : bool, default=False
-        Sum gradients in lane order: with `n_lanes`, the same coefficients to the bit whatever
-        the workers.
+    run : Run or None, default=None
+        Lanes, servers, memory and the like: see :class:`daskml_dist.Run`, whose defaults are
+        those of None.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker.
-    compute_dtype : {"float16", "bfloat16"} or None, default=None
-        How a GPU stores the features of dense rows: either takes half the memory and the time of
-        float32; ``"float16"`` holds 11 bits of numbers up to 65,504, ``"bfloat16"`` 8 bits in the
-        range of float32. All arithmetic is float32 then, on a CPU too, which stores float32.
-    memory_budget : int or str, default="auto"
-        Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
-        memory limit, and 60 % of the memory of a GPU that it uses. Rows that were not persisted
-        and do not fit are read again in each pass, the next blocks ahead of time, and dropped
-        after use.
-    on_lost_data : {"raise", "skip"}, default="raise"
-        What to do when rows go with the only worker that held them, and no recipe can make them
-        again (data that was scattered, without a replica): raise `DataLostError`, or go on
-        without them; then ``history_.extra["lost_rows"]`` counts them.
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
         ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
     checkpoint : Checkpoint or None, default=None
         Where and how often :meth:`fit` saves itself, see
         :class:`daskml_dist.training.checkpoint.Checkpoint`.
-    compression : str, Compressor or None, default=None
-        Makes what trainers push to servers smaller, with error feedback: ``"fp16"``, ``"8bit"``,
-        ``"topk"``, ``"significant"`` or an object; see :mod:`daskml_dist.compression`. For the
-        policies ``"sync"``, ``"ssp"`` and ``"async"``. The coefficients then depend a little on
-        how many workers there are, but not with `deterministic`.
 
     Attributes
     ----------
@@ -161,16 +137,10 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         optimizer: str | Optimizer = "adagrad",
         learning_rate: float | str | Schedule = "auto",
         policy: str | Policy = "sync",
-        n_servers: int = 1,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        compute_dtype: str | None = None,
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
         checkpoint: Any = None,
-        compression: str | Compressor | None = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -191,16 +161,10 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.policy = policy
-        self.n_servers = n_servers
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.compute_dtype = compute_dtype
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
         self.checkpoint = checkpoint
-        self.compression = compression
 
     def fit(
         self,

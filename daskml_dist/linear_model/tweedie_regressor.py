@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
+from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._glm import GeneralizedLinearRegressor
 from daskml_dist.losses import Tweedie
@@ -43,7 +44,7 @@ class TweedieRegressor(GeneralizedLinearRegressor):
         Start from the last fit's coefficients.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Attributes
@@ -78,11 +79,8 @@ class TweedieRegressor(GeneralizedLinearRegressor):
         tol: float = 1e-4,
         warm_start: bool = False,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         super().__init__(
@@ -93,11 +91,8 @@ class TweedieRegressor(GeneralizedLinearRegressor):
             tol=tol,
             warm_start=warm_start,
             verbose=verbose,
-            n_lanes=n_lanes,
-            deterministic=deterministic,
+            run=run,
             device=device,
-            memory_budget=memory_budget,
-            on_lost_data=on_lost_data,
             callbacks=callbacks,
         )
         self.power = power

@@ -19,18 +19,18 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._readers import read_weights
 
-__all__ = ["Columns", "Rows", "check_total", "is_lazy"]
+__all__ = ["Columns", "ScoredRows", "check_total", "is_lazy"]
 
 S = TypeVar("S")
 
 #: Rows that are summarised at once, where that is done in pieces.
 _PIECE = 15_000
 
-Reader = Callable[[Any, str, int | None], NDArray[Any]]
+ColumnReader = Callable[[Any, str, int | None], NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ScoredRows:
     """Aligned rows of one block, of which there is at least one.
 
     Parameters
@@ -44,10 +44,10 @@ class Rows:
     y_pred: NDArray[Any]
     weight: NDArray[Any] | None
 
-    def part(self, at: slice) -> Rows:
+    def part(self, at: slice) -> ScoredRows:
         """Some of the rows."""
         weight = None if self.weight is None else self.weight[at]
-        return Rows(self.y_true[at], self.y_pred[at], weight)
+        return ScoredRows(self.y_true[at], self.y_pred[at], weight)
 
     @property
     def weights(self) -> NDArray[np.float64]:
@@ -57,7 +57,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """How a metric reads its columns. Picklable.
+    """Readers of a metric's columns. Picklable.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ class Columns:
         Name of the second argument.
     """
 
-    read_true: Reader
-    read_pred: Reader
+    read_true: ColumnReader
+    read_pred: ColumnReader
     pred_name: str = "y_pred"
 
     def in_memory(
@@ -110,7 +110,7 @@ class Columns:
 
     def reduce(
         self,
-        summarise: Callable[[Rows], S],
+        summarise: Callable[[ScoredRows], S],
         merge: Callable[[list[S]], S],
         collection: Collection,
         *,
@@ -180,7 +180,7 @@ class Columns:
                 "scored at a time.)"
             ) from error
 
-    def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> Rows:
+    def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> ScoredRows:
         """Read the rows of a block.
 
         Parameters
@@ -191,7 +191,7 @@ class Columns:
 
         Returns
         -------
-        Rows
+        ScoredRows
 
         Raises
         ------
@@ -211,7 +211,7 @@ class Columns:
                 f"{found}. Pass the same rows in each; where chunk sizes are unknown, call "
                 ".compute_chunk_sizes() on each, and the chunks are matched."
             )
-        return Rows(truth, prediction, weight)
+        return ScoredRows(truth, prediction, weight)
 
 
 def is_lazy(*values: Any) -> bool:
@@ -250,7 +250,7 @@ def _as_table(values: Any, name: str) -> Any:
 
 def _summarise(
     columns: Columns,
-    summarise: Callable[[Rows], S],
+    summarise: Callable[[ScoredRows], S],
     index: int,
     y_pred: Any,
     y_true: Any,
@@ -261,7 +261,9 @@ def _summarise(
     return summarise(rows) if len(rows.y_true) else None
 
 
-def _by_pieces(summarise: Callable[[Rows], S], merge: Callable[[list[S]], S], rows: Rows) -> S:
+def _by_pieces(
+    summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S], rows: ScoredRows
+) -> S:
     starts = range(0, len(rows.y_true), _PIECE)
     if len(starts) == 1:
         return summarise(rows)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.metrics._columns import Columns, Rows, check_total
+from daskml_dist.metrics._columns import Columns, ScoredRows, check_total
 
 __all__ = ["weighted_mean", "weighted_sums"]
 
@@ -53,7 +53,7 @@ def weighted_mean(
     return total / weight
 
 
-def _sums(values: Values, rows: Rows) -> NDArray[np.float64]:
+def _sums(values: Values, rows: ScoredRows) -> NDArray[np.float64]:
     found = values(rows.y_true, rows.y_pred)
     if rows.weight is None:
         return np.array([len(found), found.sum(dtype=np.float64)])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.metrics._columns import Rows, check_total
+from daskml_dist.metrics._columns import ScoredRows, check_total
 from daskml_dist.metrics._readers import check_not_negative, check_one_kind, unique_labels
 from daskml_dist.metrics._runs import Run, make_run, merge_runs
 
@@ -66,12 +66,12 @@ def check_classes(
     return given
 
 
-def class_runs(rows: Rows, classes: NDArray[Any], limit: int | None) -> list[Run]:
+def class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[Run]:
     """Make the run of each class against the rest.
 
     Parameters
     ----------
-    rows : Rows
+    rows : ScoredRows
     classes : ndarray of shape (n_classes,)
     limit : int or None
         As in `make_run`.

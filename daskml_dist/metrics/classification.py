@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.metrics._columns import Columns, Rows, is_lazy
+from daskml_dist.metrics._columns import Columns, ScoredRows, is_lazy
 from daskml_dist.metrics._means import weighted_mean, weighted_sums
 from daskml_dist.metrics._readers import check_one_kind, join_labels, read_labels, unique_labels
 
@@ -123,7 +123,7 @@ def _hits(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
 Counts = tuple[NDArray[Any], Any]
 
 
-def _count_pairs(rows: Rows) -> Counts:
+def _count_pairs(rows: ScoredRows) -> Counts:
     check_one_kind(rows.y_true, rows.y_pred)
     labels, at = unique_labels(np.concatenate([rows.y_true, rows.y_pred]))
     weight = np.ones(len(rows.y_true), np.int64) if rows.weight is None else rows.weight

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.metrics._columns import Columns, Rows, check_total, is_lazy
+from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
 from daskml_dist.metrics._readers import (
     check_one_kind,
     join_labels,
@@ -102,7 +102,7 @@ class _Losses(NamedTuple):
     sums_to_one: bool
 
 
-def _losses(rows: Rows, classes: NDArray[Any] | None) -> _Losses:
+def _losses(rows: ScoredRows, classes: NDArray[Any] | None) -> _Losses:
     proba = rows.y_pred
     if proba.min() < 0 or proba.max() > 1:
         raise InvalidDataError(

@@ -11,7 +11,7 @@ import sklearn.metrics
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.metrics._columns import Columns, Rows, check_total, is_lazy
+from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
 from daskml_dist.metrics._ovr import Average, average_scores, check_classes, class_runs, merge_each
 from daskml_dist.metrics._readers import check_not_negative, read_labels, read_scores
 from daskml_dist.metrics._runs import Run, make_run, merge_runs, ranked_rows
@@ -201,7 +201,7 @@ def _one_run(collection: Collection, limit: int | None) -> Run:
     return run
 
 
-def _run(rows: Rows, limit: int | None) -> Run:
+def _run(rows: ScoredRows, limit: int | None) -> Run:
     if rows.y_pred.ndim != 1:
         raise InvalidDataError(
             f"y_score has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
@@ -241,7 +241,7 @@ def _average_precision(y_true: Any, y_score: Any, weight: Any) -> float:
 
 
 def _slack(run: Run, positive: Any) -> float:
-    """How much counting the positive rows of a bin together may raise the average precision."""
+    """Most that counting the positive rows of a bin together may add to average precision."""
     weight = run.weights[:, run.labels == positive].sum(axis=1)
     above = np.cumsum(weight[::-1])[::-1]
     grouped = (run.high > run.low) & (weight > 0)

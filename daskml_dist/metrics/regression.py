@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.data.spread import Spread
-from daskml_dist.metrics._columns import Columns, Rows, check_total, is_lazy
+from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
 from daskml_dist.metrics._means import weighted_mean
 from daskml_dist.metrics._readers import check_not_negative, read_numbers
 
@@ -134,7 +134,7 @@ class _Moments(NamedTuple):
     errors: float  # weighted sum of squared errors
 
 
-def _moments(rows: Rows) -> _Moments:
+def _moments(rows: ScoredRows) -> _Moments:
     weights = rows.weights
     check_not_negative(weights)
     errors = float(weights @ _squares(rows.y_true, rows.y_pred))

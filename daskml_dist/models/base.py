@@ -188,11 +188,14 @@ class StepModel(Model):
         Of a linear model, for which there are kernels; None for all others.
     """
 
-    linear: LinearForm | None = None
-
     @property
     @abstractmethod
     def parameters(self) -> Parameters: ...
+
+    @property
+    def linear(self) -> LinearForm | None:
+        """What kernels must know; None for models that are not linear."""
+        return None
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""

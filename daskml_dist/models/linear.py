@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import reprlib
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,13 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, scalar, total, zeros
 from daskml_dist.losses import Loss
+from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
 
 __all__ = ["LinearModel"]
 
 
 @dataclass(frozen=True)
-class LinearModel:
+class LinearModel(StepModel):
     """A generalised linear model with one or more outputs.
 
     The parameters are one matrix `w` of shape ``(n_features + fit_intercept, width)``: a row
@@ -34,6 +37,8 @@ class LinearModel:
     target_shift : tuple of float
         What is taken from the targets of each output before the maths begins, and belongs to its
         intercept: a number near them, so that none of the parameters is far away. Empty: nothing.
+    first_intercept : float, default=0.0
+        What the intercepts begin with.
     """
 
     loss: Loss
@@ -42,6 +47,20 @@ class LinearModel:
     fit_intercept: bool
     n_targets: int | None = None
     target_shift: tuple[float, ...] = ()
+    first_intercept: float = 0.0
+
+    @cached_property
+    def linear(self) -> LinearForm:
+        """What kernels must know of it."""
+        return LinearForm(self.loss, self.n_features, self.fit_intercept)
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """The coefficients and, without a penalty, the intercepts."""
+        parts = [Part("coef", (self.n_features, self.width))]
+        if self.fit_intercept:
+            parts.append(Part("intercept", (1, self.width), penalised=False))
+        return Parameters(tuple(parts), self.width)
 
     @property
     def width(self) -> int:
@@ -86,6 +105,41 @@ class LinearModel:
         signs -= 1
         return signs
 
+    def init(self, seed: int, dtype: Any) -> NDArray[Any]:
+        """No effect of any feature, and the intercepts that the loss begins with."""
+        w = np.zeros(self.shape, dtype=dtype)
+        if self.fit_intercept:
+            w[-1, :] = self.first_intercept
+        return w
+
+    def touched(self, pieces: list[Any], backend: Backend) -> NDArray[np.int64]:
+        """Columns that sparse rows touch, and the intercept."""
+        columns = backend.columns(pieces) if pieces else np.empty(0, np.int64)
+        return np.append(columns, self.n_features) if self.fit_intercept else columns
+
+    def identity(self) -> dict[str, Any]:
+        """Loss, shape, and whether there are intercepts."""
+        plain_repr = type(self.loss).__repr__ is object.__repr__  # holds an address
+        return {
+            "loss": self.loss.name if plain_repr else repr(self.loss),
+            "shape": self.shape,
+            "fit_intercept": self.fit_intercept,
+        }
+
+    def origin(self) -> Any:
+        """What was taken from the targets."""
+        return list(self.target_shift)
+
+    def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
+        """Parameters about this model's shift of the targets; not a digit changed if it was so."""
+        known = isinstance(origin, list) and all(isinstance(value, float) for value in origin)
+        sizes = (0, self.width) if self.fit_intercept else (0,)
+        if not known or len(origin) not in sizes or not np.isfinite(origin).all():
+            raise ValueError(f"no targets are shifted by {reprlib.repr(origin)}")
+        if tuple(origin) == self.target_shift:
+            return w.copy()
+        return self.centred(replace(self, target_shift=tuple(origin)).uncentred(w))
+
     def centred(self, w: NDArray[Any]) -> NDArray[Any]:
         """Parameters as the maths has them, of those of the user's targets; a new array."""
         return self._moved(w, -1.0)
@@ -117,9 +171,7 @@ class LinearModel:
         signs -= 1
         return signs
 
-    def add_gradient(
-        self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of the summed loss of a batch to `out`; return the summed loss.
 
         Dense rows are read from memory once: block by block, each small enough for a cache.
@@ -128,9 +180,8 @@ class LinearModel:
         Parameters
         ----------
         w : array of shape (n_rows_touched + fit_intercept, width)
-        X : batch of shape (n, n_features)
-        y : encoded targets of shape (n,)
-        weight : array of shape (n,) or None
+        rows : BatchRows
+            `X` of shape (n, n_features), `y` of shape (n,).
         out : array of the shape of `w`, of its dtype or float64
 
         Returns
@@ -138,6 +189,7 @@ class LinearModel:
         float, or array of no dimension where the rows lie
             Sum of the weighted losses of the rows, before the step; float64.
         """
+        X, y, weight = rows.X, rows.y, rows.weight
         kernel, parameters = self.loss.kernel, self.loss.parameters
         fused = backend.add_fused(kernel, w, X, y, weight, out, parameters)
         if fused is not None:
@@ -167,30 +219,28 @@ class LinearModel:
             backend.add_tdot(X, g, out)
         return scalar(total(losses, dtype=namespace(losses).float64))
 
-    def validation_stats(
-        self, w: Any, X: Any, y: Any, weight: Any, backend: Backend
-    ) -> NDArray[np.float64]:
-        """Sums from which the validation score of many batches is made; float64 of shape (4,)."""
-        xp = namespace(w)
-        raw = self.raw_prediction(w, X, backend)
+    def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
+        """Weights, and those of right classes, or errors and targets, squared; (2,) or (4,)."""
+        xp, y, weight = namespace(w), rows.y, rows.weight
+        raw = self.raw_prediction(w, rows.X, backend)
         if weight is None:
             weight = ones(y.shape, np.float64, y)
         weight = cast(weight, xp.float64)
         if self.n_classes:
             right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)
-            sums = [total(weight), weight @ cast(right, xp.float64), 0.0, 0.0]
+            sums = [total(weight), weight @ cast(right, xp.float64)]
         else:
             y64 = cast(y, xp.float64)
             residual = y64 - self.loss.inverse_link(raw)
             sums = [total(weight), weight @ residual**2, weight @ y64, weight @ y64**2]
         return np.array([float(value) for value in sums])
 
-    def validation_score(self, stats: NDArray[np.float64]) -> float:
-        """Accuracy (classification) or R^2 (regression) from summed statistics."""
-        total, first, sum_y, sum_y2 = stats
+    def validation_score(self, sums: NDArray[np.float64]) -> float:
+        """Accuracy (classification) or R^2 (regression)."""
+        total, first = sums[:2]
         if total == 0:
             return float("nan")
         if self.n_classes:
             return float(first / total)
-        spread = sum_y2 - sum_y**2 / total
+        spread = sums[3] - sums[2] ** 2 / total
         return float(1 - first / spread) if spread > 0 else float("nan")

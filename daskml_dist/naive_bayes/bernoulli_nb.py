@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.naive_bayes import bernoulli_log_likelihood
 from daskml_dist.naive_bayes._base import Array
@@ -39,7 +40,7 @@ class BernoulliNB(BaseDiscreteNB):
         The classes' probabilities, if known.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
@@ -78,11 +79,8 @@ class BernoulliNB(BaseDiscreteNB):
         fit_prior: bool = True,
         class_prior: Any = None,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.alpha = alpha
@@ -91,11 +89,8 @@ class BernoulliNB(BaseDiscreteNB):
         self.fit_prior = fit_prior
         self.class_prior = class_prior
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def _check_params(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import check_number
+from daskml_dist._checks import check_number
+from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.naive_bayes import gaussian_log_likelihood, merge_moments
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
@@ -35,7 +36,7 @@ class GaussianNB(BaseNB):
         Share of the largest variance of a feature that is added to all variances.
     verbose : int, default=0
         Show progress.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
@@ -72,21 +73,15 @@ class GaussianNB(BaseNB):
         priors: Any = None,
         var_smoothing: float = 1e-9,
         verbose: int = 0,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.priors = priors
         self.var_smoothing = var_smoothing
         self.verbose = verbose
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def _check_params(self) -> None:

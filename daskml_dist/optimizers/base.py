@@ -148,8 +148,7 @@ class Optimizer:
     def _over(self, rule: Any, w: Array, slots: Slots, lr: float, step: int) -> Any:
         """A rule for entries as one for arrays, and what it is given beside gradients."""
         xp = namespace(w)
-        if xp is np and w.dtype == _NARROW:
-            # As a compiled loop has it: its product with another number is rounded so as well.
-            lr = np.float32(lr)
+        # As a compiled loop has it: its product with another number is rounded so as well.
+        rate = np.float32(lr) if xp is np and w.dtype == _NARROW else lr
         state = w, *[slots[name] for name in self.slot_names]
-        return of_arrays(rule, xp), state, lr, self.numbers(step)
+        return of_arrays(rule, xp), state, rate, self.numbers(step)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.policies.base import Policy
+from daskml_dist.policies.base import Consistency, Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
 __all__ = [
@@ -21,14 +21,13 @@ __all__ = [
     "ArrivalGate",
     "Asynchronous",
     "BoundedStaleness",
+    "Consistency",
     "Gate",
     "Hogwild",
     "LocalSGD",
     "ModelAveraging",
     "Policy",
-    "RangedRounds",
     "RoundGate",
-    "Rounds",
     "Synchronous",
     "get_policy",
 ]
@@ -66,7 +65,7 @@ class Synchronous(Policy):
         return RoundGate(lanes, clock, spare=self.backup_workers)
 
     def of_one_lane(self) -> Policy:
-        """That lane steps on its own parameters: there is nothing to sum on a server."""
+        """Policy of a lane's own steps: alone it has nothing to sum on a server."""
         # A subclass may do something else.
         return _SynchronousAlone() if type(self) is Synchronous else self
 
@@ -220,25 +219,6 @@ class Hogwild(Policy):
 
     name = "hogwild"
     loop = "shared"
-
-
-@dataclass(frozen=True)
-class Rounds(Policy):
-    """What round solvers run under; users choose a solver, not this.
-
-    One trainer runs the solver; all sum what it asks for, by all-reduce.
-    """
-
-    name = "rounds"
-    loop = "solver"
-
-
-@dataclass(frozen=True)
-class RangedRounds(Policy):
-    """As `Rounds` where vectors are large: each trainer runs the solver on a range of them."""
-
-    name = "rounds"
-    loop = "ranges"
 
 
 POLICIES: dict[str, type[Policy]] = {

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, Protocol, get_args
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
-__all__ = ["Policy"]
+__all__ = ["Consistency", "Policy"]
 
-_Loop = Literal["rounds", "replicas", "free", "shared", "solver", "ranges"]
-
-#: Loops in which lanes answer the questions of a round solver.
-_SOLVERS = frozenset({"solver", "ranges"})
-
+_Loop = Literal["rounds", "replicas", "free", "shared"]
 
 #: What loops read, and the least that makes sense.
 _CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0}
+
+
+class Consistency(Protocol):
+    """Part of a policy that servers and recovery ask for; other work than steps has it too."""
+
+    @property
+    def loop(self) -> str: ...
+
+    @property
+    def lockstep(self) -> bool: ...
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate: ...
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,11 @@ class Policy:
     ----------
     name : str
         The string by which the policy is chosen, and which ``history_`` shows.
-    loop : {"rounds", "replicas", "free", "shared", "solver", "ranges"}
+    loop : {"rounds", "replicas", "free", "shared"}
         ``"rounds"``: all lanes step together through the server. ``"replicas"``: every lane or
         trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
         pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
-        and processes meet at the server. ``"solver"``: all lanes answer a solver's questions.
-        ``"ranges"``: the same, and each trainer holds a range of the solver's vectors.
+        and processes meet at the server.
     push_every : int, default=1
         ``"free"``: steps whose gradients are summed before a push.
     pull_every : int, default=1
@@ -78,12 +85,12 @@ class Policy:
     @property
     def lockstep(self) -> bool:
         """Whether all lanes are at the same clock at each end of a pass."""
-        return self.loop in {"rounds", "replicas", *_SOLVERS}
+        return self.loop in {"rounds", "replicas"}
 
     @property
     def uses_shards(self) -> bool:
         """Whether the parameters live in server shards."""
-        return self.loop not in {"replicas", *_SOLVERS}
+        return self.loop != "replicas"
 
     @property
     def pushes_gradients(self) -> bool:
@@ -98,12 +105,7 @@ class Policy:
     @property
     def uses_threads(self) -> bool:
         """Whether a lane a thread is wanted in one process too."""
-        return self.loop in {"shared", *_SOLVERS}
-
-    @property
-    def replays(self) -> bool:
-        """Whether trainers remember what is needed to go on, so that any one of them can."""
-        return self.loop in _SOLVERS
+        return self.loop == "shared"
 
     def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
         """Updates that a shard applies in a pass in which each lane makes `n_steps` steps.

@@ -1,4 +1,4 @@
-"""What encoders know of the categories of blocks, and how it is merged."""
+"""Categories of blocks, as encoders know them, and how they are merged."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
-from daskml_dist.data.collection import as_collection
+from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.lowering import has_one_order
@@ -130,7 +130,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         # Newer versions of scikit-learn have no seed here but a splitter; 0 is as good as any.
         given = 0 if isinstance(self.random_state, str) else self.random_state
         seed = int(check_random_state(given).randint(2**31 - 1))
-        collection = as_collection(X, y, numeric=False)
+        collection = as_collection(*take_columns(X, y, None), numeric=False)
         summarise = partial(_summarise, clone(self), n_folds, seed)
         folds = reduce_parts(collection, summarise, _merge_each)
         whole = _merge_folds(folds)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerImage
-from daskml_dist.ps.shard import ShardImage
+from daskml_dist.ps.shard_state import ShardImage
 
 __all__ = ["SENT", "Holding", "Images", "LaneImage", "ServerImage", "shadow_of"]
 
@@ -70,7 +70,7 @@ SENT: tuple[type, ...] = (ServerImage, LaneImage, ShardImage, *LEDGER_PARTS)
 
 @dataclass(frozen=True)
 class Holding:
-    """What a server could go on from.
+    """Places that a server could go on from.
 
     Parameters
     ----------

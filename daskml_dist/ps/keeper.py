@@ -38,7 +38,7 @@ class ImageKeeper:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so many images are under way to the shadow that nobody is let go."""
+        """Whether images under way to the shadow are so many that no lane is let go."""
         return self._under_way >= _MOST_UNDER_WAY
 
     def is_due(self, version: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where the rows of the parameters live: contiguous slices, one a shard."""
+"""Layout of the parameters' rows: contiguous slices, one a shard."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ class StoppingRule:
 
 @dataclass
 class PassReport:
-    """What some lanes did in one pass; sums over these lanes, but for the seconds of `busy`.
+    """Report of some lanes on one pass; sums over these lanes, but for the seconds of `busy`.
 
     Rows, losses and steps that servers have seen pushed are not in it: these are counted as they
     are applied, so that none is counted twice or lost with a trainer.
@@ -63,7 +64,12 @@ class PassReport:
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     busy: list[float] = field(default_factory=list)
-    validation: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+    validation: list[float] = field(default_factory=list)
+
+    def add_validation(self, sums: list[float]) -> None:
+        """Add the sums of other held-out rows; none where there were none."""
+        known = self.validation or [0.0] * len(sums)
+        self.validation = [a + b for a, b in zip(known, sums, strict=True)] if sums else known
 
 
 @dataclass
@@ -253,5 +259,7 @@ class PassLedger:
         if self._score is None:
             return None
         # In the order of lanes, so that arrival does not show in the last digit.
-        ordered = sorted(reports, key=lambda r: r.lanes)
-        return self._score(np.sum([r.validation for r in ordered], axis=0))
+        total = PassReport([])
+        for report in sorted(reports, key=lambda r: r.lanes):
+            total.add_validation(report.validation)
+        return self._score(np.array(total.validation)) if total.validation else math.nan

@@ -1,4 +1,4 @@
-"""What trainers and servers say to each other at each step."""
+"""Messages between trainers and servers at each step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Packed
 
-__all__ = ["Call", "CallReply", "Part", "Reply", "Request", "Status", "ok", "sum_in_lane_order"]
+__all__ = [
+    "Call",
+    "CallReply",
+    "LaneGradient",
+    "Reply",
+    "Request",
+    "Status",
+    "ok",
+    "sum_in_lane_order",
+]
 
 #: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
-Part = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
+LaneGradient = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 
 #: Payload of a control call and of its answer: plain values, arrays, and images under "blob".
 Call = dict[str, Any]
@@ -23,7 +32,7 @@ CallReply = Callable[[Call], None]
 
 
 class Status(IntEnum):
-    """How a server answers."""
+    """Kind of a server's answer."""
 
     OK = 0
     ABORTED = 1
@@ -113,7 +122,7 @@ def ok(**answer: Any) -> Call:
 
 
 def sum_in_lane_order(
-    parts: list[Part], owned: Container[int] = ()
+    parts: list[LaneGradient], owned: Container[int] = ()
 ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
     """Add gradients in the order of their lanes, whatever the order of their arrival.
 

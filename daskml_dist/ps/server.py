@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.compression import Compressor
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Consistency
 from daskml_dist.ps.callers import Callers, Ready
 from daskml_dist.ps.image import Holding, ServerImage, shadow_of
 from daskml_dist.ps.keeper import Ship
 from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import Call, CallReply, Reply, Request, Status, ok
-from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.state import ServerState
 
 __all__ = ["ParameterServer"]
@@ -37,7 +38,7 @@ class ParameterServer:
 
     Parameters
     ----------
-    policy : Policy
+    policy : Consistency
     lanes : list of int
     shard : Shard or None
         None where the policy keeps the parameters in the trainers.
@@ -57,7 +58,7 @@ class ParameterServer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Consistency,
         lanes: list[int],
         shard: Shard | None,
         ledger: PassLedger | None,

@@ -7,7 +7,6 @@ policy applies updates by the same lines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,112 +15,12 @@ from numpy.typing import NDArray
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
-from daskml_dist.optimizers import OPTIMIZERS, Adagrad, Optimizer
-from daskml_dist.penalties import Penalty, soft_threshold
-from daskml_dist.schedules import Schedule
+from daskml_dist.optimizers import OPTIMIZERS
+from daskml_dist.penalties import soft_threshold
+from daskml_dist.ps.rule import Group, UpdateRule
+from daskml_dist.ps.shard_state import ShardImage, ShardState, copied
 
-__all__ = ["Shard", "ShardImage", "ShardState", "UpdateRule"]
-
-
-@dataclass(frozen=True)
-class UpdateRule:
-    """How a mean gradient becomes a step.
-
-    Parameters
-    ----------
-    optimizer, schedule, penalty : Optimizer, Schedule, Penalty
-    n_penalised : int
-        Leading rows of the whole parameters that the penalty applies to.
-    steps_per_pass : float
-        Steps (applies) in one pass, for schedules that count passes.
-    average_after : int or None
-        Start averaging the parameters once so many rows were seen (averaged SGD, Polyak and
-        Juditsky 1992); None: never.
-    coordinates : bool
-        Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
-        all the steps since (lazy regularisation, Carpenter 2008).
-    share : float
-        Share of the fit's steps that the shard makes itself, where several make them.
-    """
-
-    optimizer: Optimizer
-    schedule: Schedule
-    penalty: Penalty
-    n_penalised: int
-    steps_per_pass: float
-    average_after: int | None = None
-    coordinates: bool = False
-    share: float = 1.0
-
-    @property
-    def owes(self) -> bool:
-        """Whether rows that no gradient touches owe a penalty (coordinates only)."""
-        return self.coordinates and bool(self.penalty.l1 or self.penalty.l2)
-
-    @property
-    def steps_alone(self) -> bool:
-        """Whether several steps may be made at once."""
-        # A device has a kernel for steps at coordinates, of one optimizer.
-        at_all = not self.coordinates or (type(self.optimizer) is Adagrad and not self.owes)
-        return at_all and self.average_after is None
-
-
-@dataclass
-class ShardState:
-    """All that a fit must keep to go on later; arrays of shape (n_rows, width)."""
-
-    w: NDArray[Any]
-    slots: dict[str, NDArray[Any]]
-    step: int = 0
-    rows: float = 0.0
-    average: NDArray[Any] | None = None
-    n_averaged: int = 0
-
-    def part(self, rows: slice) -> ShardState:
-        """Copy of a slice of rows."""
-        return ShardState(
-            _copy(self.w[rows, ...]),
-            {name: _copy(slot[rows, ...]) for name, slot in self.slots.items()},
-            self.step,
-            self.rows,
-            None if self.average is None else _copy(self.average[rows, ...]),
-            self.n_averaged,
-        )
-
-    @staticmethod
-    def join(parts: list[ShardState]) -> ShardState:
-        """The state whose slices `parts` are."""
-        first = parts[0]
-        concat = namespace(first.w).concat
-        return ShardState(
-            concat([p.w for p in parts]),
-            {name: concat([p.slots[name] for p in parts]) for name in first.slots},
-            first.step,
-            first.rows,
-            None
-            if any(p.average is None for p in parts)
-            else concat([p.average for p in parts if p.average is not None]),
-            first.n_averaged,
-        )
-
-
-@dataclass(frozen=True)
-class ShardImage:
-    """All of a shard at one version: restored, it goes on to the bit as it would have.
-
-    Unlike a `ShardState` it leaves penalties that untouched rows owe as they are, since paying
-    them at another time would change the digits.
-    """
-
-    w: NDArray[Any]
-    slots: dict[str, NDArray[Any]]
-    version: int
-    first_step: int
-    rows: float
-    charged: float
-    paid: NDArray[np.float64] | None
-    total: NDArray[np.float64] | None
-    n_summed: int
+__all__ = ["Shard"]
 
 
 class Shard:
@@ -151,12 +50,18 @@ class Shard:
         self._backend = get_backend("cpu") if backend is None else backend
         self._by_passes = self._backend.steps_by_passes(state.w.shape[0] * state.w.shape[1])
         self.w = state.w
-        self.slots = state.slots or rule.optimizer.init(state.w)
+        self.slots = state.slots or rule.init(state.w, start)
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
-        self._n_penalised = int(min(max(rule.n_penalised - start, 0), state.w.shape[0]))
-        self._l1 = self._strengths(rule.penalty.l1)
+        stop = start + state.w.shape[0]
+        parts = [group.within(start, stop) for group in rule.groups]
+        #: The own part of each group, and the strength of its l1 penalty for each row.
+        self._groups = [
+            (part, self._strengths(part))
+            for part in parts
+            if part.start < part.stop or len(parts) == 1
+        ]
         # Sum of the learning rates so far, and up to where each row has paid its penalty.
         self._charged = 0.0
         self._paid = np.zeros(len(self.w)) if rule.owes else None
@@ -167,13 +72,18 @@ class Shard:
             xp = namespace(state.average)
             self._sum = cast(state.average, xp.float64) * state.n_averaged
 
-    def _strengths(self, l1: float) -> Any:
-        if l1 == 0:
+    def _strengths(self, group: Group) -> Any:
+        if group.penalty.l1 == 0 or group.buffer:
             return 0.0
         # Always an array: the digits of a step must not depend on how the rows are cut.
-        strengths = zeros((self.w.shape[0], 1), self.w.dtype, self.w)
-        strengths[: self._n_penalised, :] = l1
+        strengths = zeros((group.stop - group.start, 1), self.w.dtype, self.w)
+        strengths[: group.n_penalised, :] = group.penalty.l1
         return strengths
+
+    @property
+    def _only(self) -> Group:
+        ((group, _),) = self._groups
+        return group
 
     @property
     def step(self) -> int:
@@ -232,7 +142,7 @@ class Shard:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once, where the state lies."""
-        return self._knows_optimizer and self.rule.steps_alone
+        return (self._knows_optimizer or not self.on_device) and self.rule.steps_alone
 
     def empty_step(self) -> Step:
         """A step of no rows, which changes nothing."""
@@ -243,14 +153,14 @@ class Shard:
         return [self._described(None, n, self._count(n)) for n in rows]
 
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
-        l1, l2 = self.rule.penalty.l1, self.rule.penalty.l2
-        number, k, few = self.step, self._n_penalised, self.rule.coordinates
-        return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k, few)
+        group, few = self._only, self.rule.coordinates
+        l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
+        return Step(self.w, grad, self.slots, rows, rate, self.step, l1, l2, k, few)
 
     @property
     def _knows_optimizer(self) -> bool:
         # A subclass may compute something else.
-        optimizer = self.rule.optimizer
+        optimizer = self.rule.groups[0].optimizer
         return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
     def interleave(self) -> NDArray[Any]:
@@ -264,7 +174,7 @@ class Shard:
             ``(w, *slots, paid)``, of which the shard's own arrays are views from now on; `paid`
             is up to where a parameter has paid its penalty.
         """
-        names = self.rule.optimizer.slot_names
+        names = self.rule.slot_names
         paid = np.zeros(len(self.w)) if self._paid is None else self._paid
         parts = [self.w[:, 0], *(self.slots[name][:, 0] for name in names), paid]
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
@@ -287,23 +197,70 @@ class Shard:
         self._snapshot = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
+        if self.rule.clip is not None:
+            grad /= rows
+            self._clip(grad)
+            rows = 1.0
+        for group, l1 in self._groups:
+            if len(self._groups) == 1:
+                self._step_group(group, l1, self.w, grad, self.slots, rows, rate)
+                continue
+            at = group.rows
+            slots = {name: self.slots[name][at, ...] for name in group.slot_names}
+            self._step_group(group, l1, self.w[at, ...], grad[at, ...], slots, rows, rate)
+
+    @property
+    def _fuses(self) -> bool:
+        """Whether the backend may take a group's step at once."""
         # A step is made in the same way in each run: which way, its number says.
-        if self.version > self._by_passes and (self._knows_optimizer or not self.on_device):
-            if self._backend.update(self.rule.optimizer, self._described(grad, rows, rate)):
+        if self.version <= self._by_passes or not self.on_device:
+            return self.version > self._by_passes
+        alone = len(self.rule.groups) == 1 and self.rule.clip is None
+        return alone and self.rule.groups[0].rate == 1 and self._knows_optimizer
+
+    def _step_group(
+        self,
+        group: Group,
+        l1: Any,
+        w: Any,
+        grad: Any,
+        slots: dict[str, Any],
+        rows: float,
+        rate: float,
+    ) -> None:
+        """Step along the summed gradient of a group's parameters."""
+        if group.buffer:
+            w -= grad / rows
+            return
+        k, l2, rate = group.n_penalised, group.penalty.l2, rate * group.rate
+        if self._fuses:
+            few = self.rule.coordinates
+            step = Step(w, grad, slots, rows, rate, self.step, group.penalty.l1, l2, k, few)
+            if self._backend.update(group.optimizer, step):
                 return
         grad /= rows
-        k, l2 = self._n_penalised, self.rule.penalty.l2
         if l2 and k == grad.shape[0]:
-            grad += l2 * self.w
+            grad += l2 * w
         elif l2 and k:
-            grad[:k, :] += l2 * self.w[:k, :]
-        self.rule.optimizer.update(self.w, grad, self.slots, rate, self.step, self._l1)
+            grad[:k, :] += l2 * w[:k, :]
+        group.optimizer.update(w, grad, slots, rate, self.step, l1)
+
+    def _clip(self, grad: Any) -> None:
+        """Scale the mean gradient down to the largest norm."""
+        xp = namespace(grad)
+        parts = [grad[group.rows, ...] for group, _ in self._groups if not group.buffer]
+        norm = float(sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)) ** 0.5
+        assert self.rule.clip is not None
+        if norm > self.rule.clip:
+            for part in parts:
+                part *= self.rule.clip / norm
 
     def _step_at(self, grad: NDArray[Any], index: NDArray[np.int64], rate: float) -> None:
         w = self.w[index]
         slots = {name: slot[index] for name, slot in self.slots.items()}
-        k = int(np.searchsorted(index, self._n_penalised))
-        l1, l2 = self.rule.penalty.l1, self.rule.penalty.l2
+        group = self._only
+        k = int(np.searchsorted(index, group.n_penalised))
+        l1, l2 = group.penalty.l1, group.penalty.l2
         strength: Any = 0.0
         if self._paid is not None and (l1 or l2) and rate > 0:
             owed = (self._charged - self._paid[index])[:, None]
@@ -315,7 +272,7 @@ class Shard:
                 np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
                 grad += l2 * elapsed * w
             self._paid[index] = self._charged
-        self.rule.optimizer.update(w, grad, slots, rate, self.step, strength)
+        group.optimizer.update(w, grad, slots, rate, self.step, strength)
         self.w[index] = w
         for name, slot in slots.items():
             self.slots[name][index] = slot
@@ -330,8 +287,10 @@ class Shard:
 
     def settle(self) -> None:
         """Apply the penalty that untouched rows still owe (coordinates only)."""
-        k, penalty = self._n_penalised, self.rule.penalty
-        if self._paid is None or not (penalty.l1 or penalty.l2) or k == 0:
+        if self._paid is None:
+            return
+        k, penalty = self._only.n_penalised, self._only.penalty
+        if not (penalty.l1 or penalty.l2) or k == 0:
             return
         owed = (self._charged - self._paid[:k]).astype(self.w.dtype)[:, None]
         self.w[:k] /= 1 + owed * penalty.l2
@@ -357,25 +316,25 @@ class Shard:
     def image(self) -> ShardImage:
         """Copy of everything."""
         return ShardImage(
-            _copy(self.w),
-            {name: _copy(slot) for name, slot in self.slots.items()},
+            copied(self.w),
+            {name: copied(slot) for name, slot in self.slots.items()},
             self.version,
             self._first_step,
             self.rows,
             self._charged,
-            None if self._paid is None else _copy(self._paid),
-            None if self._sum is None else _copy(self._sum),
+            None if self._paid is None else copied(self._paid),
+            None if self._sum is None else copied(self._sum),
             self._n_summed,
         )
 
     def restore(self, image: ShardImage) -> None:
         """Become what the shard of the image was; the image stays as it is."""
-        self.w = _copy(image.w)
-        self.slots = {name: _copy(slot) for name, slot in image.slots.items()}
+        self.w = copied(image.w)
+        self.slots = {name: copied(slot) for name, slot in image.slots.items()}
         self.version, self._first_step = image.version, image.first_step
         self.rows, self._charged = image.rows, image.charged
-        self._paid = None if image.paid is None else _copy(image.paid)
-        self._sum = None if image.total is None else _copy(image.total)
+        self._paid = None if image.paid is None else copied(image.paid)
+        self._sum = None if image.total is None else copied(image.total)
         self._n_summed = image.n_summed
         self._snapshot = None
 
@@ -394,8 +353,3 @@ class Shard:
             average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None))
-
-
-def _copy(array: Any) -> Any:
-    # Only what the standard alone describes has no method for it.
-    return array.copy() if hasattr(array, "copy") else namespace(array).asarray(array, copy=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Consistency
 from daskml_dist.ps.image import ServerImage
 from daskml_dist.ps.keeper import ImageKeeper, Ship
 from daskml_dist.ps.ledger import PassLedger
@@ -15,13 +15,13 @@ __all__ = ["ServerState"]
 
 
 class ServerState:
-    """What a server would go on from, and how it gets there; images of it are made when due.
+    """State of a server, which it would go on from; images of it are made when due.
 
     Not thread-safe: the server that holds it guards it.
 
     Parameters
     ----------
-    policy : Policy
+    policy : Consistency
     lanes : list of int
     shard : Shard or None
     ledger : PassLedger or None
@@ -33,7 +33,7 @@ class ServerState:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Consistency,
         lanes: list[int],
         shard: Shard | None,
         ledger: PassLedger | None,
@@ -115,7 +115,7 @@ class ServerState:
         return all(self._gate.may_go(lane) for lane in lanes)
 
     def answer(self, request: Request) -> Reply:
-        """What a pull gets, of lanes that may go."""
+        """Reply to a pull, of lanes that may go."""
         shard = self._shard
         assert shard is not None
         values = shard.snapshot() if request.pull_index is None else shard.w[request.pull_index]

@@ -10,6 +10,7 @@ import numpy as np
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import DivergedError
+from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, Statistic, Sums
 from daskml_dist.solvers.rows import to_rows
@@ -33,7 +34,7 @@ class LossGradient(Statistic):
         gradient = namespace(out).reshape(out[1:], self.w.shape)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore"):
-            loss = model.add_gradient(w, X, y, weight, gradient, backend)
+            loss = model.add_gradient(w, BatchRows(X, y, weight), gradient, backend)
         out[0] += loss
         return loss
 

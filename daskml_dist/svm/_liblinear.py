@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._base import check_count, check_number
+from daskml_dist._checks import check_count, check_number
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.penalties import Penalty

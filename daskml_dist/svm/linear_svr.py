@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist._base import check_number
+from daskml_dist._checks import check_number
 from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import EpsilonInsensitive, Loss, SquaredEpsilonInsensitive
 from daskml_dist.models.linear import LinearModel
@@ -52,7 +53,7 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         For scikit-learn's sake: nothing here is random.
     max_iter : int, default=1000
         Iterations of the solver at most.
-    n_lanes, deterministic, device, memory_budget, on_lost_data, callbacks
+    run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Attributes
@@ -89,11 +90,8 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         verbose: int = 0,
         random_state: Any = None,
         max_iter: int = 1000,
-        n_lanes: int | None = None,
-        deterministic: bool = False,
+        run: Run | None = None,
         device: str = "auto",
-        memory_budget: int | str = "auto",
-        on_lost_data: str = "raise",
         callbacks: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -106,11 +104,8 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         self.verbose = verbose
         self.random_state = random_state
         self.max_iter = max_iter
-        self.n_lanes = n_lanes
-        self.deterministic = deterministic
+        self.run = run
         self.device = device
-        self.memory_budget = memory_budget
-        self.on_lost_data = on_lost_data
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:

@@ -1,4 +1,4 @@
-"""Callbacks: a user's own code at four moments of a fit. They run in the client.
+"""Callbacks: a user's own code at five moments of a fit.
 
 A callback is any object with one or more of the methods
 
@@ -6,20 +6,47 @@ A callback is any object with one or more of the methods
 - ``on_pass_end(run, record)``: after each pass over the data, with its record of the history;
 - ``on_generation(run, event)``: after lanes moved because a worker died, left or joined; see
   :class:`~daskml_dist.training.client.cluster_run.GenerationEvent`;
-- ``on_fit_end(run)``: after the last step, also of a fit that failed or was interrupted.
+- ``on_fit_end(run)``: after the last step, also of a fit that failed or was interrupted;
+- ``on_step_end(step)``: after each gradient step of a lane, with a :class:`StepEnd`.
+
+The first four run in the client. ``on_step_end`` runs where the steps are made: on a cluster in
+the workers' processes, each of which has a copy of the callback (so it must pickle), and in several
+threads where a process has several lanes. What it raises ends the fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["HOOKS", "CallbackList"]
+__all__ = ["HOOKS", "CallbackList", "StepEnd"]
 
 #: The methods that a callback may have.
-HOOKS = ("on_fit_begin", "on_pass_end", "on_generation", "on_fit_end")
+HOOKS = ("on_fit_begin", "on_pass_end", "on_generation", "on_fit_end", "on_step_end")
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """A step of a lane, as ``on_step_end`` sees it.
+
+    Parameters
+    ----------
+    lane : int
+    clock : int
+        Steps that the lane has made.
+    n_rows : int
+        Rows of its batch.
+    loss : float
+        Sum of their losses, before the step.
+    """
+
+    lane: int
+    clock: int
+    n_rows: int
+    loss: float
 
 
 class CallbackList:
@@ -52,6 +79,11 @@ class CallbackList:
 
     def __iter__(self) -> Iterator[object]:
         return iter(self._callbacks)
+
+    @property
+    def of_steps(self) -> tuple[Any, ...]:
+        """Those that are told of steps, where these are made."""
+        return tuple(c for c in self._callbacks if callable(getattr(c, "on_step_end", None)))
 
     def on_fit_begin(self, run: Any) -> None:
         """Tell every callback that the fit begins.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.errors import CheckpointError, InvalidParameterError
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_files import Files, why
 from daskml_dist.training.checkpoint_format import encode
 
@@ -22,7 +22,7 @@ __all__ = ["Checkpoint"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often a fit saves itself.
+    """Place and times at which a fit saves itself.
 
     ``path`` is the newest checkpoint, ``path.1`` the one before, up to ``path.<keep - 1>``. A new
     one is written as ``path.new``; once it is whole, each file moves up by one name. A crash at

@@ -17,7 +17,7 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from daskml_dist.errors import CheckpointError
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_format import DamagedError, decode
 
 __all__ = ["Files", "why"]
@@ -101,7 +101,7 @@ class Files:
         return bool(kind)
 
     def _kind(self, name: str) -> str:
-        """What is under a name, in words; empty for nothing."""
+        """Kind of the thing under a name, in words; empty for nothing."""
         try:
             if self._local:
                 mode = os.lstat(name).st_mode

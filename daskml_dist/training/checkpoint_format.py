@@ -1,4 +1,4 @@
-"""What a checkpoint's file holds: a state and facts, as an archive of plain arrays and JSON.
+"""Format of a checkpoint's file: a state and facts, as an archive of plain arrays and JSON.
 
 Reading one believes nothing that the file says of itself. Members are stored as they are, so none
 unfolds to more than the file has bytes; an array has as many bytes as its header announces; and
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from daskml_dist import __version__
+from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 
 __all__ = ["DamagedError", "decode", "encode", "is_count", "is_number"]
 
@@ -125,7 +125,7 @@ def _array(content: bytes) -> NDArray[Any]:
 
 
 def _problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
-    """Why arrays and facts are no state; empty where they are."""
+    """Reason that arrays and facts are no state; empty where they are."""
     w, average = arrays.get("w"), arrays.get("average")
     if w is None or w.ndim != 2 or w.dtype.kind != "f":
         return "it has no parameters"

@@ -60,7 +60,7 @@ def is_killed_worker(error: BaseException | None) -> bool:
 
 
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:
-    """What the scheduler knows of each worker, by address.
+    """Facts of each worker that the scheduler knows, by address.
 
     `Client.scheduler_info` says it too, but may return what a callback of the client's has asked
     for at the same time: a list without any worker.
@@ -246,7 +246,7 @@ def retire(client: Any, address: str) -> None:
 
 
 def process_group() -> tuple[Any, ...] | None:
-    """What tells the process group of this process from all others; None where there is none.
+    """Mark that tells the process group of this process from all others; None: there is none.
 
     A terminal, and JupyterLab's button, send Ctrl-C to all processes of a group.
     """

@@ -11,7 +11,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.interrupts import Interrupts
@@ -22,7 +22,7 @@ __all__ = ["Engine", "FitResult", "RunView"]
 
 @dataclass
 class FitResult:
-    """What a fit ends with.
+    """Result of a fit.
 
     Parameters
     ----------
@@ -78,10 +78,10 @@ class RunView:
         stop: Any,
     ) -> None:
         self.run_id = run_id
-        self.policy_name = fit.policy.name
-        self.max_iter = fit.stopping.max_iter
-        self.n_lanes = len(fit.lane_rows)
-        self.n_servers = len(fit.layout.slices()) if fit.policy.uses_shards else 0
+        self.policy_name = fit.work.name
+        self.max_iter = fit.work.stopping.max_iter
+        self.n_lanes = len(fit.rows.lane_rows)
+        self.n_servers = len(fit.work.layout.slices()) if fit.work.uses_shards else 0
         self.trainer_addresses = trainer_addresses
         self.server_addresses = server_addresses
         self.stopped = False
@@ -106,7 +106,7 @@ class Engine(ABC):
         self.interrupts = Interrupts()
 
     @abstractmethod
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie and return what the client must know of each.
 
         Rows in memory may be cut for `n_lanes`, where the user gives it.
@@ -120,17 +120,17 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features, in one pass."""
 
     @property
     def streaming(self) -> Streaming | None:
-        """How blocks are read in each pass, known with the lanes; None where they are kept."""
+        """Reading of the blocks in each pass, known with the lanes; None where they are kept."""
         return None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the history tells of the data's way."""
+        """Facts of the data's way, for the history."""
         return {}
 
     @abstractmethod

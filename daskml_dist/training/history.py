@@ -1,4 +1,4 @@
-"""What a fit did, pass by pass; an estimator keeps it as ``history_``."""
+"""History of a fit, pass by pass; an estimator keeps it as ``history_``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.errors import DivergedError
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.checkpoint_files import Files
@@ -58,20 +58,23 @@ def train_in_parts(
         fit; later, where a checkpoint cannot be saved.
     """
     checkpoint.check_writable()
-    max_iter, partial, dropped, lost = fit.stopping.max_iter, 0.0, 0, 0
+    max_iter, partial, dropped, lost = fit.work.stopping.max_iter, 0.0, 0, 0
     records: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
         fit, records = resumed(fit, checkpoint.path, *found)
     watched = _OneFit(callbacks)
-    result, began = FitResult(fit.start_state(), [], fit.stopping, 0.0), fit.first_pass
+    result = FitResult(fit.start_state(), [], fit.work.stopping, 0.0)
+    began = fit.work.first_pass
     interrupted: KeyboardInterrupt | None = None
     try:
-        while fit.first_pass < max_iter and not fit.stopping.converged and not watched.stopped:
-            last = min(fit.first_pass + checkpoint.every, max_iter)
-            part = dataclasses.replace(
-                fit, stopping=dataclasses.replace(fit.stopping, max_iter=last)
-            )
+        while (
+            fit.work.first_pass < max_iter
+            and not fit.work.stopping.converged
+            and not watched.stopped
+        ):
+            last = min(fit.work.first_pass + checkpoint.every, max_iter)
+            part = fit.working(stopping=dataclasses.replace(fit.work.stopping, max_iter=last))
             result = engine.train(part, watched)
             state = result.state
             assert isinstance(state, ShardState)
@@ -80,23 +83,22 @@ def train_in_parts(
             partial += result.partial_rows
             dropped, lost = dropped + result.dropped, lost + result.lost_rows
             events = events + result.events
-            fit = dataclasses.replace(
-                fit,
+            fit = fit.working(
                 initial=state,
                 stopping=dataclasses.replace(result.stopping, max_iter=max_iter),
-                first_pass=fit.first_pass + len(result.records),
+                first_pass=fit.work.first_pass + len(result.records),
             )
             if (interrupted := result.interrupted) is not None:
                 break  # not at the end of a pass, where a fit could go on to the same digits
             checkpoint.save(state, facts_of(fit, records))
     except BaseException as error:
         watched.finish(error)
-        if not isinstance(error, KeyboardInterrupt) or fit.first_pass == began:
+        if not isinstance(error, KeyboardInterrupt) or fit.work.first_pass == began:
             raise
         interrupted = error  # what the parts before have found stays
     watched.finish(interrupted)
     return FitResult(
-        result.state, records, fit.stopping, partial, dropped, lost, events, interrupted
+        result.state, records, fit.work.stopping, partial, dropped, lost, events, interrupted
     )
 
 

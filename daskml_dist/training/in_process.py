@@ -12,7 +12,7 @@ from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo, inspect_block
-from daskml_dist.data.blocks import Block, make_block
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.placement import split_rows
 from daskml_dist.data.scales import Scales, block_scales, merge_scales
@@ -41,18 +41,11 @@ class InProcessEngine(Engine):
         self._blocks: dict[int, Block] = {}
         self._lanes: list[LaneSpec] = []
 
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks."""
-        self._blocks = {
-            i: make_block(
-                i,
-                *part,
-                classification=classification,
-                multi_output=self._collection.multi_output,
-            )
-            for i, part in enumerate(self._collection.parts)
-        }
-        return [inspect_block(block, classification) for block in self._blocks.values()]
+        make = self._collection.block_maker
+        self._blocks = {i: make(i, *part) for i, part in enumerate(self._collection.parts)}
+        return [inspect_block(block) for block in self._blocks.values()]
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """One lane by default; with shared memory, one for each core."""
@@ -63,7 +56,7 @@ class InProcessEngine(Engine):
         self._lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
         return self._lanes
 
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features."""
         return merge_scales([block_scales(block) for block in self._blocks.values()])
 
@@ -78,11 +71,11 @@ class InProcessEngine(Engine):
         endpoints = tuple(Endpoint(f"{run_id}-{s}") for s in range(len(servers)))
         for endpoint, server in zip(endpoints, servers, strict=True):
             publish_server(endpoint.key, server)
-        threads = _n_cores() if fit.policy.uses_threads else 1
+        threads = _n_cores() if fit.work.uses_threads else 1
         lanes = tuple(self._lanes)
-        clocks = (fit.first_clock,) * len(lanes)
+        clocks = (fit.work.first_clock,) * len(lanes)
         spec = TrainerSpec(
-            run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.lane_rows
+            run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.rows.lane_rows
         )
         view = RunView(run_id, fit, [], [], servers[0].stop)
         told = 0
@@ -95,7 +88,7 @@ class InProcessEngine(Engine):
                     callbacks.on_pass_end(view, records[told - 1])
 
         trainer = Trainer(
-            fit, spec, Wait(fit.timeout), Credentials(b""), "127.0.0.1",
+            fit, spec, Wait(fit.run.timeout), Credentials(b""), "127.0.0.1",
             idle=tell, rest=self.interrupts.rest,
         )  # fmt: skip
         try:
@@ -106,7 +99,7 @@ class InProcessEngine(Engine):
             with self.interrupts.held():
                 is_whole = callbacks.has_raised(error) or self.interrupts.came_at_rest(error)
                 kept = None
-                if isinstance(error, KeyboardInterrupt) and (is_whole or fit.solver is not None):
+                if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.replays):
                     kept = _kept(fit, servers, trainer.interrupted(), error)
             callbacks.on_fit_end(view, error)
             if kept is None:
@@ -117,7 +110,7 @@ class InProcessEngine(Engine):
 
     def _run(self, trainer: Trainer, fit: FitSpec) -> TrainerResult:
         # A step must not be cut in two; a solver keeps whole points.
-        with nullcontext() if fit.solver else self.interrupts.between_steps():
+        with nullcontext() if fit.work.replays else self.interrupts.between_steps():
             return trainer.run(self._blocks)
 
     def close(self) -> None:
@@ -135,7 +128,7 @@ def _result(fit: FitSpec, servers: list[ParameterServer], result: TrainerResult)
 def _kept(
     fit: FitSpec, servers: list[ParameterServer], result: TrainerResult, error: KeyboardInterrupt
 ) -> FitResult | None:
-    """What an interrupted fit had come to."""
+    """Result of an interrupted fit as far as it came."""
     ledger = servers[0].ledger
     assert ledger is not None
     left = joined_left(fit, [server.state() for server in servers], [result])

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from daskml_dist.errors import CheckpointError
-from daskml_dist.models.linear import LinearModel
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.models.base import StepModel
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_format import is_count, is_number
 from daskml_dist.training.history import RECORD_KEYS
 from daskml_dist.training.spec import FitSpec
@@ -32,9 +33,9 @@ def facts_of(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def most_bytes(fit: FitSpec) -> int:
     """Bytes of a checkpoint of this fit at most."""
-    n_arrays = 2 + len(fit.rule.optimizer.slot_names)
-    size = int(np.prod(fit.model.shape)) * np.dtype(fit.dtype).itemsize
-    return n_arrays * size + _FACTS + _PASS * fit.stopping.max_iter
+    n_arrays = 2 + len(fit.steps.rule.slot_names)
+    size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
+    return n_arrays * size + _FACTS + _PASS * fit.work.stopping.max_iter
 
 
 def resumed(
@@ -51,41 +52,40 @@ def resumed(
         raise CheckpointError(
             f"{path} {problem}. Name another file, or set resume=False to begin anew."
         )
-    if fit.rule.average_after is None:  # an old average would stand for the parameters
+    if fit.steps.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
-    state = _about(state, facts.get("target_shift", []), fit.step_model, path)
+    state = _moved(state, facts.get("origin"), fit.steps.model, path)
     stopping = dataclasses.replace(
-        fit.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
+        fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
-    going_on = dataclasses.replace(
-        fit, initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
+    going_on = fit.working(
+        initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
     )
     return going_on, facts["records"]
 
 
 def _identity(fit: FitSpec) -> dict[str, Any]:
     """What must be the same for a fit to go on, as JSON gives it back."""
-    model = fit.step_model
-    loss = model.loss
-    plain_repr = type(loss).__repr__ is object.__repr__  # holds an address
     facts = {
-        "loss": loss.name if plain_repr else repr(loss),
-        "shape": model.shape,
-        "fit_intercept": model.fit_intercept,
-        "dtype": fit.dtype,
-        "optimizer": fit.rule.optimizer.name,
-        "classes": None if fit.classes is None else fit.classes.tolist(),
+        **fit.steps.model.identity(),
+        "dtype": fit.rows.dtype,
+        "optimizer": _names(group.optimizer.name for group in fit.steps.rule.groups),
+        "classes": None if fit.rows.classes is None else fit.rows.classes.tolist(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
     return plain
 
 
+def _names(names: Iterable[str]) -> str:
+    return " ".join(dict.fromkeys(names))
+
+
 def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
-    rule = fit.stopping
+    rule = fit.work.stopping
     return {
-        "passes": fit.first_pass,
-        "seed": fit.seed,
-        "target_shift": fit.step_model.target_shift,
+        "passes": fit.work.first_pass,
+        "seed": fit.work.seed,
+        "origin": fit.steps.model.origin(),
         "best": rule.best,
         "stale_passes": rule.stale_passes,
         "records": records,
@@ -105,9 +105,9 @@ def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
 
 def _unfit(fit: FitSpec, state: ShardState) -> str:
     """Why the fit cannot go on from a state; empty where it can."""
-    if state.w.shape != tuple(fit.model.shape) or state.w.dtype != fit.dtype:
+    if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
-    wanted = fit.rule.optimizer.init(np.zeros_like(state.w))
+    wanted = fit.steps.rule.init(np.zeros_like(state.w))
     if state.slots.keys() != wanted.keys():
         return f"holds the optimizer state {sorted(state.slots)}, and {sorted(wanted)} is needed"
     for name, slot in state.slots.items():
@@ -142,21 +142,17 @@ def _is_record(record: Any) -> bool:
     )
 
 
-def _about(state: ShardState, shift: Any, model: LinearModel, path: _Path) -> ShardState:
-    """The state about the model's own shift of the targets, not a digit changed if it was so."""
-    known = isinstance(shift, list) and all(isinstance(value, float) for value in shift)
-    sizes = (0, model.width) if model.fit_intercept else (0,)
-    if not known or len(shift) not in sizes or not np.isfinite(shift).all():
-        raise CheckpointError(
-            f"{path} has target_shift={reprlib.repr(shift)}, which no fit writes. "
-            "Restore the file from a copy, or set resume=False to begin anew."
+def _moved(state: ShardState, origin: Any, model: StepModel, path: _Path) -> ShardState:
+    """The state about the model's own origin, not a digit changed if it was so."""
+    try:
+        w, average = (
+            None if values is None else model.moved(values, origin)
+            for values in (state.w, state.average)
         )
-    if tuple(shift) == model.target_shift:
-        return state
-    old = dataclasses.replace(model, target_shift=tuple(shift))
-    w, average = (
-        None if values is None else model.centred(old.uncentred(values))
-        for values in (state.w, state.average)
-    )
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} has an origin that no fit writes: {error}. "
+            "Restore the file from a copy, or set resume=False to begin anew."
+        ) from error
     assert w is not None
     return dataclasses.replace(state, w=w, average=average)

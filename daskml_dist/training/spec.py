@@ -1,30 +1,34 @@
-"""What a fit is: the maths (`FitSpec`), and one trainer's part of it (`TrainerSpec`)."""
+"""Specification of a fit (`FitSpec`), and of one trainer's part of it (`TrainerSpec`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
+import dask
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.comm.bounds import Bounds
-from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, held_out_rows
-from daskml_dist.models.base import Model
-from daskml_dist.models.linear import LinearModel
-from daskml_dist.policies import Policy
-from daskml_dist.ps.layout import Layout
-from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.ps.shard import ShardState, UpdateRule
-from daskml_dist.solvers import Solution, Solver
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.solvers import Solution
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.survey import Survey
+from daskml_dist.training.work import RoundWork, StepWork, Work
 
-__all__ = ["FitSpec", "Left", "Streaming", "TrainerResult", "TrainerSpec"]
-
-#: Steps of a pass from which on the last push of every pass is not compressed.
-_MANY_STEPS = 32
+__all__ = [
+    "FitSpec",
+    "Left",
+    "RowsSpec",
+    "RunSpec",
+    "Streaming",
+    "TrainerResult",
+    "TrainerSpec",
+    "training_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -44,131 +48,128 @@ class Streaming:
 
 
 @dataclass(frozen=True)
-class FitSpec:
-    """The maths of a fit; nothing here depends on workers.
+class RowsSpec:
+    """The rows of a fit, as each trainer is to prepare them.
 
     Parameters
     ----------
-    model : Model
-    policy : Policy
-    rule : UpdateRule
-    layout : Layout
-    stopping : StoppingRule
-        In its initial state.
     dtype : {"float32", "float64"}
-    seed : int
+        Of the maths.
     lane_rows : tuple of int
         Training rows of each lane.
-    n_steps : int
-        Steps of each lane in a pass.
-    shuffle : bool
-    validation_fraction : float
-        Rows held out; 0 without early stopping.
-    deterministic : bool
-        Sum in lane order, so that lanes may move between workers without changing a bit.
-    device : {"auto", "cpu", "gpu"}
     classes : ndarray or None
         Sorted labels; None for regression.
     class_weight : ndarray of float64 of shape (n_classes,) or None
     weight_scale : float or None
         Factor that makes the mean weight 1; None where rows have no weights.
-    initial : ShardState or None
-        Whole state to go on from; None starts at zero.
-    timeout : float
-        Seconds that a wait may take.
-    first_pass : int, default=0
-        Passes made before, where the fit is a later part of a longer one.
     streaming : Streaming or None
         None where all blocks are kept in memory.
-    on_lost_data : {"raise", "skip"}
-    solver : Solver or None
-        Whose questions the lanes answer, under the policy `Rounds`; None: they make steps.
-    shared_memory : bool
-        Whether processes of one host may talk through memory that they share.
-    single_rows : bool, default=False
-        Whether each row of a batch is an update of its own.
-    compression : Compressor or None
-        What pushes to servers are compressed with.
+    validation_fraction : float
+        Rows held out; 0 without early stopping.
     compute_dtype : {"float16", "bfloat16"} or None
         How a GPU stores the features of dense rows; None: in `dtype`.
     """
 
-    model: Model
-    policy: Policy
-    rule: UpdateRule
-    layout: Layout
-    stopping: StoppingRule
     dtype: str
-    seed: int
     lane_rows: tuple[int, ...]
-    n_steps: int
-    shuffle: bool
-    validation_fraction: float
-    deterministic: bool
-    device: str
     classes: NDArray[Any] | None
     class_weight: NDArray[np.float64] | None
     weight_scale: float | None
-    initial: ShardState | None
-    timeout: float
-    first_pass: int = 0
     streaming: Streaming | None = None
-    on_lost_data: str = "raise"
-    solver: Solver | None = None
-    shared_memory: bool = True
-    single_rows: bool = False
-    compression: Compressor | None = None
+    validation_fraction: float = 0.0
     compute_dtype: str | None = None
 
-    @property
-    def step_model(self) -> LinearModel:
-        """The model of a fit by steps, which has gradients."""
-        assert isinstance(self.model, LinearModel)
-        return self.model
+    def of_lanes(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
+        """Training rows of each lane."""
+        return training_rows(lanes, self.validation_fraction)
 
-    @property
-    def first_clock(self) -> int:
-        """Clock at which every lane starts."""
-        return self.first_pass * self.n_steps
 
-    def passes(self, clock: int) -> range:
-        """Numbers of the passes to make at most, from a clock on.
+def training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int, ...]:
+    """Rows of each lane, but for the share that is held out of each block."""
+    return tuple(sum(len(s) - held_out_rows(s, held_out) for s in lane.segments) for lane in lanes)
 
-        One that ends at the clock is among them: it may not have been reported yet.
+
+@dataclass(frozen=True)
+class RunSpec:
+    """How a fit is run.
+
+    Parameters
+    ----------
+    deterministic : bool
+        Sum in lane order, so that lanes may move between workers without changing a bit.
+    device : {"auto", "cpu", "gpu"}
+    timeout : float
+        Seconds that a wait may take.
+    on_lost_data : {"raise", "skip"}
+    shared_memory : bool
+        Whether processes of one host may talk through memory that they share.
+    """
+
+    deterministic: bool
+    device: str
+    timeout: float
+    on_lost_data: str = "raise"
+    shared_memory: bool = True
+
+    @classmethod
+    def of(cls, settings: RunSettings, survey: Survey) -> RunSpec:
+        """What the user asked for, on the device that the rows allow.
+
+        Raises
+        ------
+        InvalidParameterError
+            As :meth:`Survey.device`.
         """
-        first = max(self.first_pass + 1, -(-clock // self.n_steps))
-        return range(first, self.stopping.max_iter + 1)
+        return cls(
+            settings.deterministic,
+            survey.device(settings.device, settings.deterministic),
+            float(dask.config.get("daskml_dist.timeout", 300.0)),
+            settings.on_lost_data,
+            bool(dask.config.get("daskml_dist.shared_memory", True)),
+        )
 
-    def pushes_whole(self, clock: int) -> bool:
-        """Whether the push that ends a lane's step `clock` goes without compression.
 
-        It takes along all that was left out before: at the end of each pass, or, where a pass has
-        few steps, of the last one.
-        """
-        passes, rest = divmod(clock, self.n_steps)
-        return rest == 0 and (self.n_steps >= _MANY_STEPS or passes >= self.stopping.max_iter)
+@dataclass(frozen=True)
+class FitSpec:
+    """A fit: its rows, what is done with them, and how; nothing here depends on workers.
+
+    Parameters
+    ----------
+    rows : RowsSpec
+    work : StepWork or RoundWork
+    run : RunSpec
+    """
+
+    rows: RowsSpec
+    work: Work
+    run: RunSpec
+
+    @property
+    def steps(self) -> StepWork:
+        """The work of a fit by steps; its loops alone ask."""
+        return cast(StepWork, self.work)
+
+    @property
+    def rounds(self) -> RoundWork:
+        """The work of a fit by a round solver; its loops alone ask."""
+        return cast(RoundWork, self.work)
 
     def start_state(self, rows: slice = slice(None)) -> ShardState:
-        """Fresh state of some rows of the parameters."""
-        if self.initial is not None:
-            return self.initial.part(rows)
-        n_rows, width = self.model.shape
-        return ShardState(np.zeros((len(range(n_rows)[rows]), width), dtype=self.dtype), {})
+        """Fresh state of some rows of the parameters of a fit by steps."""
+        return self.steps.start_state(self.rows.dtype, rows)
+
+    def working(self, **changes: Any) -> FitSpec:
+        """The fit with some of its work's fields changed."""
+        return replace(self, work=replace(cast(Any, self.work), **changes))
 
     def bounds(self, server: int) -> Bounds:
         """What frames to and from a server may hold."""
-        n_rows = self.model.shape[0]
-        if self.policy.uses_shards:
-            rows = self.layout.slices()[server]
+        layout = self.work.layout
+        n_rows, width = layout.n_rows, layout.width
+        if self.work.uses_shards:
+            rows = layout.slices()[server]
             n_rows = rows.stop - rows.start
-        return Bounds(self.dtype, n_rows, self.model.width, len(self.lane_rows))
-
-    def rows_of(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
-        """Training rows of each lane."""
-        fraction = self.validation_fraction
-        return tuple(
-            sum(len(s) - held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
-        )
+        return Bounds(self.rows.dtype, n_rows, width, len(self.rows.lane_rows))
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,15 @@ import daskml_dist
 from daskml_dist.backends import Backend, get_backend, namespace
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.losses import LOSSES, Loss, Tweedie
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.curvature import add_curvature
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty, soft_threshold
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
+from tests.rules import one_group
 from tests.strict_backend import DEVICES, StrictBackend
 
 N, FEATURES = 40, 5
@@ -220,8 +223,8 @@ def test_linear_model(
         _same(model.raw_prediction(*far[:2], other), model.raw_prediction(w, X, CPU), other, 32)
         for sums in {np.dtype(dtype), np.dtype(np.float64)}:
             out, far_out = np.zeros(w.shape, sums), other.to_device(np.zeros(w.shape, sums))
-            loss = model.add_gradient(*near, out, CPU)
-            far_loss = model.add_gradient(*far, far_out, other)
+            loss = model.add_gradient(w, BatchRows(*near[1:]), out, CPU)
+            far_loss = model.add_gradient(far[0], BatchRows(*far[1:]), far_out, other)
             assert isinstance(loss, float)
             assert far_loss.shape == ()  # left where it is: reading it would wait for a device
             assert str(far_loss.dtype).endswith("float64")
@@ -230,10 +233,12 @@ def test_linear_model(
             assert other.to_numpy(far_out).dtype == sums
             np.testing.assert_allclose(other.to_numpy(far_out), out, **close)
         if model.n_targets is None:
-            stats = model.validation_stats(*far, other)
+            stats = model.validation_sums(far[0], BatchRows(*far[1:]), other)
             assert stats.dtype == np.float64
-            assert stats.shape == (4,)
-            np.testing.assert_allclose(stats, model.validation_stats(*near, CPU), **close)
+            assert stats.shape == ((2,) if model.n_classes else (4,))
+            np.testing.assert_allclose(
+                stats, model.validation_sums(w, BatchRows(*near[1:]), CPU), **close
+            )
 
 
 @DTYPES
@@ -244,10 +249,10 @@ def test_rows_in_several_blocks(
     for model in _models(name, True):
         w, X, y, weight = map(other.to_device, _rows(model, dtype))
         whole, blocks = (other.to_device(np.zeros(model.shape, dtype)) for _ in range(2))
-        expected = model.add_gradient(w, X, y, weight, whole, other)
+        expected = model.add_gradient(w, BatchRows(X, y, weight), whole, other)
         with monkeypatch.context() as patch:
             patch.setattr(other, "row_blocks", lambda X: [slice(0, 30), slice(30, N)])
-            loss = model.add_gradient(w, X, y, weight, blocks, other)
+            loss = model.add_gradient(w, BatchRows(X, y, weight), blocks, other)
         assert loss.shape == ()
         assert float(loss) == pytest.approx(float(expected), rel=1e-5)
         _same(blocks, other.to_numpy(whole), other, 256)
@@ -328,7 +333,7 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
     term = get_penalty(penalty, 0.02, 0.5)
     # Searches over parameters give NumPy scalars.
     rate = InverseScaling(np.float64(0.1))
-    rule = UpdateRule(OPTIMIZERS[name](), rate, term, 5, 4.0, average_after=20)
+    rule = one_group(OPTIMIZERS[name](), rate, term, 5, 4.0, average_after=20)
     w = rng.normal(size=(6, 2)).astype(dtype)
     near = Shard(rule, ShardState(w.copy(), {}))
     far = Shard(rule, ShardState(other.to_device(w), {}))
@@ -358,7 +363,7 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
 @pytest.mark.parametrize("start", [0, 3, 9])
 def test_strengths_of_a_slice(start: int, other: Backend) -> None:
     """The l2 of a slice that is penalised in part."""
-    rule = UpdateRule(OPTIMIZERS["sgd"](), InverseScaling(0.1), Penalty(0.1, 0.1), 5, 4.0)
+    rule = one_group(OPTIMIZERS["sgd"](), InverseScaling(0.1), Penalty(0.1, 0.1), 5, 4.0)
     w = np.ones((4, 1))
     near = Shard(rule, ShardState(w.copy(), {}), start)
     far = Shard(rule, ShardState(other.to_device(w), {}), start)

@@ -10,8 +10,9 @@ from daskml_dist.backends.dense_kernels import KERNELS
 from daskml_dist.backends.numpy_backend import FUSED as KNOWN
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.losses import LOSSES, LogLoss
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.training.worker import lane
+from daskml_dist.training.worker import reader
 
 FUSED = sorted(name for name, loss in LOSSES.items() if loss.kernel in KERNELS)
 
@@ -100,7 +101,7 @@ def test_float32_gradient_of_many_rows_is_accurate(name):
     loss = LOSSES[name]()
     X, y, w, weight = _problem(loss, "float32", n=300_000, seed=1)
     out = np.zeros(w.shape)
-    value = _model(loss, 7, True).add_gradient(w, X, y, weight, out, get_backend("cpu"))
+    value = _model(loss, 7, True).add_gradient(w, BatchRows(X, y, weight), out, get_backend("cpu"))
     expected, gradient = _truth(loss, X, y, w, weight, True)
     assert value == pytest.approx(expected, rel=1e-6)
     # Rounding of a float32 row's own numbers: some 1e-7 of its share, and what the slope makes of
@@ -119,7 +120,7 @@ def test_blocks_of_many_outputs():
     w = rng.normal(size=(17, 5)).astype("float32")
     model, out = LinearModel(LogLoss(), 16, 5, True), np.zeros((17, 5))
     assert len(list(get_backend("cpu").row_blocks(X))) > 1
-    value = model.add_gradient(w, X, y, None, out, get_backend("cpu"))
+    value = model.add_gradient(w, BatchRows(X, y), out, get_backend("cpu"))
     X1 = np.column_stack([X, np.ones(len(X))]).astype(float)
     values, g = LogLoss().value_and_gradient(y, X1 @ w)
     assert value == pytest.approx(values.sum(), rel=1e-6)
@@ -138,5 +139,5 @@ def test_a_large_batch_in_pieces_is_the_same_batch(monkeypatch, weighted):
         return clf.fit(X, y, sample_weight=weight).coef_
 
     whole = coef()
-    monkeypatch.setattr(lane, "_PIECE", 37 * X.itemsize * X.shape[1])
+    monkeypatch.setattr(reader, "_PIECE", 37 * X.itemsize * X.shape[1])
     np.testing.assert_allclose(coef(), whole, rtol=1e-12)

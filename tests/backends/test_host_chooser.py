@@ -14,6 +14,7 @@ from distributed import Client
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist import Run
 from daskml_dist.backends import host_chooser, host_update, numpy_backend
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.numpy_backend import NumpyBackend
@@ -22,8 +23,10 @@ from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.optimizers import OPTIMIZERS, SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
+from tests.rules import one_group
 
 D = 5
 WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.at_row)
@@ -112,13 +115,13 @@ def test_every_loss_and_optimizer(
         monkeypatch.setattr(module, "compiled_with", _interpreted)
     loss, weighted, intercept = LOSSES[name](), penalty.l1 == 0, penalty.l2 != 0
     blocks = {n: _block(loss, rows, weighted, dtype, n) for n, rows in ((4, 11), (1, 6))}
-    rule = UpdateRule(OPTIMIZERS[optimizer](), InverseScaling(0.1), penalty, D, 2.0)
+    rule = one_group(OPTIMIZERS[optimizer](), InverseScaling(0.1), penalty, D, 2.0)
     w = np.linspace(-0.3, 0.3, D + intercept)[:, None].astype(dtype)
     ours, other = (Shard(rule, ShardState(w.copy(), {})) for _ in range(2))
     backend = NumpyBackend()
     chooser = backend.chooser(loss, w.shape, blocks, 9)
     assert chooser is not None
-    steps = backend.recorder(chooser, rule.optimizer, ours.empty_step())
+    steps = backend.recorder(chooser, rule.only.optimizer, ours.empty_step())
     draws = [
         [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
         [],
@@ -163,9 +166,9 @@ def test_what_has_no_loop() -> None:
     slow = backend.chooser(loss, (2**15, 1), wide, 1024)
     assert slow is not None
     assert (chooser.most_steps, slow.most_steps) == (256, 2)
-    rule = UpdateRule(ArraysAlone(), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
+    rule = one_group(ArraysAlone(), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
     shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
-    assert backend.recorder(chooser, rule.optimizer, shard.empty_step()) is None
+    assert backend.recorder(chooser, rule.only.optimizer, shard.empty_step()) is None
 
 
 X = np.random.default_rng(0).normal(size=(300, D))
@@ -200,7 +203,7 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
     n_lanes = 1 if policy in ("sync", "allreduce") else 2
     weight = np.random.default_rng(2).random(len(Y))
     fits = _fits(
-        policy, monkeypatch, X, Y, weight, n_lanes=n_lanes, early_stopping=held_out,
+        policy, monkeypatch, X, Y, weight, run=Run(n_lanes=n_lanes), early_stopping=held_out,
         n_iter_no_change=9,
     )  # fmt: skip
     steps = sum(record["steps"] for record in fits[0].history_.records)
@@ -215,7 +218,7 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(ALONE)))
 def test_gradients_for_servers_are_the_same(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit, *others = _fits(policy, monkeypatch, X, Y, n_lanes=1)
+    fit, *others = _fits(policy, monkeypatch, X, Y, run=Run(n_lanes=1))
     for other in others:
         np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
 
@@ -224,7 +227,7 @@ def test_gradients_for_servers_are_the_same(policy: str, monkeypatch: pytest.Mon
 def test_gradients_of_several_lanes_are_the_same(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit, *others = _fits(policy, monkeypatch, X, Y, n_lanes=3)
+    fit, *others = _fits(policy, monkeypatch, X, Y, run=Run(n_lanes=3))
     for other in others:
         np.testing.assert_allclose(other.coef_, fit.coef_, rtol=1e-9)
 
@@ -246,7 +249,7 @@ def test_a_fit_that_goes_on_with_rows_of_another_dtype(monkeypatch: pytest.Monke
 def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_chooser, "BatchSteps", None)
     _set_gathered(0, monkeypatch)
-    few = {"max_iter": 2, "tol": None, "batch_size": 16, "n_lanes": 1}
+    few = {"max_iter": 2, "tol": None, "batch_size": 16, "run": Run(n_lanes=1)}
     SGDClassifier(average=True, **few).fit(X, Y)
     SGDClassifier(optimizer="ftrl", policy="async", **few).fit(X, Y)
     SGDClassifier(optimizer=ArraysAlone(), **few).fit(X, Y)
@@ -264,7 +267,7 @@ def test_on_a_cluster(client: Client, policy: str) -> None:
     try:
         for gathered in (10**9, 50):
             client.run(_set_gathered, gathered)
-            clf = SGDClassifier(policy=policy, n_lanes=n_lanes, **params)
+            clf = SGDClassifier(policy=policy, run=Run(n_lanes=n_lanes), **params)
             found.append(clf.fit(X_parts, y_parts).coef_)
     finally:
         client.run(_set_gathered, usual)

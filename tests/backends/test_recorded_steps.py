@@ -14,8 +14,11 @@ from daskml_dist.backends import Backend, get_backend
 from daskml_dist.losses import LOSSES, Huber, LogLoss, Loss
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
+from tests.rules import one_group
 
 D = 6
 #: Rows of each block.
@@ -133,12 +136,12 @@ def test_rows_without_a_kernel_are_not_chosen(backend: Backend) -> None:
 
 def _rule(optimizer: str, average_after: int | None = None) -> UpdateRule:
     parts = get_optimizer(optimizer), InverseScaling(0.1), Penalty(0.01, 0.02)
-    return UpdateRule(*parts, D, 7.0, average_after)
+    return one_group(*parts, D, 7.0, average_after)
 
 
 def _shard(rule: UpdateRule, backend: Backend) -> Shard:
     w = np.linspace(-0.5, 0.5, D + 1)[:, None]
-    slots = rule.optimizer.init(w)
+    slots = rule.only.optimizer.init(w)
     if "scale" in slots:
         slots["scale"] += 1.5
     moved = {name: backend.to_device(slot) for name, slot in slots.items()}
@@ -154,10 +157,10 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
     blocks, loss, rule = _blocks(weighted=True), LogLoss(), _rule(optimizer)
     ours, by_hand = _shard(rule, backend), _shard(rule, get_backend("cpu"))
     chooser = _chooser(backend, loss, blocks, 30, container)
-    recorded = chooser and backend.recorder(chooser, rule.optimizer, ours.empty_step())
+    recorded = chooser and backend.recorder(chooser, rule.only.optimizer, ours.empty_step())
     if recorded is None:
         assert backend.name == "numpy"
-        assert container is not np.asarray or rule.optimizer.at_entry is None
+        assert container is not np.asarray or rule.only.optimizer.at_entry is None
         return
     for seed, count in enumerate((5, 5, 5, 5, 3, 1)):
         draws = _draws(count, 30, seed)
@@ -188,12 +191,12 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
         assert backend.name == "numpy"
         return
     parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)
-    rule = UpdateRule(*parts, D, 7.0, coordinates=True)
+    rule = one_group(*parts, D, 7.0, coordinates=True)
     w = np.linspace(-0.5, 0.5, D + 1)[:, None].astype(dtype)
     ours = Shard(rule, ShardState(backend.to_device(w), {}), backend=backend)
     by_hand = Shard(rule, ShardState(w.copy(), {}))
     assert ours.steps_alone
-    recorded = backend.recorder(chooser, rule.optimizer, ours.empty_step())
+    recorded = backend.recorder(chooser, rule.only.optimizer, ours.empty_step())
     for seed in range(3):
         draws = _draws(4, 3, seed)
         gathered = [_rows(blocks, draw) for draw in draws]
@@ -216,26 +219,31 @@ def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None
     shard = _shard(_rule("adam"), backend)
     assert shard.steps_alone
     chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
-    recorded = backend.recorder(chooser, shard.rule.optimizer, shard.empty_step())
+    recorded = backend.recorder(chooser, shard.rule.only.optimizer, shard.empty_step())
     assert recorded.serves(shard.empty_step())
     shard.restore(shard.image())
     assert not recorded.serves(shard.empty_step())
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("of_group", "of_rule"),
     [
-        {"optimizer": get_optimizer("sgd")},
-        {"penalty": Penalty(0.0, 0.1)},
-        {"penalty": Penalty(0.1, 0.0)},
-        {"average_after": 0},
+        ({"optimizer": get_optimizer("sgd")}, {}),
+        ({"penalty": Penalty(0.0, 0.1)}, {}),
+        ({"penalty": Penalty(0.1, 0.0)}, {}),
+        ({"rate": 0.5}, {}),
+        ({}, {"average_after": 0}),
+        ({}, {"clip": 1.0}),
     ],
 )
-def test_other_steps_at_columns_need_the_host(change: dict[str, Any]) -> None:
+def test_other_steps_at_columns_need_the_host(
+    of_group: dict[str, Any], of_rule: dict[str, Any]
+) -> None:
     parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)
-    rule = UpdateRule(*parts, D, 7.0, coordinates=True)
+    rule = one_group(*parts, D, 7.0, coordinates=True)
     assert rule.steps_alone
-    assert not dataclasses.replace(rule, **change).steps_alone
+    group = dataclasses.replace(rule.only, **of_group)
+    assert not dataclasses.replace(rule, groups=(group,), **of_rule).steps_alone
 
 
 def test_averaged_parameters_need_the_host_for_each_step(backend: Backend) -> None:

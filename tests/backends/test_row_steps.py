@@ -12,14 +12,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist import Run
 from daskml_dist.backends.numpy_backend import CSRRows
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.optimizers import OPTIMIZERS, SGD, Adagrad
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.loops.shared import _damping
+from tests.rules import one_group
 
 RATE = 0.1
 WITH_ROWS = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.single_rows)
@@ -33,15 +36,15 @@ def _rows(n_rows: int = 60, n_features: int = 40) -> tuple[Any, NDArray[np.float
 
 
 def _shard(optimizer: Any, penalty: Penalty, n_features: int, dtype: Any = np.float64) -> Shard:
-    rule = UpdateRule(optimizer, Constant(RATE), penalty, n_features, 1.0, coordinates=True)
+    rule = one_group(optimizer, Constant(RATE), penalty, n_features, 1.0, coordinates=True)
     return Shard(rule, ShardState(np.zeros((n_features + 1, 1), dtype), {}))
 
 
 def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     from daskml_dist.backends.row_steps import RowSteps
 
-    penalty = shard.rule.penalty
-    steps = RowSteps(LogLoss(), shard.rule.optimizer, penalty.l1, penalty.l2, True)
+    penalty = shard.rule.only.penalty
+    steps = RowSteps(LogLoss(), shard.rule.only.optimizer, penalty.l1, penalty.l2, True)
     cells = shard.interleave()
     total = steps.run(pieces, np.asarray(order), cells, RATE, shard.charged)
     shard.count_row_steps(len(order), RATE)
@@ -197,14 +200,15 @@ def test_many_threads_reach_the_loss_of_one() -> None:
     X, y = _large()
     params: dict[str, Any] = {"max_iter": 10, "tol": None, "random_state": 0}
     losses = [
-        _loss(SGDClassifier(policy="hogwild", n_lanes=n, **params).fit(X, y), X, y) for n in (1, 4)
+        _loss(SGDClassifier(policy="hogwild", run=Run(n_lanes=n), **params).fit(X, y), X, y)
+        for n in (1, 4)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
 def test_all_rows_count_once() -> None:
     X, y = _large(3_001)
-    clf = SGDClassifier(policy="hogwild", n_lanes=3, max_iter=4, tol=None, random_state=0)
+    clf = SGDClassifier(policy="hogwild", run=Run(n_lanes=3), max_iter=4, tol=None, random_state=0)
     records = clf.fit(X, y).history_.records
     assert [record["rows"] for record in records] == [len(y)] * 4
     assert records[-1]["loss"] < records[0]["loss"]
@@ -218,14 +222,16 @@ def test_what_has_no_form_of_single_rows_takes_batches() -> None:
     assert Own.at_row is None
     X, y = _large(2_000)
     for params in ({"loss": Own()}, {"optimizer": "adam"}, {"batch_size": 64}, {"average": True}):
-        clf = SGDClassifier(policy="hogwild", n_lanes=2, max_iter=8, random_state=0, **params)
+        clf = SGDClassifier(
+            policy="hogwild", run=Run(n_lanes=2), max_iter=8, random_state=0, **params
+        )
         assert clf.fit(X, y).score(X, y) > 0.7
 
 
 def test_regression_on_sparse_rows() -> None:
     X, _ = _large(4_000)
     t = X @ np.random.default_rng(1).normal(size=X.shape[1])
-    reg = SGDRegressor(policy="hogwild", n_lanes=2, max_iter=20, tol=None, random_state=0)
+    reg = SGDRegressor(policy="hogwild", run=Run(n_lanes=2), max_iter=20, tol=None, random_state=0)
     assert reg.fit(X, t).score(X, t) > 0.9
 
 

@@ -13,6 +13,7 @@ from sklearn import linear_model
 
 from chaos.arenas import Arena
 from chaos.moments import Trouble, TroubleMaker
+from daskml_dist import Run
 from daskml_dist.linear_model import LinearRegression, LogisticRegression, SGDClassifier
 from daskml_dist.metrics import mean_squared_error
 from daskml_dist.policies import POLICIES
@@ -98,7 +99,7 @@ def classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDC
         max_iter=max_iter,
         tol=None,
         batch_size=32,
-        n_lanes=3,
+        run=Run(n_lanes=3),
         random_state=0,
         optimizer="sgd",
         learning_rate=InverseScaling(0.5),
@@ -111,9 +112,9 @@ def classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDC
 def _work(trouble: Trouble, rows: tuple[Any, Any], maker: TroubleMaker | None) -> Any:
     X, y = rows
     if trouble.work == "lbfgs":
-        return LogisticRegression(solver="lbfgs", tol=1e-8, n_lanes=3).fit(X, y)
+        return LogisticRegression(solver="lbfgs", tol=1e-8, run=Run(n_lanes=3)).fit(X, y)
     if trouble.work == "least squares":
-        return LinearRegression(n_lanes=3).fit(X, y)
+        return LinearRegression(run=Run(n_lanes=3)).fit(X, y)
     if trouble.work == "scaler":
         return StandardScaler().fit(X)
     if trouble.work == "metric":

@@ -45,8 +45,10 @@ from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.image import SENT, LaneImage
 from daskml_dist.ps.messages import Reply, Request
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardImage, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardImage, ShardState
 from daskml_dist.schedules import Constant
+from tests.rules import one_group
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -80,7 +82,7 @@ def credentials(
 
 
 def make_server() -> ParameterServer:
-    rule = UpdateRule(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 8, 1.0)
+    rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 8, 1.0)
     return ParameterServer(
         Asynchronous(), [0, 1], Shard(rule, ShardState(np.zeros((8, 1)), {})), None, 1
     )

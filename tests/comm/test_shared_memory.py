@@ -36,8 +36,10 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import Request
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from tests.rules import one_group
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it"),
@@ -161,7 +163,7 @@ def test_a_false_proof_ends_the_connection() -> None:
 @pytest.mark.parametrize("listening", [True, False])
 def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> None:
     """Rings where both sides allow them; the bytes counted are the same."""
-    rule = UpdateRule(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
+    rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
     shard = Shard(rule, ShardState(np.zeros((5, 1)), {}))
     server = ParameterServer(Asynchronous(), [0], shard, None, 1)
     bounds = Bounds("float64", 5, 1, 1)

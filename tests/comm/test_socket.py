@@ -18,15 +18,17 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import Request
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from tests.rules import one_group
 
 HOST, SECRET = "127.0.0.1", b"s" * 32
 BOUNDS = Bounds("float64", 1, 1, 1)
 
 
 def _server(n_rows: int, n_lanes: int) -> ParameterServer:
-    rule = UpdateRule(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), n_rows, 1.0)
+    rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), n_rows, 1.0)
     shard = Shard(rule, ShardState(np.zeros((n_rows, 1)), {}))
     return ParameterServer(Asynchronous(), list(range(n_lanes)), shard, None, 1)
 

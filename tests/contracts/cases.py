@@ -178,7 +178,7 @@ def _containers(subject: Subject) -> list[str]:
     """Containers that a subject takes."""
     words = any(SHAPES[shape].kind == "words" for shape in subject.setting.shapes)
     dense = words or subject.is_metric or subject.is_composed
-    trained = hasattr(subject.model, "memory_budget")
+    trained = hasattr(subject.model, "run")
     return [
         container
         for container in CONTAINERS
@@ -199,6 +199,6 @@ def _is_for(target: str, subject: Subject, container: str) -> bool:
 def _ways_of_y(subject: Subject, container: str, steps: tuple[str, ...]) -> list[str]:
     if container != "frame":
         return ["series"]
-    by_name = not subject.is_metric and hasattr(subject.model, "memory_budget")
+    by_name = not subject.is_metric and hasattr(subject.model, "run")
     possible = {"name": by_name, "array": is_ordered(steps)}
     return [way for way in Y_AS if possible.get(way, True)]

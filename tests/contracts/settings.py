@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from daskml_dist import preprocessing
+from daskml_dist import Run, preprocessing
 from tests.contracts.inputs import FEATURES
 
 __all__ = ["ELSEWHERE", "SETTINGS", "TIGHT", "Setting"]
@@ -103,13 +103,13 @@ SETTINGS: dict[str, list[Setting]] = {
     "LinearSVR": [_loose(tol=1e-9, loss="squared_epsilon_insensitive")],
     "SGDClassifier": [
         _tame(**_FULL_BATCH),
-        _tame(policy="allreduce", class_weight="balanced", n_lanes=3, **_FULL_BATCH),
+        _tame(policy="allreduce", class_weight="balanced", run=Run(n_lanes=3), **_FULL_BATCH),
         _tame(loss="squared_hinge", average=True, **_FULL_BATCH),
         _tame(loss="hinge", penalty="l1", alpha=0.01, **_FULL_BATCH),
     ],
     "SGDRegressor": [
         _tame(**_FULL_BATCH | {"learning_rate": 0.1}),
-        _tame(policy="allreduce", n_lanes=3, **_FULL_BATCH | {"learning_rate": 0.1}),
+        _tame(policy="allreduce", run=Run(n_lanes=3), **_FULL_BATCH | {"learning_rate": 0.1}),
     ],
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.exceptions import DataConversionWarning
 
+from daskml_dist import Run
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.errors import (
     DaskMLDistError,
@@ -49,8 +50,8 @@ UNREAD = da.from_delayed(
         ({"alpha": -1.0}, "alpha"),
         ({"batch_size": 0}, "integer >= 1"),
         ({"max_iter": 0}, "integer >= 1"),
-        ({"n_lanes": 0}, "integer >= 1"),
-        ({"n_servers": 2.5}, "integer >= 1"),
+        ({"run": Run(n_lanes=0)}, "integer >= 1"),
+        ({"run": Run(n_servers=2.5)}, "integer >= 1"),
         ({"device": "tpu"}, "cpu"),
         ({"validation_fraction": 1.5}, "between 0 and 1"),
         ({"tol": -1.0}, ">= 0"),

@@ -18,6 +18,7 @@ import pytest
 from distributed import Client
 from scipy import sparse
 
+from daskml_dist import Run
 from daskml_dist.backends.cupy_backend import CupyBackend
 from daskml_dist.data.block_info import inspect_block
 from daskml_dist.data.blocks import make_block
@@ -236,7 +237,7 @@ def test_parts_of_what_was_persisted(client: Client) -> None:
     X, y = client.persist([da.from_array(X0, chunks=(10, D)), da.from_array(Y0, chunks=10)])
     parts = _parts(X), _parts(y)
     _equal(SGDClassifier(**FULL_BATCH).fit(*parts).coef_, TRUTH.coef_)
-    streamed = SGDClassifier(**FULL_BATCH, memory_budget=1_000).fit(*parts)
+    streamed = SGDClassifier(**FULL_BATCH, run=Run(memory_budget=1_000)).fit(*parts)
     assert streamed.history_.extra["streamed"]
     _equal(streamed.coef_, TRUTH.coef_)
     keys = {*X.__dask_keys__()[0], *y.__dask_keys__()}

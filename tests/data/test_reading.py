@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, wait
 
+from daskml_dist import Run
 from daskml_dist.data import waiting
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DataLostError, InvalidDataError, TrainingError
@@ -186,7 +187,7 @@ def _paused(client: Client) -> int:
 
 
 def _classifier(**more: Any) -> SGDClassifier:
-    return SGDClassifier(max_iter=3, tol=None, n_lanes=3, random_state=0, **more)
+    return SGDClassifier(max_iter=3, tol=None, run=Run(n_lanes=3), random_state=0, **more)
 
 
 @pytest.mark.parametrize("persisted", [pytest.param(False, marks=SLOW), True])

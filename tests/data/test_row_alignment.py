@@ -17,6 +17,7 @@ from distributed import Client
 from sklearn import linear_model
 from sklearn.pipeline import make_pipeline
 
+from daskml_dist import Run
 from daskml_dist.data import as_collection, lowering
 from daskml_dist.data.lowering import _as_shown, _together, has_one_order
 from daskml_dist.data.recipes import make_recipes
@@ -218,7 +219,7 @@ def test_fits_and_scores(where: str, name: str) -> None:
 
 def test_streamed_rows_of_a_shuffle(client: Client) -> None:
     f = _frame("shuffle to fewer").assign(x0=lambda rows: rows["x0"] * (6 / N) - 3)
-    model = SGDClassifier(memory_budget=40_000, max_iter=3, random_state=0)
+    model = SGDClassifier(run=Run(memory_budget=40_000), max_iter=3, random_state=0)
     assert model.fit(f[X], f["label"]).score(f[X], f["label"]) > 0.9
     one = f.repartition(npartitions=1).shuffle("key", npartitions=1)
     assert make_recipes(as_collection(one[X]).delayed_blocks(None, False)).repeated_work > 1.5

@@ -13,7 +13,7 @@ from distributed import Client
 from scipy import optimize, sparse
 from sklearn.metrics import d2_tweedie_score, r2_score
 
-from daskml_dist import linear_model, metrics
+from daskml_dist import Run, linear_model, metrics
 from daskml_dist.errors import CheckpointError, DivergedError
 from daskml_dist.linear_model import LinearRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, Loss, SquaredError
@@ -32,7 +32,7 @@ FAR = [1e3, 1e6, 1.7e9]
 
 
 def _sgd(**params: Any) -> SGDRegressor:
-    return SGDRegressor(random_state=0, n_lanes=2, max_iter=20, tol=None, **params)
+    return SGDRegressor(random_state=0, run=Run(n_lanes=2), max_iter=20, tol=None, **params)
 
 
 # --- targets far from zero ---------------------------------------------------------------------
@@ -108,8 +108,8 @@ def test_a_damaged_shift_is_refused(tmp_path: Path, shift: Any) -> None:
     saved = Checkpoint(tmp_path / "fit.npz")
     _sgd(checkpoint=saved).set_params(max_iter=1).fit(X, Y)
     state, facts = saved.load()
-    saved.save(state, {**facts, "target_shift": shift})
-    with pytest.raises(CheckpointError, match="target_shift"):
+    saved.save(state, {**facts, "origin": shift})
+    with pytest.raises(CheckpointError, match="origin"):
         _sgd(checkpoint=Checkpoint(tmp_path / "fit.npz", resume=True)).fit(X, Y)
 
 

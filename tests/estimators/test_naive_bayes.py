@@ -12,7 +12,7 @@ from distributed import Client
 from numpy.testing import assert_allclose
 from scipy import sparse
 
-from daskml_dist import naive_bayes
+from daskml_dist import Run, naive_bayes
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB
@@ -49,7 +49,7 @@ def _assert_same(name: str, ours: Any, peer: Any, rtol: float = 1e-9) -> None:
 @WEIGHTS
 def test_equals_scikit_learn(name: str, weight: Any) -> None:
     X = _rows(name)
-    ours = getattr(naive_bayes, name)(n_lanes=3).fit(X, Y, weight)
+    ours = getattr(naive_bayes, name)(run=Run(n_lanes=3)).fit(X, Y, weight)
     peer = _peer(name, X, weight)
     _assert_same(name, ours, peer)
     assert len(ours.history_) == 1
@@ -65,7 +65,7 @@ def test_equals_scikit_learn(name: str, weight: Any) -> None:
 @WEIGHTS
 def test_sparse_counts(name: str, params: dict[str, Any], weight: Any) -> None:
     X = sparse.csr_array(COUNTS)
-    ours = getattr(naive_bayes, name)(n_lanes=2, **params).fit(X, Y, weight)
+    ours = getattr(naive_bayes, name)(run=Run(n_lanes=2), **params).fit(X, Y, weight)
     peer = _peer(name, X, weight, **params)
     _assert_same(name, ours, peer)
     assert_allclose(ours.predict_proba(X), peer.predict_proba(X), 1e-9)
@@ -86,7 +86,7 @@ def test_binarize(container: Any, threshold: float | None) -> None:
 def test_variances_keep_their_digits_beside_a_large_mean(container: Any, weight: Any) -> None:
     # Classes far from each other too, so that no one shift would do for all of them.
     X = 1e6 * (1 + Y[:, None]) + RNG.normal(size=(len(Y), 4))
-    ours = GaussianNB(n_lanes=4).fit(container(X), Y, weight)
+    ours = GaussianNB(run=Run(n_lanes=4)).fit(container(X), Y, weight)
     _assert_same("GaussianNB", ours, _peer("GaussianNB", X, weight))
     wide = X.astype(np.longdouble)[Y == 1]
     share = None if weight is None else weight[Y == 1].astype(np.longdouble)
@@ -175,7 +175,7 @@ def test_alpha_too_small() -> None:
         (MultinomialNB(alpha=[1.0, 1.0]), "n_features"),
         (MultinomialNB(class_prior=[1.0]), "Number of priors must match"),
         (BernoulliNB(binarize=-1.0), "or None"),
-        (BernoulliNB(n_lanes=0), "integer >= 1"),
+        (BernoulliNB(run=Run(n_lanes=0)), "integer >= 1"),
     ],
 )
 def test_bad_parameters(estimator: Any, remedy: str) -> None:

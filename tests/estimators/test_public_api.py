@@ -186,7 +186,7 @@ def test_maths_runs_without_dask() -> None:
 
 def test_workers_train_without_scikit_learn() -> None:
     """It takes over a second to import, before the first step on a new worker."""
-    rooms = [f"daskml_dist.{room}" for room in ("data", "ps", "comm", "training.trainer")]
+    rooms = [f"daskml_dist.{room}" for room in ("data", "ps", "comm", "training.worker.trainer")]
     assert _imported_with(rooms, {"sklearn", "pandas", "dask.dataframe"}) == []
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.metrics import log_loss
 
+from daskml_dist import Run
 from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.comm.wire import Reader, encode_request
@@ -233,13 +234,13 @@ def _classifier(**params: Any) -> SGDClassifier:
     defaults: dict[str, Any] = {
         "optimizer": "sgd",
         "learning_rate": 0.05,
-        "n_lanes": 2,
+        "run__n_lanes": 2,
         "batch_size": 10,
         "max_iter": 20,
         "tol": None,
         "random_state": 0,
     }
-    return SGDClassifier(**(defaults | params))
+    return SGDClassifier().set_params(**(defaults | params))
 
 
 def _cases() -> Iterator[Any]:
@@ -254,7 +255,7 @@ def _cases() -> Iterator[Any]:
 def test_the_optimum_is_that_without_compression(compression: Any, policy: str) -> None:
     X, y = _rows()
     plain = _classifier(policy=policy).fit(X, y)
-    small = _classifier(policy=policy, compression=compression).fit(X, y)
+    small = _classifier(policy=policy, run__compression=compression).fit(X, y)
     assert not np.array_equal(small.coef_, plain.coef_)
     expected = log_loss(y, plain.predict_proba(X))
     assert log_loss(y, small.predict_proba(X)) == pytest.approx(expected, rel=0.01)
@@ -266,7 +267,9 @@ def test_the_optimum_is_that_without_compression(compression: Any, policy: str) 
 def test_a_regression() -> None:
     X, _ = _rows()
     t = X @ np.linspace(-1, 1, 20)
-    reg = SGDRegressor(compression="8bit", n_lanes=3, max_iter=50, tol=None, random_state=0)
+    reg = SGDRegressor(
+        run=Run(compression="8bit", n_lanes=3), max_iter=50, tol=None, random_state=0
+    )
     assert reg.fit(X, t).score(X, t) > 0.99
 
 
@@ -314,7 +317,7 @@ def test_a_fit_pushes_all_of_every_gradient(
     for compression in (None, TopK(0.05)):
         arrived["sum"] = 0.0
         clf = _classifier(
-            policy=policy, compression=compression, batch_size=rows_of_batch, max_iter=2,
+            policy=policy, run__compression=compression, batch_size=rows_of_batch, max_iter=2,
             learning_rate=1e-300, alpha=0.0,
         )  # fmt: skip
         clf.fit(X, y)
@@ -329,7 +332,7 @@ def test_a_fit_of_few_steps_that_stops_early_loses_little() -> None:
     X, y = _rows()
     params = {"batch_size": None, "learning_rate": 0.5, "max_iter": 500, "tol": 1e-4}
     plain = _classifier(**params).fit(X, y)
-    small = _classifier(**params, compression=TopK(0.2)).fit(X, y)
+    small = _classifier(**params, run__compression=TopK(0.2)).fit(X, y)
     assert small.n_iter_ < 500
     expected = log_loss(y, plain.predict_proba(X))
     assert log_loss(y, small.predict_proba(X)) == pytest.approx(expected, rel=0.01)
@@ -344,11 +347,17 @@ def _lazy(n_features: int = 20, n_rows: int = 800) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def alone() -> NDArray[Any]:
     """Coefficients of a fit whose trainers share a process with the server."""
-    return _classifier(compression="8bit", n_lanes=3, deterministic=True).fit(*_lazy()).coef_
+    return (
+        _classifier(run__compression="8bit", run__n_lanes=3, run__deterministic=True)
+        .fit(*_lazy())
+        .coef_
+    )
 
 
 def test_local_and_remote_trainers_give_the_same_bits(alone: NDArray[Any], client: Client) -> None:
-    clf = _classifier(compression="8bit", n_lanes=3, deterministic=True).fit(*_lazy())
+    clf = _classifier(run__compression="8bit", run__n_lanes=3, run__deterministic=True).fit(
+        *_lazy()
+    )
     assert clf.history_.extra["n_lanes"] == 3
     np.testing.assert_array_equal(clf.coef_, alone)
 
@@ -359,7 +368,7 @@ def test_a_cluster_pushes_fewer_bytes(client: Client) -> None:
     plain = _classifier(**params).fit(X, y)
     before = plain.history_.records[1]["bytes_pushed"]
     for name in ("fp16", "8bit", "topk"):
-        clf = _classifier(**params, compression=name).fit(X, y)
+        clf = _classifier(**params, run__compression=name).fit(X, y)
         ratio = clf.history_.records[1]["bytes_pushed"] / before
         # The last of 40 pushes goes whole; a message has a header of about 100 bytes.
         expected = (39 * PROMISED[name, "float64"] + 1) / 40
@@ -380,13 +389,13 @@ def test_every_compressor_is_found_by_its_name() -> None:
 @pytest.mark.parametrize("bad", ["gzip", 8, TopK])
 def test_unknown_compression_is_told(bad: Any) -> None:
     with pytest.raises(InvalidParameterError, match="'8bit', 'fp16', 'significant', 'topk'"):
-        _classifier(compression=bad).fit(*_rows())
+        _classifier(run__compression=bad).fit(*_rows())
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in PUSHING])
 def test_policies_that_push_no_gradients_are_told(policy: str) -> None:
     with pytest.raises(InvalidParameterError, match=r"\['sync', 'ssp', 'async'\]"):
-        _classifier(compression="fp16").fit(*_rows(), policy=policy)
+        _classifier(run__compression="fp16").fit(*_rows(), policy=policy)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import sklearn.linear_model as peers
 from scipy import sparse
 
+from daskml_dist import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty, soft_threshold
@@ -124,7 +125,7 @@ def test_l1_leaves_zeros_under_each_policy_of_one_model(policy: str) -> None:
     rng = np.random.default_rng(1)
     X = rng.normal(size=(3000, 20))
     y = X[:, 0] - X[:, 1] + rng.normal(size=3000) > 0
-    kind = {"penalty": "l1", "alpha": 0.03, "random_state": 0, "n_lanes": 3}
+    kind = {"penalty": "l1", "alpha": 0.03, "random_state": 0, "run": Run(n_lanes=3)}
     model = SGDClassifier(policy=policy, **kind).fit(X, y)
     again = SGDClassifier(policy=policy, warm_start=True, max_iter=10, **kind)
     for _ in range(2):

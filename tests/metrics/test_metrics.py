@@ -22,7 +22,7 @@ from sklearn.exceptions import UndefinedMetricWarning
 from daskml_dist import metrics
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics import METRICS
-from daskml_dist.metrics._columns import Rows
+from daskml_dist.metrics._columns import ScoredRows
 from daskml_dist.metrics._runs import make_run, merge_runs
 from tests.quick import quick
 
@@ -225,7 +225,7 @@ def test_confusion_matrix_keeps_labels_without_weight() -> None:
 
 def test_confusion_matrix_of_many_labels_in_a_block_is_sparse() -> None:
     many = np.arange(50_000)
-    _, counts = metrics.classification._count_pairs(Rows(many, many, None))
+    _, counts = metrics.classification._count_pairs(ScoredRows(many, many, None))
     assert counts.nnz == len(many)
 
 

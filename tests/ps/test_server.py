@@ -16,9 +16,12 @@ from daskml_dist.policies import Asynchronous, BoundedStaleness, Hogwild, Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import PassLedger, StoppingRule
 from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, StalenessAware
+from tests.rules import one_group
 
 SIZES = (5, 17, 1)  # rows of the lanes
 N_FEATURES, RATE, L2 = 6, 0.1, 0.05
@@ -27,7 +30,7 @@ SHAPE = (N_FEATURES + 1, 1)
 
 def _rule(optimizer: str = "sgd", l1: float = 0.0, **options: Any) -> UpdateRule:
     options = {"schedule": Constant(RATE), "steps_per_pass": 1.0} | options
-    return UpdateRule(
+    return one_group(
         get_optimizer(optimizer), penalty=Penalty(l1, L2), n_penalised=N_FEATURES, **options
     )
 

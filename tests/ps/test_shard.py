@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty
 from daskml_dist.ps.layout import Layout
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Cosine, InverseScaling, Schedule
+from tests.rules import one_group
 
 N_ROWS, WIDTH = 9, 2  # eight features and the intercept
 EVERY = pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
@@ -26,7 +29,7 @@ def _rule(
     **options: Any,
 ) -> UpdateRule:
     options = {"n_penalised": N_ROWS - 1, "steps_per_pass": 10.0} | options
-    return UpdateRule(
+    return one_group(
         get_optimizer(optimizer), schedule or Constant(0.1), penalty or Penalty(0, 0), **options
     )
 
@@ -123,7 +126,7 @@ def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
     np.testing.assert_array_equal(shard.w[untouched], _weights()[untouched])
     for name, slot in shard.slots.items():
         np.testing.assert_array_equal(slot[index], small.slots[name])
-        fresh = shard.rule.optimizer.init(shard.w)[name]
+        fresh = shard.rule.only.optimizer.init(shard.w)[name]
         np.testing.assert_array_equal(slot[untouched], fresh[untouched])
 
 

@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression as Peer
 
+from daskml_dist import Run
 from daskml_dist.backends import get_backend
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
@@ -115,9 +116,9 @@ def test_the_difference_of_correlations_is_the_gradient() -> None:
 )
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 def test_ends_at_the_optimum(params: dict[str, Any], y: Any, weight: Any) -> None:
-    ours = LogisticRegression(solver="boosting", tol=1e-6, max_iter=3000, n_lanes=2, **params).fit(
-        X, y, weight
-    )
+    ours = LogisticRegression(
+        solver="boosting", tol=1e-6, max_iter=3000, run=Run(n_lanes=2), **params
+    ).fit(X, y, weight)
     peer_params = params | ({"C": np.inf} if params["penalty"] is None else {})
     peer_params.pop("penalty")
     peer = Peer(tol=1e-9, max_iter=1000, **peer_params).fit(X, y, weight)

@@ -15,7 +15,7 @@ from scipy import linalg, sparse
 from sklearn import linear_model as peers
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist import linear_model
+from daskml_dist import Run, linear_model
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import ElasticNet, Lasso, LinearRegression, Ridge
 
@@ -267,7 +267,7 @@ def test_blocks_on_workers(client: Client) -> None:
 
 def test_lanes_change_nothing_but_rounding() -> None:
     X, y = _data()
-    coefs = [LinearRegression(n_lanes=n).fit(X, y).coef_ for n in (1, 3, 7)]
+    coefs = [LinearRegression(run=Run(n_lanes=n)).fit(X, y).coef_ for n in (1, 3, 7)]
     assert max(_differ(coef, coefs[0]) for coef in coefs) < 1e-13
 
 

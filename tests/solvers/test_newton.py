@@ -20,6 +20,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.losses import LOSSES
 from daskml_dist.models import curvature
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 
 X, Y = make_classification(400, 6, random_state=0)
@@ -62,7 +63,7 @@ def test_hessian_is_the_slope_of_the_gradient(
 
     loss, gradient, hessian = sums(w)
     expected = np.zeros(model.shape)
-    whole = model.add_gradient(w, rows, y, WEIGHT, expected, get_backend("cpu"))
+    whole = model.add_gradient(w, BatchRows(rows, y, WEIGHT), expected, get_backend("cpu"))
     assert loss == pytest.approx(whole, rel=1e-12)
     np.testing.assert_allclose(gradient, expected.ravel(), rtol=1e-10, atol=1e-10)
     h = 1e-6

@@ -27,11 +27,12 @@ from distributed import Client
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from daskml_dist import Run
 from daskml_dist.errors import CheckpointError, DivergedError, InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LogLoss
 from daskml_dist.policies import POLICIES
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training import checkpoint_format as module
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.history import RECORD_KEYS
@@ -40,7 +41,7 @@ from tests.subprocesses import ROOT, environment
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(400, 5))
 Y = np.where(X[:, 0] + 0.5 * RNG.normal(size=400) > 0, "yes", "no")
-PARAMS: dict[str, Any] = {"tol": None, "random_state": 0, "n_lanes": 2}
+PARAMS: dict[str, Any] = {"tol": None, "random_state": 0, "run": Run(n_lanes=2)}
 
 
 class Count:
@@ -95,7 +96,8 @@ def test_a_resumed_fit_equals_an_undisturbed_one(
     saved = Checkpoint(tmp_path / "fit.npz", every=2, resume=True)
     with pytest.raises(ValueError, match="power cut"):
         SGDClassifier(checkpoint=saved, callbacks=Count(raise_at=5), **params).fit(X, Y)
-    resumed = SGDClassifier(checkpoint=saved, n_servers=2, **params).fit(X, Y)
+    several = params | {"run": Run(n_lanes=2, n_servers=2)}
+    resumed = SGDClassifier(checkpoint=saved, **several).fit(X, Y)
     np.testing.assert_allclose(resumed.coef_, undisturbed.coef_, rtol=1e-9)
     assert resumed.n_iter_ == 7
     again = SGDClassifier(checkpoint=saved, **params).fit(X, Y)
@@ -158,9 +160,9 @@ def test_after_an_interrupt_sync_equals_an_undisturbed_fit(
     "changed",
     [
         {"policy": "allreduce"},
-        {"n_servers": 3},
-        {"n_lanes": 5},
-        {"policy": "allreduce", "n_lanes": 1},
+        {"run": Run(n_lanes=2, n_servers=3)},
+        {"run": Run(n_lanes=5)},
+        {"policy": "allreduce", "run": Run(n_lanes=1)},
     ],
     ids=str,
 )
@@ -184,7 +186,8 @@ def test_the_same_maths_goes_on_with_others(
 def test_any_policy_goes_on(tmp_path: Path, before: str, after: str) -> None:
     params = {**PARAMS, "max_iter": 8}
     saved = _interrupted(tmp_path / "c", policy=before, **params)
-    resumed = SGDClassifier(checkpoint=saved, policy=after, n_servers=2, **params).fit(X, Y)
+    several = params | {"run": Run(n_lanes=2, n_servers=2)}
+    resumed = SGDClassifier(checkpoint=saved, policy=after, **several).fit(X, Y)
     assert [record["pass"] for record in resumed.history_] == list(range(1, 9))
     assert resumed.score(X, Y) > 0.8
 

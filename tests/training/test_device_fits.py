@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import clone
 
-from daskml_dist import naive_bayes, svm
+from daskml_dist import Run, naive_bayes, svm
 from daskml_dist.backends import Backend, devices, get_backend
 from daskml_dist.backends.recorded_steps import RecordedSteps
 from daskml_dist.data import batches
@@ -47,7 +47,8 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.lane import Batch
 from daskml_dist.training.worker.loops.own_steps import OwnSteps
@@ -55,6 +56,7 @@ from daskml_dist.training.worker.loops.residence import moved
 from daskml_dist.training.worker.ready_blocks import prepare_block
 from tests.cuda_emulation import EmulatedCupy
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.rules import one_group
 from tests.strict_backend import StrictBackend
 
 RNG = np.random.default_rng(0)
@@ -128,8 +130,8 @@ def _parameters(model: Any) -> list[NDArray[Any]]:
 
 def _check(model: Any, y: NDArray[Any], rtol: float = 1e-6, **fit: Any) -> None:
     """A fit on the device ends where the CPU's does, and predicts on the CPU."""
-    there = type(model)(**{**model.get_params(), "device": "gpu"}).fit(X, y, **fit)
-    here = type(model)(**{**model.get_params(), "device": "cpu"}).fit(X, y, **fit)
+    there = clone(model).set_params(device="gpu").fit(X, y, **fit)
+    here = clone(model).set_params(device="cpu").fit(X, y, **fit)
     arrays = list(zip(_parameters(there), _parameters(here), strict=True))
     assert arrays
     for found, expected in arrays:
@@ -145,7 +147,7 @@ STEPS = {"max_iter": 3, "tol": None, "random_state": 0, "batch_size": 32}
 def test_every_policy(gpu: None, policy: str, n_lanes: int) -> None:
     if n_lanes > 1 and policy in {"async", "ssp", "hogwild"}:
         pytest.skip("lanes of this policy race, on a CPU too")
-    _check(SGDClassifier(policy=policy, n_lanes=n_lanes, **STEPS), TARGETS["two"])
+    _check(SGDClassifier(policy=policy, run=Run(n_lanes=n_lanes), **STEPS), TARGETS["two"])
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -153,11 +155,10 @@ def test_every_policy(gpu: None, policy: str, n_lanes: int) -> None:
 def test_weights_averages_and_held_out_rows(gpu: None, policy: str, deterministic: bool) -> None:
     model = SGDClassifier(
         policy=policy,
-        n_lanes=2,
+        run=Run(n_lanes=2, deterministic=deterministic),
         average=100,
         early_stopping=True,
         class_weight="balanced",
-        deterministic=deterministic,
         **STEPS,
     )
     _check(model, TARGETS["three"], sample_weight=WEIGHT)
@@ -205,7 +206,7 @@ def test_fits_go_on(gpu: None, policy: str) -> None:
 
 def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> None:
     backend = StrictBackend()
-    rule = UpdateRule(get_optimizer("adam"), Constant(0.1), Penalty(0.0, 0.1), 3, 10.0, 0)
+    rule = one_group(get_optimizer("adam"), Constant(0.1), Penalty(0.0, 0.1), 3, 10.0, 0)
 
     def steps(home: Backend, shard: Shard) -> Shard:
         for k in range(3):
@@ -231,7 +232,9 @@ def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> Non
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_kernels_under_every_policy(kernels: None, policy: str) -> None:
-    model = SGDClassifier(policy=policy, n_lanes=1, penalty="elasticnet", alpha=0.01, **STEPS)
+    model = SGDClassifier(
+        policy=policy, run=Run(n_lanes=1), penalty="elasticnet", alpha=0.01, **STEPS
+    )
     _check(model, TARGETS["two"])
 
 
@@ -249,7 +252,7 @@ def test_rows_of_several_blocks(
     ends = []
     for device in ("gpu", "cpu"):
         clf = SGDClassifier(
-            policy=policy, n_lanes=2, device=device, early_stopping=held_out, **steps
+            policy=policy, run=Run(n_lanes=2), device=device, early_stopping=held_out, **steps
         )
         ends.append(clf.fit(rows, y, sample_weight=weight))
     np.testing.assert_allclose(ends[0].coef_, ends[1].coef_, rtol=1e-6, atol=1e-9)
@@ -278,10 +281,10 @@ STORED_FITS = [
 def test_features_in_half_precision(kernels: None, stored: str, model: Any, target: str) -> None:
     """Nothing is lost but what the rows themselves lose; the arithmetic is float32."""
     y = TARGETS[target]
-    there = clone(model).set_params(device="gpu", compute_dtype=stored).fit(X, y)
+    there = clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(X, y)
     here = clone(model).set_params(device="cpu").fit(_rounded(X, stored), y)
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3, atol=1e-4)
-    on_cpu = clone(model).set_params(device="cpu", compute_dtype=stored).fit(X, y)
+    on_cpu = clone(model).set_params(device="cpu", run__compute_dtype=stored).fit(X, y)
     whole = clone(model).set_params(device="cpu").fit(X.astype(np.float32), y)
     np.testing.assert_array_equal(on_cpu.coef_.astype(np.float32), whole.coef_)
 
@@ -297,7 +300,9 @@ def test_rows_in_half_precision_that_no_kernel_takes(
     """Rows too wide for it."""
     wide = RNG.normal(size=(240, 2100)) / 10
     model = SGDClassifier(fit_intercept=intercept, **STEPS)
-    there = clone(model).set_params(device="gpu", compute_dtype=stored).fit(wide, TARGETS["two"])
+    there = (
+        clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(wide, TARGETS["two"])
+    )
     here = model.set_params(device="cpu").fit(_rounded(wide, stored), TARGETS["two"])
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3, atol=1e-5)
 
@@ -308,7 +313,9 @@ def test_rows_longer_than_half_precision_holds(kernels: None, stored: str) -> No
     large = X * (5e4 / np.abs(X).max())
     assert np.abs(large).sum(axis=1).max() > np.finfo(np.float16).max
     model = LogisticRegression(max_iter=5, solver="boosting")
-    there = clone(model).set_params(device="gpu", compute_dtype=stored).fit(large, TARGETS["two"])
+    there = (
+        clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(large, TARGETS["two"])
+    )
     here = clone(model).set_params(device="cpu").fit(_rounded(large, stored), TARGETS["two"])
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-3)
 
@@ -316,7 +323,9 @@ def test_rows_longer_than_half_precision_holds(kernels: None, stored: str) -> No
 def test_sparse_rows_are_stored_whole(kernels: None, stored: str) -> None:
     rows = sparse.csr_array(np.where(np.abs(X) > 1, X, 0).astype(np.float32))
     model = SGDClassifier(**STEPS)
-    there = clone(model).set_params(device="gpu", compute_dtype=stored).fit(rows, TARGETS["two"])
+    there = (
+        clone(model).set_params(device="gpu", run__compute_dtype=stored).fit(rows, TARGETS["two"])
+    )
     here = model.set_params(device="cpu").fit(rows, TARGETS["two"])
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-4, atol=1e-5)
 
@@ -329,17 +338,17 @@ def test_features_too_large_for_half_precision_are_told(kernels: None, stored: s
     with pytest.raises(
         InvalidDataError, match=rf"X .*{stored}.* {re.escape(f'{largest:g}')} at most"
     ):
-        SGDClassifier(device="gpu", compute_dtype=stored).fit(rows, TARGETS["two"])
+        SGDClassifier(device="gpu", run=Run(compute_dtype=stored)).fit(rows, TARGETS["two"])
 
 
 def test_other_dtypes_of_features_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"'float16', 'bfloat16'"):
-        SGDClassifier(compute_dtype="int8").fit(X, TARGETS["two"])
+        SGDClassifier(run=Run(compute_dtype="int8")).fit(X, TARGETS["two"])
 
 
 def test_bfloat16_needs_a_package(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    model = SGDClassifier(compute_dtype="bfloat16", **STEPS)
+    model = SGDClassifier(run=Run(compute_dtype="bfloat16"), **STEPS)
     with pytest.raises(DeviceUnavailableError, match=r"ml_dtypes .*pip install .*float16"):
         clone(model).set_params(device="gpu").fit(X, TARGETS["two"])
     # A CPU stores float32.
@@ -352,7 +361,7 @@ def test_sparse_rows_of_several_blocks(kernels: None, policy: str) -> None:
     y, weight = (da.from_array(a, chunks=((100, 140),)) for a in (TARGETS["two"], WEIGHT))
     ends = []
     for device in ("gpu", "cpu"):
-        clf = SGDClassifier(policy=policy, n_lanes=1, device=device, **STEPS)
+        clf = SGDClassifier(policy=policy, run=Run(n_lanes=1), device=device, **STEPS)
         ends.append(clf.fit(rows, y, sample_weight=weight).coef_)
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6, atol=1e-9)
 
@@ -362,7 +371,7 @@ def test_sparse_rows_of_many_features(kernels: None, policy: str) -> None:
     rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
     ends = []
     for device in ("gpu", "cpu"):
-        clf = SGDClassifier(policy=policy, n_lanes=1, device=device, **STEPS)
+        clf = SGDClassifier(policy=policy, run=Run(n_lanes=1), device=device, **STEPS)
         ends.append(clf.fit(rows, TARGETS["two"]).coef_)
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6, atol=1e-9)
 
@@ -383,8 +392,8 @@ def test_steps_at_columns_are_recorded(
     ends = []
     for device in ("gpu", "cpu"):
         clf = SGDClassifier(
-            policy=policy, n_lanes=n_lanes, device=device, optimizer="adagrad", penalty=None,
-            warm_start=True, early_stopping=True, **STEPS,
+            policy=policy, run=Run(n_lanes=n_lanes), device=device, optimizer="adagrad",
+            penalty=None, warm_start=True, early_stopping=True, **STEPS,
         )  # fmt: skip
         for _ in range(2):
             clf.fit(rows, TARGETS["two"], sample_weight=WEIGHT)
@@ -400,7 +409,7 @@ def test_lanes_without_rows_step_on_a_device() -> None:
     """Their batches touch the intercept's row, which must not be gathered there."""
     backend = StrictBackend()
     parts = get_optimizer("adagrad"), Constant(0.1), Penalty(0.0, 0.0)
-    rule = UpdateRule(*parts, 3, 10.0, coordinates=True)
+    rule = one_group(*parts, 3, 10.0, coordinates=True)
     replica = Shard(rule, ShardState(backend.to_device(np.ones((4, 1))), {}), backend=backend)
     lane: Any = SimpleNamespace(
         backend=backend,
@@ -474,7 +483,7 @@ def test_parameters_are_moved_once_a_round(monkeypatch: pytest.MonkeyPatch) -> N
     plug_in(_Counted, monkeypatch)
     _Counted.moved = 0
     rows, y = da.from_array(X, chunks=(24, 5)), da.from_array(TARGETS["two"], chunks=24)
-    model = LogisticRegression(device="gpu", n_lanes=1).fit(rows, y)
+    model = LogisticRegression(device="gpu", run=Run(n_lanes=1)).fit(rows, y)
     rounds = len(model.history_.records)
     assert 20 + rounds < _Counted.moved < 20 + 3 * (rounds + 2)
 
@@ -521,7 +530,7 @@ def test_sparse_rows_are_not_summed_in_order_on_a_device(
     _Counted.moved = 0
     rows, ends = sparse.csr_array(X), []
     for device in ("auto", "cpu"):
-        model = clone(model).set_params(device=device, deterministic=True)
+        model = clone(model).set_params(device=device, run__deterministic=True)
         ends.append(model.fit(rows, TARGETS["two"]).coef_)
     np.testing.assert_array_equal(ends[0], ends[1])
     assert not _Counted.moved

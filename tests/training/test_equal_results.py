@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.special import expit, softmax
 
+from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 
 CHUNKS = (70, 10, 120, 31, 69)
@@ -62,16 +63,16 @@ def test_full_batches_equal_gradient_descent(
     if problem == "binary":
         y: Any = t > 0
         w, b = _descend(X, lambda raw: expit(raw) - y[:, None], 1, weight)
-        est = SGDClassifier(policy=policy, n_servers=2, **FULL_BATCH)
+        est = SGDClassifier(policy=policy, run=Run(n_servers=2), **FULL_BATCH)
     elif problem == "softmax":
         y = np.digitize(t, [-1.0, 1.0])
         one_hot = np.eye(3)[y]
         w, b = _descend(X, lambda raw: softmax(raw, axis=1) - one_hot, 3, weight)
-        est = SGDClassifier(policy=policy, n_servers=2, **FULL_BATCH)
+        est = SGDClassifier(policy=policy, run=Run(n_servers=2), **FULL_BATCH)
     else:
         y = t
         w, b = _descend(X, lambda raw: raw - y[:, None], 1, weight, weight @ y / weight.sum())
-        est = SGDRegressor(policy=policy, n_servers=2, **FULL_BATCH)
+        est = SGDRegressor(policy=policy, run=Run(n_servers=2), **FULL_BATCH)
     est.fit(_lazy(X), _lazy(y), _lazy(weight) if weighted else None)
     np.testing.assert_allclose(np.atleast_2d(est.coef_).T, w, rtol=1e-10)
     np.testing.assert_allclose(est.intercept_, b, rtol=1e-10)
@@ -97,7 +98,7 @@ def test_two_runs_are_equal(client: Client, rows: Any, policy: str) -> None:
 
 
 def test_the_number_of_servers_does_not_matter(client: Client, rows: Any) -> None:
-    one, *others = (_coefficients(rows, policy="sync", n_servers=n) for n in (1, 3))
+    one, *others = (_coefficients(rows, policy="sync", run=Run(n_servers=n)) for n in (1, 3))
     for other in others:
         np.testing.assert_array_equal(other, one)
 
@@ -111,7 +112,8 @@ def test_one_lane_needs_no_server(rows: Any, optimizer: str, sparse_rows: bool) 
         X = sparse.random(len(X), 4096, density=0.001, format="csr", rng=0)
     params: dict[str, Any] = {"optimizer": optimizer, "batch_size": 16, "random_state": 3}
     found = [
-        SGDClassifier(max_iter=4, tol=None, n_servers=n, **params).fit(X, t > 0) for n in (1, 2)
+        SGDClassifier(max_iter=4, tol=None, run=Run(n_servers=n), **params).fit(X, t > 0)
+        for n in (1, 2)
     ]
     assert [clf.history_.extra["n_servers"] for clf in found] == [0, 2]
     assert {clf.history_.extra["policy"] for clf in found} == {"sync"}
@@ -143,7 +145,7 @@ def test_lanes_make_the_workers_irrelevant(
     for cluster in clusters:
         with Client(cluster):
             for policy, coefficients in found.items():
-                params = {"policy": policy, "n_lanes": 4, "deterministic": deterministic}
+                params = {"policy": policy, "run": Run(n_lanes=4, deterministic=deterministic)}
                 coefficients.append(_coefficients(rows, lay, **params))
     for one, *others in found.values():
         for other in others:

@@ -10,6 +10,7 @@ from scipy import sparse
 from sklearn.datasets import make_regression
 from sklearn.preprocessing import scale
 
+from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES
 from daskml_dist.optimizers import OPTIMIZERS
@@ -36,7 +37,7 @@ FEW = quick(POLICIES, "sync", "allreduce", "async", "hogwild")
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_classification(policy: str, loss: str, n_classes: int) -> None:
     rows, y = X[n_classes > Y], Y[n_classes > Y]
-    clf = SGDClassifier(loss=loss, policy=policy, n_lanes=3, random_state=0).fit(rows, y)
+    clf = SGDClassifier(loss=loss, policy=policy, run=Run(n_lanes=3), random_state=0).fit(rows, y)
     assert clf.score(rows, y) > 0.85
     assert clf.history_.records[-1]["rows"] == len(rows)
 
@@ -49,7 +50,9 @@ def test_regression(policy: str, loss: str) -> None:
     positive = loss in {"poisson", "gamma", "tweedie"}
     y = np.random.default_rng(0).poisson(np.exp(t / 2)).astype(float) if positive else t
     y = np.maximum(y, 0.5) if loss == "gamma" else y
-    reg = SGDRegressor(loss=loss, policy=policy, n_lanes=3, max_iter=60, tol=None, random_state=0)
+    reg = SGDRegressor(
+        loss=loss, policy=policy, run=Run(n_lanes=3), max_iter=60, tol=None, random_state=0
+    )
     reg.fit(rows, y)
     # The best of a log link is 0.28 where targets are cut off below ("gamma").
     least = {"poisson": 0.25, "tweedie": 0.25, "gamma": 0.2}
@@ -61,7 +64,7 @@ def test_regression(policy: str, loss: str) -> None:
 def test_optimizers(policy: str, optimizer: str) -> None:
     rate: Any = 0.02 if optimizer in {"adam", "adamw"} else "auto"
     clf = SGDClassifier(
-        optimizer=optimizer, learning_rate=rate, policy=policy, n_lanes=2, random_state=0
+        optimizer=optimizer, learning_rate=rate, policy=policy, run=Run(n_lanes=2), random_state=0
     )
     assert clf.fit(X, Y).score(X, Y) > 0.7
 
@@ -90,7 +93,7 @@ def test_rows_that_touch_few_coordinates(policy: str) -> None:
     )
     rows.sum_duplicates()
     y = rows @ rng.normal(size=n_features) > 0
-    clf = SGDClassifier(policy=policy, n_lanes=2, n_servers=3, max_iter=10, random_state=0)
+    clf = SGDClassifier(policy=policy, run=Run(n_lanes=2, n_servers=3), max_iter=10, random_state=0)
     assert clf.fit(rows, y).score(rows, y) > 0.9
     assert clf.coef_.dtype == np.float32
     untouched = np.setdiff1d(np.arange(n_features), columns)
@@ -100,9 +103,10 @@ def test_rows_that_touch_few_coordinates(policy: str) -> None:
 def test_sync_equals_allreduce_on_coordinates() -> None:
     rows = sparse.random_array((400, 4_096), density=0.004, rng=0, format="csr")
     y = np.asarray(rows.sum(axis=1)) > 8
-    params: dict[str, Any] = {"n_lanes": 3, "max_iter": 4, "random_state": 0, "batch_size": 16}
+    run = Run(n_lanes=3, n_servers=2)
+    params: dict[str, Any] = {"run": run, "max_iter": 4, "random_state": 0, "batch_size": 16}
     sync, allreduce = (
-        SGDClassifier(policy=policy, n_servers=2, **params).fit(rows, y).coef_
+        SGDClassifier(policy=policy, **params).fit(rows, y).coef_
         for policy in ("sync", "allreduce")
     )
     np.testing.assert_allclose(allreduce, sync, rtol=1e-9)
@@ -112,7 +116,7 @@ def test_sync_equals_allreduce_on_coordinates() -> None:
 def test_push_and_pull_every_few_steps(every: tuple[int, int]) -> None:
     schedule = StalenessAware(get_schedule(0.05, default=0.05, alpha=1e-4, max_iter=20))
     clf = SGDClassifier(
-        policy=Asynchronous(*every), n_lanes=2, learning_rate=schedule, random_state=0
+        policy=Asynchronous(*every), run=Run(n_lanes=2), learning_rate=schedule, random_state=0
     )
     clf.fit(X, Y)
     assert clf.score(X, Y) > 0.7
@@ -161,7 +165,7 @@ def test_labels_of_any_kind(labels: list[Any]) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_average_is_near_the_last_parameters(policy: str) -> None:
-    clf = SGDClassifier(average=True, policy=policy, n_lanes=2, random_state=0).fit(X, Y)
+    clf = SGDClassifier(average=True, policy=policy, run=Run(n_lanes=2), random_state=0).fit(X, Y)
     assert clf.score(X, Y) > 0.7
 
 

@@ -17,7 +17,8 @@ from daskml_dist.ps.image import Holding, Images, LaneImage, ServerImage, shadow
 from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
 from daskml_dist.training.client import membership
 from daskml_dist.training.client.fleet import Gone
@@ -26,6 +27,7 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.pace import Pace
 from daskml_dist.training.client.recovery import choose
 from daskml_dist.training.client.seating import Seating
+from tests.rules import one_group
 
 # --- nobody ---------------------------------------------------------------------------------
 
@@ -120,7 +122,7 @@ SHAPE = (5, 2)
 
 
 def _server(policy: Any, optimizer: str = "adam", generation: int = 0) -> ParameterServer:
-    rule = UpdateRule(
+    rule = one_group(
         get_optimizer(optimizer), InverseScaling(0.1), Penalty(0.01, 0.01), 4, 1.0, average_after=4
     )
     shard = Shard(rule, ShardState(np.zeros(SHAPE), {}))

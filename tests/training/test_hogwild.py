@@ -19,6 +19,7 @@ from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import OPTIMIZERS, SGD
 from daskml_dist.training.worker.loops.turns import Turns
@@ -72,7 +73,9 @@ def _largest(X: Any, y: Any, **params: Any) -> float:
 def _in_turn(X: Any, y: Any, optimizer: str, batch_size: Any) -> float:
     """Largest parameter after as many steps, made one after the other."""
     batch_size = 1 if batch_size == "auto" else batch_size
-    return _largest(X, y, policy="sync", n_lanes=1, optimizer=optimizer, batch_size=batch_size)
+    return _largest(
+        X, y, policy="sync", run=Run(n_lanes=1), optimizer=optimizer, batch_size=batch_size
+    )
 
 
 @EVERY
@@ -81,7 +84,7 @@ def test_parameters_stay_as_large_as_those_of_steps_in_turn(kind: str, optimizer
     make, batch_size = KINDS[kind]
     X, y = make()
     most = 2 * _in_turn(X, y, optimizer, batch_size)
-    params = {"optimizer": optimizer, "batch_size": batch_size, "n_lanes": 2}
+    params = {"optimizer": optimizer, "batch_size": batch_size, "run": Run(n_lanes=2)}
     assert _largest(X, y, policy="hogwild", **params) < most
 
 
@@ -107,7 +110,9 @@ def _assert_bounded_in_twenty_fits(X: Any, y: Any, **params: Any) -> None:
         for at in range(0, len(y), size)
     ]
     rows, labels = dask.persist(da.concatenate(blocks), da.from_array(y, chunks=size))
-    largest = [_largest(rows, labels, policy="hogwild", n_lanes=6, **params) for _ in range(20)]
+    largest = [
+        _largest(rows, labels, policy="hogwild", run=Run(n_lanes=6), **params) for _ in range(20)
+    ]
     assert max(largest) < most
 
 
@@ -163,7 +168,7 @@ def test_threads_take_turns_in_an_update(kind: str) -> None:
     X, y = make()
     watched = _Watched()
     params: dict[str, Any] = {"max_iter": 2, "tol": None, "batch_size": 20, "random_state": 0}
-    SGDClassifier(policy="hogwild", n_lanes=2, optimizer=watched, **params).fit(X, y)
+    SGDClassifier(policy="hogwild", run=Run(n_lanes=2), optimizer=watched, **params).fit(X, y)
     assert watched.alone == [True] * len(watched.alone)
     assert watched.steps == list(range(1, len(watched.steps) + 1))
 

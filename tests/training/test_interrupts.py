@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from daskml_dist import Run
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.optimizers import SGD
 from daskml_dist.policies import POLICIES
@@ -55,7 +56,8 @@ def _lazy() -> tuple[Any, Any]:
 
 
 def _endless(policy: Any, **params: Any) -> SGDClassifier:
-    params = {"batch_size": 64, "n_lanes": 2, "random_state": 0, "optimizer": "sgd", **params}
+    usual = {"batch_size": 64, "run": Run(n_lanes=2), "random_state": 0, "optimizer": "sgd"}
+    params = {**usual, **params}
     return SGDClassifier(policy=policy, max_iter=10**6, tol=None, **params)
 
 
@@ -255,7 +257,7 @@ def test_a_fit_with_checkpoints_keeps_what_it_had(
 def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> None:
     X, y = _lazy()
     callback = At(3)
-    clf = _endless(policy, callbacks=callback, n_servers=2)
+    clf = _endless(policy, callbacks=callback, run=Run(n_lanes=2, n_servers=2))
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
     assert callback.told == [1, 2, 3, "end"]
@@ -288,7 +290,7 @@ def test_a_fit_whose_workers_are_lost_keeps_the_clients_images(
     for name in ("_SHADOW_AFTER", "_SAVE", "_SAVE_SHADOWED"):
         monkeypatch.setattr(cluster_run, name, 0.0)
     X, y = _lazy()
-    clf = _endless(policy, callbacks=callback, n_servers=2)
+    clf = _endless(policy, callbacks=callback, run=Run(n_lanes=2, n_servers=2))
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
     image = saved[-1][0][0]

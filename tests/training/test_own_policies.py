@@ -19,6 +19,7 @@ from distributed import Client
 
 import daskml_dist
 import daskml_dist.policies
+from daskml_dist import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import AllReduce, ArrivalGate, Gate, LocalSGD, Policy
@@ -35,8 +36,8 @@ def _fit(policy: str | Policy) -> SGDClassifier:
     y = X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0
     X, y = da.from_array(X, chunks=(250, -1)), da.from_array(y, chunks=250)
     clf = SGDClassifier(
-        policy=policy, n_lanes=2, batch_size=63, max_iter=4, tol=None,
-        deterministic=True, random_state=0,
+        policy=policy, run=Run(n_lanes=2, deterministic=True), batch_size=63, max_iter=4, tol=None,
+        random_state=0,
     )  # fmt: skip
     clf.fit(X, y)
     assert clf.score(X, y) > 0.85

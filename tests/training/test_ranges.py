@@ -18,6 +18,7 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import scale
 
+from daskml_dist import Run
 from daskml_dist.backends import get_backend
 from daskml_dist.linear_model import LogisticRegression, PoissonRegressor
 from daskml_dist.losses import LogLoss
@@ -186,6 +187,6 @@ def test_it_stops_where_it_is_told_to(client: Client) -> None:
 
 def test_in_the_order_of_lanes_vectors_are_whole(client: Client) -> None:
     X, y = (da.from_array(part, chunks=(50, -1)[: part.ndim]) for part in CANCER)
-    clf = LogisticRegression(deterministic=True, n_lanes=4).fit(X, y)
-    whole = _whole(LogisticRegression(deterministic=True, n_lanes=4), X, y)
+    clf = LogisticRegression(run=Run(deterministic=True, n_lanes=4)).fit(X, y)
+    whole = _whole(LogisticRegression(run=Run(deterministic=True, n_lanes=4)), X, y)
     np.testing.assert_array_equal(clf.coef_, whole.coef_)

@@ -22,6 +22,7 @@ from distributed import Client, LocalCluster, wait
 from distributed.comm import get_address_host_port
 from sklearn.metrics import log_loss
 
+from daskml_dist import Run
 from daskml_dist.compression import TopK
 from daskml_dist.errors import DataLostError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
@@ -71,7 +72,7 @@ def _lazy() -> tuple[Any, Any]:
 
 
 def _classifier(policy: Any, *callbacks: Any, **params: Any) -> SGDClassifier:
-    params = {"max_iter": N_PASSES, "tol": None, "batch_size": 16, "n_lanes": 3} | params
+    params = {"max_iter": N_PASSES, "tol": None, "batch_size": 16, "run": Run(n_lanes=3)} | params
     return SGDClassifier(policy=policy, random_state=0, callbacks=list(callbacks), **params)
 
 
@@ -185,7 +186,7 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
 
     def fit(*callbacks: Any) -> LogisticRegression:
         clf = LogisticRegression(
-            max_iter=60, tol=0, n_lanes=3, deterministic=True, callbacks=list(callbacks)
+            max_iter=60, tol=0, run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks)
         )
         return clf.fit(X, y)
 
@@ -209,7 +210,9 @@ def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, rol
     X, y = _unequal_columns(-1, 1, of=10)
 
     def fit(*callbacks: Any) -> LogisticRegression:
-        clf = LogisticRegression(max_iter=500, tol=1e-9, n_lanes=3, callbacks=list(callbacks))
+        clf = LogisticRegression(
+            max_iter=500, tol=1e-9, run=Run(n_lanes=3), callbacks=list(callbacks)
+        )
         with dask.config.set({"daskml_dist.ranges_from": 1}):
             return clf.fit(X, y)
 
@@ -285,7 +288,7 @@ def test_the_only_worker_is_lost(
 @pytest.mark.parametrize("n_servers", [2, 3])
 def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers: int) -> None:
     strike = Strike(lambda run: _kill(crew_client, run.server_addresses[1]))
-    clf = _classifier("sync", strike, n_servers=n_servers).fit(*_lazy())
+    clf = _classifier("sync", strike, run=Run(n_lanes=3, n_servers=n_servers)).fit(*_lazy())
     _check(clf, "sync")
     assert not strike.events[0].anew
     assert strike.events[0].lost_versions <= 64
@@ -314,7 +317,9 @@ def test_a_compressed_fit_drops_what_waits_and_goes_on(crew_client: Client, role
     strike = Strike(_killer(crew_client, role))
     plain: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
     calm = _classifier("sync", **plain).fit(*_lazy())
-    clf = _classifier("sync", strike, compression=TopK(0.2), **plain).fit(*_lazy())
+    clf = _classifier("sync", strike, run=Run(n_lanes=3, compression=TopK(0.2)), **plain).fit(
+        *_lazy()
+    )
     assert strike.events
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
@@ -347,7 +352,7 @@ def test_a_slow_worker_gives_lanes_to_others(crew_client: Client) -> None:
                 run.stop()
 
     strike = Strike(slow_down)
-    endless = {"n_lanes": 6, "batch_size": None, "max_iter": 10**6}
+    endless = {"run": Run(n_lanes=6), "batch_size": None, "max_iter": 10**6}
     clf = _classifier("sync", strike, Stop(), **endless).fit(*_lazy())
     assert any("is slow" in str(event) for event in strike.events)
     assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
@@ -397,7 +402,7 @@ def test_rows_lost_for_good_are_told_or_skipped(crew_client: Client, policy: str
         _wait_for_three(crew_client)
         X, y = _scattered(crew_client)
         strike = Strike(lambda run: _kill(crew_client, _victims(run, "trainer").pop()))
-        clf = _classifier(policy, strike, n_lanes=None, on_lost_data=mode)
+        clf = _classifier(policy, strike, run=Run(on_lost_data=mode))
         if mode == "raise":
             with pytest.raises(DataLostError, match=r"persist\(\) rather than scatter"):
                 clf.fit(X, y)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from daskml_dist import Run
 from daskml_dist.errors import SchedulerLostError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint
@@ -52,7 +53,9 @@ def _rows() -> tuple[Any, Any]:
 
 
 def _classifier(**params: Any) -> SGDClassifier:
-    return SGDClassifier(max_iter=20, tol=None, batch_size=32, n_lanes=2, random_state=0, **params)
+    return SGDClassifier(
+        max_iter=20, tol=None, batch_size=32, run=Run(n_lanes=2), random_state=0, **params
+    )
 
 
 class _Kill:

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from distributed import Client
 
+from daskml_dist import Run
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.stream import BlockStream
@@ -88,7 +89,7 @@ def _full_batch(**more: Any) -> SGDClassifier:
 def test_streamed_full_batches_are_gradient_descent(
     parquet: str, rows: tuple[np.ndarray, np.ndarray], client: Client
 ) -> None:
-    streamed = _full_batch(memory_budget=SMALL).fit(*_frame(parquet))
+    streamed = _full_batch(run=Run(memory_budget=SMALL)).fit(*_frame(parquet))
     truth = _full_batch().fit(*rows)
     assert streamed.history_.extra["streamed"]
     np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-10)
@@ -97,7 +98,9 @@ def test_streamed_full_batches_are_gradient_descent(
 @pytest.mark.parametrize("policy", quick(POLICIES, "sync", "ssp"))
 def test_every_policy_learns_from_a_stream(policy: str, parquet: str, client: Client) -> None:
     X, y = _frame(parquet)
-    streamed = SGDClassifier(policy=policy, memory_budget=SMALL, max_iter=6, random_state=0)
+    streamed = SGDClassifier(
+        policy=policy, run=Run(memory_budget=SMALL), max_iter=6, random_state=0
+    )
     streamed.fit(X, y)
     assert streamed.history_.extra["streamed"]
     assert all(record["rows"] == N for record in streamed.history_)
@@ -107,7 +110,7 @@ def test_every_policy_learns_from_a_stream(policy: str, parquet: str, client: Cl
 def test_two_streams_are_equal_and_lanes_do_not_matter(parquet: str, client: Client) -> None:
     def fit(**more: Any) -> Any:
         model = SGDClassifier(
-            memory_budget=SMALL, n_lanes=2, deterministic=True, random_state=3, **more
+            run=Run(memory_budget=SMALL, n_lanes=2, deterministic=True), random_state=3, **more
         )
         return model.fit(*_frame(parquet)).coef_
 
@@ -115,14 +118,16 @@ def test_two_streams_are_equal_and_lanes_do_not_matter(parquet: str, client: Cli
 
 
 def test_a_large_budget_keeps_the_blocks(parquet: str, client: Client) -> None:
-    kept = _full_batch(memory_budget="1 GiB").fit(*_frame(parquet))
+    kept = _full_batch(run=Run(memory_budget="1 GiB")).fit(*_frame(parquet))
     assert not kept.history_.extra["streamed"]
 
 
 def test_held_out_rows_of_a_stream_are_never_trained_on(parquet: str, client: Client) -> None:
-    options = {"early_stopping": True, "random_state": 0, "n_lanes": 2, "max_iter": 3}
-    streamed = SGDClassifier(memory_budget=SMALL, **options).fit(*_frame(parquet))
-    kept = SGDClassifier(memory_budget="1 GiB", **options).fit(*_frame(parquet))
+    options = {"early_stopping": True, "random_state": 0, "max_iter": 3}
+    streamed = SGDClassifier(run=Run(memory_budget=SMALL, n_lanes=2), **options).fit(
+        *_frame(parquet)
+    )
+    kept = SGDClassifier(run=Run(memory_budget="1 GiB", n_lanes=2), **options).fit(*_frame(parquet))
     assert streamed.history_.extra["streamed"]
     assert [r["rows"] for r in streamed.history_] == [r["rows"] for r in kept.history_]
     assert streamed.history_[-1]["val_score"] > 0.9
@@ -134,7 +139,7 @@ def test_persisted_rows_are_streamed_from_their_workers(
     X, y = rows
     lazy = (da.from_array(X, chunks=(500, D)), da.from_array(y, chunks=500))
     persisted = dask.persist(*lazy)
-    streamed = _full_batch(memory_budget=SMALL).fit(*persisted)
+    streamed = _full_batch(run=Run(memory_budget=SMALL)).fit(*persisted)
     assert streamed.history_.extra["streamed"]
     np.testing.assert_allclose(streamed.coef_, _full_batch().fit(X, y).coef_, rtol=1e-10)
     assert client.who_has(persisted[0])  # still there
@@ -143,7 +148,7 @@ def test_persisted_rows_are_streamed_from_their_workers(
 def test_a_shuffle_is_not_repeated_in_each_pass(parquet: str, client: Client) -> None:
     frame = dd.read_parquet(parquet).shuffle("y", npartitions=4, force=True)
     X, y = frame[[f"x{i}" for i in range(D)]], frame["y"]
-    streamed = _full_batch(memory_budget=SMALL).fit(X, y)
+    streamed = _full_batch(run=Run(memory_budget=SMALL)).fit(X, y)
     assert streamed.history_.extra["streamed"]
     truth = _full_batch().fit(*(part.compute() for part in (X, y)))
     np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-9)
@@ -151,7 +156,7 @@ def test_a_shuffle_is_not_repeated_in_each_pass(parquet: str, client: Client) ->
 
 def test_regression_streams_too(parquet: str, client: Client) -> None:
     X, y = _frame(parquet)
-    model = SGDRegressor(memory_budget=SMALL, max_iter=3, random_state=0).fit(X, y)
+    model = SGDRegressor(run=Run(memory_budget=SMALL), max_iter=3, random_state=0).fit(X, y)
     assert model.history_.extra["streamed"]
     assert model.score(X, y) > 0.3
 
@@ -159,7 +164,7 @@ def test_regression_streams_too(parquet: str, client: Client) -> None:
 def test_a_checkpointed_stream_goes_on_where_it_was(
     parquet: str, tmp_path: Path, client: Client
 ) -> None:
-    options: dict[str, Any] = {"memory_budget": SMALL, "random_state": 0, "tol": None}
+    options: dict[str, Any] = {"run": Run(memory_budget=SMALL), "random_state": 0, "tol": None}
     whole = SGDClassifier(max_iter=4, **options).fit(*_frame(parquet))
     path = str(tmp_path / "fit.npz")
     SGDClassifier(max_iter=2, checkpoint=Checkpoint(path), **options).fit(*_frame(parquet))
@@ -170,13 +175,13 @@ def test_a_checkpointed_stream_goes_on_where_it_was(
 
 
 def test_a_dask_collection_streams_without_a_client(parquet: str) -> None:
-    streamed = _full_batch(memory_budget=SMALL).fit(*_frame(parquet))
+    streamed = _full_batch(run=Run(memory_budget=SMALL)).fit(*_frame(parquet))
     assert streamed.history_.extra["streamed"]
 
 
 def test_a_block_larger_than_the_budget_is_told(parquet: str, client: Client) -> None:
     with pytest.raises(InvalidDataError, match=r"Block \d takes .* memory_budget"):
-        _full_batch(memory_budget=1000).fit(*_frame(parquet))
+        _full_batch(run=Run(memory_budget=1000)).fit(*_frame(parquet))
 
 
 def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Client) -> None:
@@ -193,7 +198,9 @@ def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Clie
                 (tmp_path / "new").rename(tmp_path / f"{i}.parquet")
 
     frame = dd.read_parquet(str(tmp_path))
-    model = SGDClassifier(memory_budget=2 * 800 * 16, max_iter=500, tol=None, callbacks=Cut())
+    model = SGDClassifier(
+        run=Run(memory_budget=2 * 800 * 16), max_iter=500, tol=None, callbacks=Cut()
+    )
     with pytest.raises(
         InvalidDataError, match=r"Block \d (had 800 rows|could not be read) .*persist"
     ):

@@ -107,13 +107,12 @@ class ClusterRows:
         """Whether blocks are made anew when a lane needs them."""
         return self._recipes is not None
 
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Read all rows once and return what the client must know of each block.
 
         Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each
         thread.
         """
-        self._held.classification = classification
         if self._collection.kind == "memory":
             n_blocks = n_lanes or sum(self.threads().values())
             self._inspect(range(self._held.spread(n_blocks)))
@@ -155,13 +154,13 @@ class ClusterRows:
         else:
             self._keeps = False
             self._held.release()
-            start = self._lookers(inspect_block, self._held.classification)
+            start = self._lookers(inspect_block)
             self._add(self._gathering.results(start, rest, _READ))
         self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
 
     def _inspect(self, numbers: range) -> None:
         """Make some blocks, and look at them."""
-        self._add(self._ask(numbers, inspect_block, self._held.classification))
+        self._add(self._ask(numbers, inspect_block))
 
     def _add(self, found: dict[int, BlockInfo]) -> None:
         self.infos += [found[i] for i in sorted(found)]
@@ -190,7 +189,7 @@ class ClusterRows:
 
         return start
 
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features, merged on the workers."""
         numbers = [info.index for info in self.infos]
         start = self._lookers(block_scales) if not self._keeps else self._askers(block_scales)

@@ -127,7 +127,7 @@ class TrainingRun:
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
-        self._losses = Patience("an end of the losses of workers", fit.timeout, _TOO_MANY)
+        self._losses = Patience("an end of the losses of workers", fit.run.timeout, _TOO_MANY)
         self._events: list[GenerationEvent] = []
         #: Clock that each lane was seen to reach in the present generation.
         self._reached: dict[int, int] = {}
@@ -147,7 +147,7 @@ class TrainingRun:
         An interrupted fit that has made a step returns what it had come to.
         """
         self._callbacks = callbacks
-        self._reasons.dealt.update(self._membership.wait_for_any(self._fit.timeout))
+        self._reasons.dealt.update(self._membership.wait_for_any(self._fit.run.timeout))
         self._trainer_addresses += self._crew.seating.first_trainers
         self._server_addresses += self._crew.place_servers()
         try:
@@ -202,7 +202,7 @@ class TrainingRun:
         since, crew = time.monotonic(), self._crew
         while True:
             self._count_failure(reason)
-            self._membership.wait_for_any(self._fit.timeout)
+            self._membership.wait_for_any(self._fit.run.timeout)
             try:
                 go_on = crew.renew(even=even)
                 if self._stopping:
@@ -223,7 +223,7 @@ class TrainingRun:
             self._clocks, self._failures = sum(go_on.clocks.values()), 0
         again = self._made_again(go_on)
         anew = go_on is None
-        if self._fit.policy.replays and crew.kept:
+        if self._fit.work.replays and crew.kept:
             # The open sum alone is made again.
             again, anew = min(again, 1), False
         event = GenerationEvent(crew.number, reason, again, anew, time.monotonic() - since)
@@ -233,12 +233,12 @@ class TrainingRun:
     def _made_again(self, go_on: GoOn[Host] | None) -> int:
         """Steps that trainers, as far as they could still tell, had made beyond their clocks."""
         reached, self._reached = self._reached, {}
-        first = self._fit.first_clock
+        first = self._fit.work.first_clock
         again = [
             clock - (first if go_on is None else go_on.clocks[lane])
             for lane, clock in reached.items()
         ]
-        return max(0, *(again or [0])) if self._fit.policy.lockstep else max(0, sum(again))
+        return max(0, *(again or [0])) if self._fit.work.lockstep else max(0, sum(again))
 
     def _count_failure(self, reason: str) -> None:
         """Give up once workers have been lost for long with no progress in between."""
@@ -249,8 +249,8 @@ class TrainingRun:
         if few or self._losses.lasts(f"{_MANY_FAILURES} without any progress in between"):
             return
         raise WorkerLostError(
-            f"The fit lost workers {self._failures - 1} times in {self._fit.timeout:g} s without "
-            f"coming further in between ({reason}). {_TOO_MANY} Then fit again."
+            f"The fit lost workers {self._failures - 1} times in {self._fit.run.timeout:g} s "
+            f"without coming further in between ({reason}). {_TOO_MANY} Then fit again."
         )
 
     def _note_gone(self, gone: Gone) -> None:
@@ -295,7 +295,7 @@ class TrainingRun:
     def _keep_safe(self) -> None:
         """See that what the servers hold is elsewhere too."""
         now = time.monotonic()
-        if now - self._began < _SHADOW_AFTER or self._fit.policy.replays:
+        if now - self._began < _SHADOW_AFTER or self._fit.work.replays:
             return
         self._crew.mind_shadows()
         pause = _SAVE_SHADOWED if self._crew.is_shadowed else _SAVE

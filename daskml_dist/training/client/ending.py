@@ -18,7 +18,7 @@ from daskml_dist.errors import (
     TrainingError,
     is_consequence,
 )
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.client.fleet import Fleet, Gone, call_workers
 from daskml_dist.training.client.generations import Generations
@@ -151,7 +151,7 @@ class Ending:
         )
 
     def _kept(self, error: KeyboardInterrupt) -> FitResult | None:
-        """What an interrupted fit had come to, from whoever can still tell."""
+        """Result of an interrupted fit as far as it came, from whoever can still tell."""
         for told in (self._told_by_workers, self._told_by_images):
             with suppress(Exception):
                 if (result := told()) is not None:

@@ -97,7 +97,7 @@ class Fleet:
         self._begins = begins
         self._on_end = on_end
         #: Only the state that it goes on from can be large; asking does not pickle it.
-        self._is_small = fit.initial is None or fit.initial.w.nbytes <= _SMALL
+        self._is_small = fit.work.carried <= _SMALL
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
@@ -146,7 +146,7 @@ class Fleet:
     def meet(self, host: Host) -> Endpoint:
         """Wait for an actor, and learn where it listens."""
         what = f"worker {host.address} to begin its part"
-        patience, slice_ = Patience(what, self._fit.timeout, BUSY), SLICE
+        patience, slice_ = Patience(what, self._fit.run.timeout, BUSY), SLICE
         while host.proxy is None:
             with suppress(TimeoutError):
                 host.proxy = self._result(host, slice_)
@@ -158,7 +158,7 @@ class Fleet:
             if not self.is_ready(host) and not self._begins(host.address):
                 raise Gone(host.address, "paused, at its memory limit")
             if not patience.lasts():
-                raise Gone(host.address, f"no answer within {self._fit.timeout:g} s")
+                raise Gone(host.address, f"no answer within {self._fit.run.timeout:g} s")
         endpoint: Endpoint = self.ask(host, "endpoint")
         host.endpoint = endpoint
         return endpoint

@@ -25,7 +25,7 @@ from daskml_dist.training.client.held_blocks import tell_lost
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import GoOn, choose
 from daskml_dist.training.client.saved import Saved, SavedImages
-from daskml_dist.training.client.seating import Part, Seating
+from daskml_dist.training.client.seating import Assignment, Seating
 from daskml_dist.training.client.shadowed import Server, Shadows
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.orders import give_orders
@@ -137,7 +137,7 @@ class Generations:
             Somebody was lost on the way: begin another one.
         """
         self.number += 1
-        go_on = choose(self._fit.policy, [self._pause(server) for server in self.servers])
+        go_on = choose(self._fit.work, [self._pause(server) for server in self.servers])
         if go_on is None and (saved := self._saved.get()):
             go_on = self._choose_saved(saved)
         self._mend_rows()
@@ -145,7 +145,7 @@ class Generations:
         n_trainers = sum(bool(part.lanes) for part in parts)
         if go_on is None:
             self._open_servers(n_trainers)
-            clocks = {lane.lane: self._fit.first_clock for lane in self._lanes}
+            clocks = {lane.lane: self._fit.work.first_clock for lane in self._lanes}
         else:
             self._go_on(go_on, n_trainers)
             clocks = go_on.clocks
@@ -178,7 +178,7 @@ class Generations:
         for server, (image, records) in zip(self.servers, saved, strict=True):
             self._fleet.ask(server.host, "stand_by", self.number)
             self._fleet.ask(server.host, "take", image, records)
-        return choose(self._fit.policy, [self._pause(server) for server in self.servers])
+        return choose(self._fit.work, [self._pause(server) for server in self.servers])
 
     def _go_on(self, go_on: GoOn[Host], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
@@ -212,12 +212,12 @@ class Generations:
         lost = self._rows.mend()
         if not self.seating.uses(lost):
             return
-        if self._fit.on_lost_data == "raise":
+        if self._fit.run.on_lost_data == "raise":
             raise DataLostError(tell_lost(lost))
         self.lost_rows += self.seating.drop(lost)
 
-    def _assign(self, even: bool) -> list[Part]:
-        """Who runs which lanes: trainers that stay, then new ones."""
+    def _assign(self, even: bool) -> list[Assignment]:
+        """Parts of the trainers, which lanes each runs: of those that stay, then of new ones."""
         seats = [seat for seat in self.seats if self._stays(seat)]
         for seat in self.seats:
             if seat not in seats:
@@ -235,7 +235,7 @@ class Generations:
 
     # -- trainers ------------------------------------------------------------------------------
 
-    def _deliver(self, parts: list[Part], clocks: dict[int, int]) -> None:
+    def _deliver(self, parts: list[Assignment], clocks: dict[int, int]) -> None:
         """Give all trainers their part: orders to those that run, tasks to new ones."""
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
@@ -262,7 +262,9 @@ class Generations:
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
             raise Gone(deaf[0], "takes no orders")
 
-    def _spec(self, part: Part, rank: int, n_trainers: int, clocks: dict[int, int]) -> TrainerSpec:
+    def _spec(
+        self, part: Assignment, rank: int, n_trainers: int, clocks: dict[int, int]
+    ) -> TrainerSpec:
         return TrainerSpec(
             self._run_id,
             self._fleet.next_name() if part.seat is None else part.seat.spec.name,
@@ -274,7 +276,7 @@ class Generations:
             self._membership.threads.get(part.address, 1),
             tuple(_endpoint(server.host) for server in self.servers),
             self._secret,
-            0 if self._fit.policy.uses_shards else self._every,
+            0 if self._fit.work.uses_shards else self._every,
             self.seating.lane_rows,
         )
 
@@ -292,7 +294,7 @@ class Generations:
     def save(self) -> None:
         """Get the servers' last images to the client, for the day when all workers are lost."""
         kept = [self._fleet.ask(server.host, "kept") for server in self.servers]
-        common = set.intersection(*map(set, kept)) if self._fit.policy.lockstep else None
+        common = set.intersection(*map(set, kept)) if self._fit.work.lockstep else None
         if not all(kept) or (common is not None and not common):
             return
         saved = []
@@ -319,9 +321,11 @@ class Generations:
     @property
     def _are_small(self) -> bool:
         fit = self._fit
-        shape, dtype = fit.model.shape, np.dtype(fit.dtype)
-        arrays = shape[0] * shape[1] * (3 + len(fit.rule.optimizer.slot_names))
-        policy = fit.policy
+        if fit.work.replays:  # nobody holds parameters
+            return True
+        shape, dtype = fit.steps.shape, np.dtype(fit.rows.dtype)
+        arrays = shape[0] * shape[1] * (3 + len(fit.steps.rule.slot_names))
+        policy = fit.steps.policy
         one = policy.uses_shards or policy.sums_gradients
         copies = 1 if one else len(self._lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
@@ -350,14 +354,16 @@ def _shadow_every(fit: FitSpec) -> int:
     A shadow is at most two images behind, ``daskml_dist.shadow_lag`` updates (64 by default).
     """
     every = max(1, int(dask.config.get("daskml_dist.shadow_lag", 64)) // 2)
-    policy = fit.policy
+    if fit.work.replays:
+        return 2 * every
+    policy = fit.steps.policy
     if policy.averages and not policy.average_every:
         return 8 * every
     if not policy.uses_shards:
         every *= 2  # trainers wait until the first server has their images
     if policy.averages:
         return -(-every // policy.average_every) * policy.average_every
-    if fit.rule.coordinates:
+    if fit.work.coordinates:
         # A sparse step costs little next to an image of the whole shard.
-        return every * max(1, fit.model.shape[0] * fit.model.width // 2**14)
+        return every * max(1, fit.steps.shape[0] * fit.steps.shape[1] // 2**14)
     return every

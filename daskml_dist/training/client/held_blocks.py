@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from dask.base import is_dask_collection
 from distributed import Client, Future
 from distributed.client import futures_of
 
-from daskml_dist.data.blocks import make_block
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.waiting import tell_releases
@@ -43,7 +43,6 @@ class HeldBlocks:
         self._client = client
         self._collection = collection
         self._membership = membership
-        self.classification = False
         self.futures: dict[int, Any] = {}
         #: Worker of each part that the user has persisted; empty where rows are read for the fit.
         self.homes: list[str | None] = []
@@ -62,7 +61,7 @@ class HeldBlocks:
 
     def lazy(self) -> list[Any]:
         """All blocks as Dask makes them, under new keys."""
-        return self._collection.delayed_blocks(None, self.classification)
+        return self._collection.delayed_blocks()
 
     def begin(self) -> Recipes:
         """Settle how all blocks are made; return their recipes.
@@ -116,7 +115,7 @@ class HeldBlocks:
         return home if home in self._membership.ready else None
 
     def pin(self, number: int) -> list[str] | None:
-        """Where to look at a block: its home, if that is there."""
+        """Workers to look at a block on: its home, if that is there."""
         home = self._home(number)
         return None if home is None else [home]
 
@@ -149,18 +148,14 @@ class HeldBlocks:
 
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
         ((X, y, weight),) = self._collection.parts
-        several = self._collection.multi_output
-        whole = make_block(
-            0, X, y, weight, classification=self.classification, multi_output=several
-        )
+        make = self._collection.block_maker
+        whole = make(0, X, y, weight)
         blocks = {}
         for index in numbers:
             a, b = self._cuts[index : index + 2]
             part = [None if v is None else v[a:b] for v in (whole.X, whole.y, whole.sample_weight)]
             (rows,) = self._client.scatter([part], hash=False)
-            blocks[index] = self._client.submit(
-                _block_of, index, rows, self.classification, several, pure=False
-            )
+            blocks[index] = self._client.submit(_block_of, make, index, rows, pure=False)
         return blocks
 
     # -- losses --------------------------------------------------------------------------------
@@ -200,7 +195,7 @@ class HeldBlocks:
         return self.hopeless
 
     def _causes(self, numbers: list[int]) -> dict[int, str]:
-        """Which of some blocks nothing can make, and why."""
+        """Those of some blocks that nothing can make, and why."""
         if self._collection.kind == "memory" or not numbers:
             return {}
         causes = {}
@@ -224,7 +219,7 @@ class HeldBlocks:
         return repr(error) if self._failed[number] > _MOST_FAILED else None
 
     def _lost_source(self, number: int) -> str | None:
-        """Why the data that a block is made of is not there any more; None: it is, or comes."""
+        """Reason that the data of a block is not there any more; None: it is, or comes."""
         if self._recipes is None:
             return None
         for future in (self._sources[key] for key in self._recipes.held_by(number)):
@@ -299,5 +294,5 @@ def _futures_in(lazy: list[Any]) -> dict[Any, Any]:
     return {value.key: value for value in values if isinstance(value, Future)}
 
 
-def _block_of(index: int, rows: list[Any], classification: bool, several: bool) -> Any:
-    return make_block(index, *rows, classification=classification, multi_output=several)
+def _block_of(make: Callable[..., Block], index: int, rows: list[Any]) -> Block:
+    return make(index, *rows)

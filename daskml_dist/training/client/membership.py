@@ -1,4 +1,4 @@
-"""Who is there: the workers of the cluster, and which of them still answer."""
+"""Membership: the workers of the cluster, and which of them still answer."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Membership:
         return since is None or time.monotonic() - since < SETTLED
 
     def facts(self, address: str) -> dict[str, Any]:
-        """What the scheduler knows of a worker, as of the last roll call."""
+        """Facts of a worker that the scheduler knows, as of the last roll call."""
         return self._workers.get(address, {})
 
     def has_stopped(self, address: str) -> bool:

@@ -71,10 +71,10 @@ class ClusterEngine(Engine):
         """Close a stack with the engine."""
         self._own = own
 
-    def survey(self, classification: bool, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         self._shielding = Shielding(self._client)
-        return self._rows.survey(classification, n_lanes)
+        return self._rows.survey(n_lanes)
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """Choose the lanes and their workers.
@@ -102,18 +102,18 @@ class ClusterEngine(Engine):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """How unevenly rows lay, and the bytes moved because of it; nothing where none were."""
+        """Skew of the rows as they lay, and the bytes moved for it; nothing where none were."""
         if self._moved is None:
             return {}
         return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
-    def scales(self, classification: bool) -> Scales:
+    def scales(self) -> Scales:
         """Scales of all features, in one pass."""
-        return self._rows.scales(classification)
+        return self._rows.scales()
 
     @property
     def streaming(self) -> Streaming | None:
-        """How blocks are read in each pass; None where they are kept."""
+        """Reading of the blocks in each pass; None where they are kept."""
         if not self._rows.streamed or self._placement is None:
             return None
         together = max(len(lanes) for lanes in self._placement.by_worker().values())

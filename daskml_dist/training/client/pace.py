@@ -1,4 +1,4 @@
-"""Which workers are persistently slow, from the time that their lanes take for a row."""
+"""Pace of workers, from the time that their lanes take for a row: some are slow for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a new generation must begin: what was heard, and what a look at the cluster shows."""
+"""Reasons to begin a new generation: what was heard, and what a look at the cluster shows."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Reasons:
         self._fleet = fleet
         self._crew = crew
         self._alarms: list[Alarm] = []
-        self._starts = Patience("workers to begin their parts", fit.timeout, BUSY)
-        self._pace = Pace(fit.lane_rows)
+        self._starts = Patience("workers to begin their parts", fit.run.timeout, BUSY)
+        self._pace = Pace(fit.rows.lane_rows)
         #: When each worker that joined was first seen.
         self._joined_at: dict[str, float] = {}
 
@@ -67,7 +67,7 @@ class Reasons:
         self._starts.renew()
 
     def trouble(self) -> str | None:
-        """Why a new generation must begin, from what was heard; None: all is well."""
+        """Reason to begin a new generation, from what was heard; None: all is well."""
         for seat in self._crew.seats:
             if seat.future.status in {"lost", "cancelled"}:
                 return self._who_is_gone() or f"worker {seat.address} lost a part of the fit"
@@ -94,7 +94,7 @@ class Reasons:
         return None
 
     def roll_call(self) -> str | None:
-        """Why a new generation must begin, from who is there."""
+        """Reason to begin a new generation, from who is there; None: all is well."""
         membership, members = self._membership, self._crew.members
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
@@ -110,7 +110,7 @@ class Reasons:
         return self._in_vain()
 
     def unevenness(self) -> str | None:
-        """Why lanes should move though nobody is lost; None: they are spread evenly enough."""
+        """Reason to move lanes though nobody is lost; None: they are spread evenly enough."""
         return self._joined() or self._slow()
 
     def _joined(self) -> str | None:
@@ -149,7 +149,7 @@ class Reasons:
             time.sleep(0.01)
 
     def _in_vain(self) -> str | None:
-        """Why trainers that have not begun yet should be elsewhere; None: they may wait on."""
+        """Reason to move trainers that have not begun yet; None: they may wait on."""
         waiting = self._crew.not_begun
         if paused := sorted(a for a in waiting if not self._membership.begins(a)):
             if self._membership.ready:
@@ -158,8 +158,9 @@ class Reasons:
             self._starts.renew()
         elif not self._starts.lasts(f"{len(waiting)} of {len(self._crew.members)}"):
             raise WaitTimeoutError(
-                f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit within "
-                f"{self._fit.timeout:g} s. {BUSY} Wait for these, or add workers, and fit again."
+                f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit "
+                f"within {self._fit.run.timeout:g} s. {BUSY} "
+                "Wait for these, or add workers, and fit again."
             )
         return None
 

@@ -1,4 +1,4 @@
-"""Where a fit goes on after a loss: pure choices, from what the servers still hold."""
+"""Recovery: the place that a fit goes on from, chosen from what the servers still hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Consistency
 from daskml_dist.ps.image import Holding
 
 __all__ = ["GoOn", "choose"]
@@ -16,7 +16,7 @@ H = TypeVar("H")
 
 @dataclass(frozen=True)
 class GoOn(Generic[H]):
-    """Where each server, and each lane, goes on.
+    """Places that each server, and each lane, goes on from.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class GoOn(Generic[H]):
     clocks: dict[int, int]
 
 
-def choose(policy: Policy, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[H] | None:
+def choose(policy: Consistency, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[H] | None:
     """Choose the latest place from which the fit can go on as if nothing had happened.
 
     Lanes in lock-step go on from a place that every server has: what came after it is made again,
@@ -41,7 +41,7 @@ def choose(policy: Policy, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[
 
     Parameters
     ----------
-    policy : Policy
+    policy : Consistency
     held : sequence of sequence of (host, Holding)
         For each server, who could be it: the server itself first, then its shadow.
 

@@ -1,4 +1,4 @@
-"""What the client keeps of a fit for the day when all its workers are lost."""
+"""Copies that the client keeps of a fit for the day when all its workers are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs which lanes, from one generation to the next."""
+"""Seating: the lanes that each trainer runs, from one generation to the next."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from daskml_dist.training.client.fleet import Gone, Seat
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Part", "Seating"]
+__all__ = ["Assignment", "Seating"]
 
 #: Threads that a worker counts for which is to get no more lanes.
 _NO_ROOM = 1e-6
 
 
 @dataclass
-class Part:
+class Assignment:
     """Lanes, and the trainer that runs them; None: a new one."""
 
     address: str
@@ -44,7 +44,7 @@ class Seating:
     ) -> None:
         self.lanes = placement.lanes
         #: Rows of each lane.
-        self.lane_rows = fit.lane_rows
+        self.lane_rows = fit.rows.lane_rows
         #: Worker of each lane.
         self.workers = dict(enumerate(placement.workers))
         #: Speed of slow workers, as a share of the others'.
@@ -71,7 +71,7 @@ class Seating:
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
             for lane in self.lanes
         ]
-        self.lane_rows = self._fit.rows_of(self.lanes)
+        self.lane_rows = self._fit.rows.of_lanes(self.lanes)
         return before - sum(lane.n_rows for lane in self.lanes)
 
     # -- workers -------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Seating:
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def assign(self, seats: list[Seat], even: bool) -> list[Part]:
+    def assign(self, seats: list[Seat], even: bool) -> list[Assignment]:
         """Parts of the next generation: of the trainers that stay, then of new ones.
 
         Parameters
@@ -117,13 +117,13 @@ class Seating:
         seated: set[int] = set()
         for seat in seats:
             here = [lanes[n.lane] for n in seat.lanes if self.workers[n.lane] == seat.address]
-            parts.append(Part(seat.address, here, seat))
+            parts.append(Assignment(seat.address, here, seat))
             seated.update(lane.lane for lane in here)
         rest: dict[str, list[LaneSpec]] = {}
         for lane in self.lanes:
             if lane.lane not in seated:
                 rest.setdefault(self.workers[lane.lane], []).append(lane)
-        return parts + [Part(address, here) for address, here in rest.items()]
+        return parts + [Assignment(address, here) for address, here in rest.items()]
 
     def _move(self, seats: list[Seat], even: bool) -> None:
         """Give lanes without a worker to others."""

@@ -30,7 +30,7 @@ from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
 from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dask_internals import ask_for, before_closing, is_wanted
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.orders import (
@@ -115,7 +115,7 @@ class ServerHost:
         self._fit, self._number = fit, number
         self._server = make_server(fit, number, n_trainers, generation=generation)
         publish_server(key, self._server)
-        self._credentials = _credentials(worker, secret, fit.shared_memory)
+        self._credentials = _credentials(worker, secret, fit.run.shared_memory)
         self._alarm = partial(raise_alarm, worker, run_id)
         say_hello(worker, run_id)
         before_closing(worker, run_id, partial(take_leave, worker, run_id))
@@ -202,7 +202,7 @@ class ServerHost:
 
     async def renew(self, generation: int, n_trainers: int, at: int | None) -> None:
         """Begin a new generation."""
-        self._server.renew(generation, range(len(self._fit.lane_rows)), n_trainers, at)
+        self._server.renew(generation, range(len(self._fit.rows.lane_rows)), n_trainers, at)
 
     async def stand_by(self, generation: int) -> None:
         """Go on as a shadow, of the server of a new generation."""
@@ -270,15 +270,15 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
         spec,
         partial(raise_alarm, worker, spec.run_id),
         partial(is_wanted, worker, key),
-        min(_PATIENCE, fit.timeout),
+        min(_PATIENCE, fit.run.timeout),
     )
-    wait = Wait(fit.timeout, line.is_aborted, line.is_renewed)
+    wait = Wait(fit.run.timeout, line.is_aborted, line.is_renewed)
     threading.current_thread().name = f"daskml-trainer-{spec.name}"
     trainer = Trainer(
         fit,
         spec,
         wait,
-        _credentials(worker, spec.secret, fit.shared_memory),
+        _credentials(worker, spec.secret, fit.run.shared_memory),
         _host(worker),
         next_spec=line.next_spec,
         rest=line.rest,

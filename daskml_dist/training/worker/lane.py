@@ -1,57 +1,27 @@
-"""A lane at work: its batches and their gradients."""
+"""A lane: batches of some blocks, and the gradients made of them."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
-from daskml_dist.data.batches import LaneRows, Runs
-from daskml_dist.data.stream import BlockStream
+from daskml_dist.data.batches import LaneRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import Statistic
+from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.ready_blocks import ReadyBlock, backend_of, device_memory
+from daskml_dist.training.worker.reader import Batch, Blocks, Reader
+from daskml_dist.training.worker.ready_blocks import backend_of
 
-__all__ = ["Batch", "Lane"]
-
-
-#: Bytes of a large batch's rows that are gathered together.
-_PIECE = 1 << 20
-
-
-@dataclass(slots=True)
-class Batch:
-    """Rows of one gradient.
-
-    Parameters
-    ----------
-    pieces : iterable of (X, y, weight)
-        Read one by one where the batch is large.
-    n_rows : int
-    index : ndarray of int64 or None
-        Rows of the parameters that it touches (coordinates only).
-    chosen : callable or None
-        Adds the gradient of rows that stay where they are; see `Backend.chooser`. Then there are
-        no pieces.
-    """
-
-    pieces: Iterable[tuple[Any, Any, Any]]
-    n_rows: int
-    index: NDArray[np.int64] | None
-    chosen: Callable[[Any, Any], Any] | None = None
+__all__ = ["Lane"]
 
 
 class Lane:
@@ -65,13 +35,7 @@ class Lane:
     blocks : mapping of int to ReadyBlock, or BlockStream
     """
 
-    def __init__(
-        self,
-        number: int,
-        fit: FitSpec,
-        rows: LaneRows,
-        blocks: Mapping[int, ReadyBlock] | BlockStream[ReadyBlock],
-    ) -> None:
+    def __init__(self, number: int, fit: FitSpec, rows: LaneRows, blocks: Blocks) -> None:
         self.number = number
         self.clock = 0
         #: Steps that it has made gradients of, whether they counted or not.
@@ -79,18 +43,14 @@ class Lane:
         self.backend: Backend = backend_of(fit)
         self._on_host = self.backend.device == "cpu"
         self._fit = fit
-        self._blocks = blocks
         self._rows = rows
-        self._draws: Iterator[list[tuple[int, Any]]] = iter(())
-        self._chosen: deque[Batch] = deque()
-        self._room = _Room()
-        # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
-        self._in_arrays = fit.n_steps > 1 and not fit.rule.coordinates
+        self._reader = Reader(number, fit, rows, blocks, self.backend)
         self._report = PassReport([self.number])
         self._busy = 0.0
         # On a device until somebody asks: to wait for a number takes longer than many a step.
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
+        self._told = fit.work.step_callbacks
 
     @property
     def n_rows(self) -> int:
@@ -100,76 +60,24 @@ class Lane:
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = clock
-        self._draws = self._from(clock)
-        self._chosen.clear()
-
-    def _from(self, clock: int) -> Iterator[list[tuple[int, Any]]]:
-        passes, step = divmod(clock, self._fit.n_steps)
-        if isinstance(self._blocks, BlockStream):
-            self._blocks.seek(passes + 1)
-        while passes < self._fit.stopping.max_iter:
-            yield from self._rows.batches(passes + 1, step)
-            passes, step = passes + 1, 0
-        # Loops gather a batch ahead, and after the last pass too.
-        while True:
-            yield []
+        self._reader.seek(clock)
 
     def next_batch(self) -> Batch:
         """The next batch; passes follow each other, after the last one batches are empty.
 
         Its arrays are good until the next batch is asked for.
         """
-        chooser = self.ready_chooser if self._in_arrays else None
-        if chooser is None:
-            return self._batch(next(self._draws))
-        if not self._chosen:
-            draws = [next(self._draws) for _ in range(chooser.most)]
-            chosen = chooser([_runs(draw) for draw in draws])
-            for draw, add in zip(draws, chosen, strict=True):
-                n_rows = _count(draw)
-                self._chosen.append(Batch([], n_rows, None, add if n_rows else None))
-        return self._chosen.popleft()
-
-    def _batch(self, rows: list[tuple[int, Any]]) -> Batch:
-        n_rows = _count(rows)
-        if self._fit.n_steps == 1 and self._fit.streaming is not None:
-            return Batch(_Pieces(self, rows), n_rows, None)
-        rows = [(number, at.numbers if isinstance(at, Runs) else at) for number, at in rows]
-        blocks = [(self._blocks[number], at) for number, at in rows]
-        if self._in_arrays and all(isinstance(b.X, np.ndarray) for b, _ in blocks):
-            return Batch(self._room.gather(blocks, n_rows), n_rows, None)
-        pieces = [self._piece(block, at) for block, at in blocks]
-        return Batch(pieces, n_rows, self._touched(pieces))
-
-    @functools.cached_property
-    def chooser(self) -> Any | None:
-        """What chooses the rows of batches without a copy of them, or None."""
-        if isinstance(self._blocks, BlockStream) or not self.n_rows or self._fit.n_steps == 1:
-            return None
-        # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
-        rule = self._fit.rule
-        if rule.coordinates and (self._on_host or not rule.steps_alone):
-            return None
-        numbers = itertools.chain.from_iterable(self._rows.blocks(1))
-        ready = {n: self._blocks[n] for n in sorted(set(numbers))}
-        blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
-        model, most = self._fit.step_model, self._most_rows
-        with device_memory(self.backend, f"What chooses batches of {most:,} rows"):
-            return self.backend.chooser(model.loss, model.shape, blocks, most)
+        return self._reader.next(self.reached >= self._reader.steps_gathered)
 
     @property
     def ready_chooser(self) -> Any | None:
         """The chooser, once it is worth having: the host gathers the rows of first steps."""
-        return None if self.reached < self._steps_gathered else self.chooser
-
-    @functools.cached_property
-    def _steps_gathered(self) -> int:
-        return self.backend.steps_gathered(self._most_rows * self._fit.step_model.n_features)
+        return None if self.reached < self._reader.steps_gathered else self._reader.chooser
 
     @property
-    def _most_rows(self) -> int:
-        """Rows of a batch at most."""
-        return -(-self.n_rows // self._fit.n_steps)
+    def chooser(self) -> Any | None:
+        """What chooses the rows of batches without a copy of them, or None."""
+        return self._reader.chooser
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
         """Take steps of a replica that are made at once, and count their rows and losses.
@@ -181,50 +89,56 @@ class Lane:
         replica : Shard
         count : int
         """
-        draws, since = [next(self._draws) for _ in range(count)], time.perf_counter()
-        rows = [_count(draw) for draw in draws]
-        losses = recorded([_runs(draw) for draw in draws], replica.next_steps(rows))
+        (draws, rows), since = self._reader.draws(count), time.perf_counter()
+        losses = recorded(draws, replica.next_steps(rows))
         self._worked(since, waited=self._on_host)
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
         self._report.steps += count
+        for at in range(count if self._told else 0):
+            self._tell(self.reached + at + 1, rows[at], losses[at])
         self.reached += count
-
-    def _piece(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
-        rows, at = self.backend.rows, self.backend.row_numbers(at)
-        weight = None if block.weight is None else rows(block.weight, at)
-        return rows(block.X, at), rows(block.y, at), weight
-
-    def _touched(self, pieces: list[tuple[Any, Any, Any]]) -> NDArray[np.int64] | None:
-        if not self._fit.rule.coordinates or self._fit.single_rows:
-            return None
-        model = self._fit.step_model
-        columns = (
-            self.backend.columns([X for X, _, _ in pieces]) if pieces else np.empty(0, np.int64)
-        )
-        return np.append(columns, model.n_features) if model.fit_intercept else columns
 
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
         """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss.
 
         `w` and `out` are on the host or on the lane's device.
         """
-        report, model = self._report, self._fit.step_model
+        model = self._fit.steps.model
         loss, since = 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
         stays = self._on_host or not is_host(out)
         sums = out if stays else zeros(out.shape, out.dtype, like=w)
         if batch.chosen is not None:
             loss = batch.chosen(w, sums)
-        for X, y, weight in batch.pieces:
-            loss = loss + model.add_gradient(w, X, y, weight, sums, self.backend)
+        for rows in batch.pieces:
+            loss = loss + model.add_gradient(w, rows, sums, self.backend)
         if not stays:
             out += self.backend.to_numpy(sums)
         self._worked(since, waited=self._on_host or not stays)
+        self._count(batch, loss)
+
+    def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
+        """Step along the rows of a batch by `run`, which returns their loss; count them."""
+        since = time.perf_counter()
+        loss = run(batch.pieces) if batch.n_rows else 0.0
+        self._worked(since)
+        self._count(batch, loss)
+
+    def _count(self, batch: Batch, loss: Any) -> None:
         self._last_loss, self._loss = loss, self._loss + loss
+        report = self._report
         report.rows += batch.n_rows
         report.steps += 1
         self.reached += 1
+        if self._told:
+            self._tell(self.reached, batch.n_rows, loss)
+
+    def _tell(self, clock: int, n_rows: int, loss: Any) -> None:
+        """Tell the callbacks of steps of one."""
+        end = StepEnd(self.number, clock, n_rows, float(loss))
+        for callback in self._told:
+            callback.on_step_end(end)
 
     def _worked(self, since: float, waited: bool = True) -> None:
         """Count time; none where a device was only told what to do."""
@@ -237,26 +151,16 @@ class Lane:
 
     def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
         """Add a solver's statistic of a batch to `out`; the sum of the losses."""
-        model, loss, since = self._fit.model, 0.0, time.perf_counter()
+        model, loss, since = self._fit.work.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
-        for X, y, weight in batch.pieces:
-            loss = loss + statistic.add(model, X, y, weight, sums, backend)
+        for rows in batch.pieces:
+            loss = loss + statistic.add(model, rows.X, rows.y, rows.weight, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
         self._worked(since)
         self.reached += 1
         return float(loss)
-
-    def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
-        """Step along the rows of a batch by `run`, which returns their loss; count them."""
-        report, since = self._report, time.perf_counter()
-        self._last_loss = run(batch.pieces) if batch.n_rows else 0.0
-        self._worked(since)
-        self._loss += self._last_loss
-        report.rows += batch.n_rows
-        report.steps += 1
-        self.reached += 1
 
     def new_gradient(self, w: Any, batch: Batch) -> Any:
         """The gradient SUM of a batch at `w`, in a new array like `w`."""
@@ -271,17 +175,10 @@ class Lane:
         report.loss, self._loss = float(self._loss), 0.0
         if w is not None:
             w = w if self._on_host else self.backend.to_device(w)
-            report.validation = self._validation(w).tolist()
+            model = self._fit.steps.model
+            for rows in self._reader.held_out():
+                report.add_validation(model.validation_sums(w, rows, self.backend).tolist())
         return report
-
-    def _validation(self, w: Any) -> NDArray[np.float64]:
-        total = np.zeros(4)
-        for number, at in self._rows.held_out:
-            blocks = self._blocks
-            block = blocks.aside(number) if isinstance(blocks, BlockStream) else blocks[number]
-            X, y, weight = self._piece(block, at)
-            total += self._fit.step_model.validation_stats(w, X, y, weight, self.backend)
-        return total
 
     @property
     def sums(self) -> tuple[float, float, int]:
@@ -291,86 +188,3 @@ class Lane:
     @sums.setter
     def sums(self, sums: tuple[float, float, int]) -> None:
         self._loss, self._report.rows, self._report.steps = sums
-
-
-def _count(rows: list[tuple[int, Any]]) -> int:
-    """Rows of a batch."""
-    return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in rows)
-
-
-def _runs(rows: list[tuple[int, Any]]) -> Draw:
-    """Rows of a batch, as runs of neighbours."""
-    return [
-        (number, at.starts, at.counts) if isinstance(at, Runs) else (number, at, None)
-        for number, at in rows
-    ]
-
-
-class _Room:
-    """Where a lane gathers the dense rows of its batches, the same memory for all of them."""
-
-    def __init__(self) -> None:
-        self._arrays: tuple[Any, Any, Any] | None = None
-
-    def gather(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> Iterable[Any]:
-        """One piece of all rows; of a large batch, pieces that a cache holds, as they are read."""
-        if n_rows == 0:
-            return []
-        X = blocks[0][0].X
-        most = max(1, _PIECE // (X.shape[1] * X.itemsize))
-        if n_rows <= most:
-            return [self._fill(blocks, n_rows)]
-        return _Cuts(self._fill, blocks, most)
-
-    def _fill(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
-        if self._arrays is None or len(self._arrays[0]) < n_rows:
-            first = blocks[0][0]
-            self._arrays = tuple(  # type: ignore[assignment]
-                None if a is None else np.empty((n_rows, *a.shape[1:]), a.dtype)
-                for a in (first.X, first.y, first.weight)
-            )
-        assert self._arrays is not None
-        X, y, weight = self._arrays
-        start = 0
-        for block, at in blocks:
-            stop = start + len(at)
-            # These are NumPy's; out of range is checked for where the mode is not "clip".
-            block.X.take(at, axis=0, out=X[start:stop], mode="clip")
-            block.y.take(at, axis=0, out=y[start:stop], mode="clip")
-            if weight is not None:
-                assert block.weight is not None
-                block.weight.take(at, axis=0, out=weight[start:stop], mode="clip")
-            start = stop
-        return X[:n_rows], y[:n_rows], None if weight is None else weight[:n_rows]
-
-
-class _Cuts:
-    """Rows of a large batch, some at a time: copied to memory at once, they cost thrice the way."""
-
-    def __init__(
-        self,
-        fill: Callable[[list[tuple[ReadyBlock, Any]], int], tuple[Any, Any, Any]],
-        blocks: list[tuple[ReadyBlock, Any]],
-        most: int,
-    ) -> None:
-        self._fill = fill
-        self._blocks = blocks
-        self._most = most
-
-    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        for block, at in self._blocks:
-            for start in range(0, len(at), self._most):
-                cut = at[start : start + self._most]
-                yield self._fill([(block, cut)], len(cut))
-
-
-class _Pieces:
-    """The blocks of a full batch, one at a time."""
-
-    def __init__(self, lane: Lane, rows: list[tuple[int, Any]]) -> None:
-        self._lane = lane
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        for number, at in self._rows:
-            yield self._lane._piece(self._lane._blocks[number], at)

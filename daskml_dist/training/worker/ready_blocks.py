@@ -37,8 +37,8 @@ def backend_of(fit: FitSpec) -> Backend:
         Where a GPU was asked for and this process can use none.
     """
     # Few parameters of many are touched, at indices that the host draws.
-    on_host = fit.device == "auto" and fit.rule.coordinates
-    return get_backend("cpu" if on_host else fit.device)
+    on_host = fit.run.device == "auto" and fit.work.coordinates
+    return get_backend("cpu" if on_host else fit.run.device)
 
 
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
@@ -54,15 +54,15 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     backend = backend_of(fit)
     X = _features(block, fit, backend)
     assert block.y is not None
-    y = fit.model.encode(block.y, fit.classes, fit.dtype)
+    y = fit.work.model.encode(block.y, fit.rows.classes, fit.rows.dtype)
     weight = None
-    if fit.weight_scale is not None:
-        weight = np.full(len(y), fit.weight_scale)
+    if fit.rows.weight_scale is not None:
+        weight = np.full(len(y), fit.rows.weight_scale)
         if block.sample_weight is not None:
             weight *= block.sample_weight
-        if fit.class_weight is not None and fit.classes is not None:
-            weight *= fit.class_weight[np.searchsorted(fit.classes, block.y)]
-        weight = weight.astype(fit.dtype)
+        if fit.rows.class_weight is not None and fit.rows.classes is not None:
+            weight *= fit.rows.class_weight[np.searchsorted(fit.rows.classes, block.y)]
+        weight = weight.astype(fit.rows.dtype)
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         moved = None if weight is None else backend.to_device(weight)
         return ReadyBlock(backend.to_device(X), backend.to_device(y), moved)
@@ -70,15 +70,15 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
 
 def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:
     """The checked features of a block: where they are to be, or on the host."""
-    lying = block.on_device if backend.device == "gpu" and not fit.compute_dtype else None
-    if lying is not None and lying.dtype == fit.dtype:
+    lying = block.on_device if backend.device == "gpu" and not fit.rows.compute_dtype else None
+    if lying is not None and lying.dtype == fit.rows.dtype:
         check_finite_rows(lying, block.index)
         return lying
     # Aligned before anything reads it: NumPy is several times slower over what is not.
-    X = get_backend("cpu").to_device(block.X.astype(fit.dtype, copy=False))
+    X = get_backend("cpu").to_device(block.X.astype(fit.rows.dtype, copy=False))
     check_finite_rows(X, block.index)
-    if fit.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
-        X = _stored(X, fit.compute_dtype, block.index)
+    if fit.rows.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
+        X = _stored(X, fit.rows.compute_dtype, block.index)
     return X
 
 

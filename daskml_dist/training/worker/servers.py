@@ -12,7 +12,8 @@ import numpy as np
 from daskml_dist.ps.image import LaneImage, ServerImage
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
-from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
@@ -21,7 +22,7 @@ __all__ = ["joined_left", "joined_state", "left_in", "make_server", "n_servers",
 
 def n_servers(fit: FitSpec) -> int:
     """Servers of a fit: one a shard, or one for the ledger alone."""
-    return len(fit.layout.slices()) if fit.policy.uses_shards else 1
+    return len(fit.work.layout.slices()) if fit.work.uses_shards else 1
 
 
 def make_server(
@@ -43,23 +44,23 @@ def make_server(
     generation : int
         That of `shadow_of` for the shadow of that server.
     """
-    lanes = list(range(len(fit.lane_rows)))
+    work, lanes = fit.work, list(range(len(fit.rows.lane_rows)))
     shard = ledger = None
-    if fit.policy.uses_shards:
-        rows = fit.layout.slices()[number]
-        shard = Shard(fit.rule, fit.start_state(rows), rows.start)
+    if fit.work.uses_shards:
+        rows = fit.work.layout.slices()[number]
+        shard = Shard(fit.steps.rule, fit.start_state(rows), rows.start)
     if number == 0:
         ledger = PassLedger(
             lanes,
-            copy.copy(fit.stopping),
-            lockstep=fit.policy.lockstep,
-            score=fit.step_model.validation_score if fit.validation_fraction else None,
+            copy.copy(fit.work.stopping),
+            lockstep=fit.work.lockstep,
+            score=fit.steps.model.validation_score if fit.rows.validation_fraction else None,
             on_record=on_record,
-            first_pass=fit.first_pass,
+            first_pass=fit.work.first_pass,
         )
     return ParameterServer(
-        fit.policy, lanes, shard, ledger, n_trainers, generation, fit.first_clock, fit.n_steps,
-        fit.compression,
+        work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,
+        work.compression,
     )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def joined_left(
     lefts = [r.left for r in results if r.left is not None]
     lefts += [Left(r.state) for r in results if r.state is not None]
     rows = sum(left.rows for left in lefts)
-    if fit.policy.uses_shards:
+    if fit.work.uses_shards:
         if any(shard is None for shard in shards):
             return None
         own = [TrainerResult(0, 0, left.state) for left in lefts[:1]]
@@ -99,10 +100,12 @@ def joined_left(
     elif not lefts:
         return None
     else:
-        state = lefts[0].state if fit.policy.sums_gradients else _mean(lefts)
-    before = 0.0 if fit.initial is None else fit.initial.rows
-    if isinstance(state, ShardState) and state.rows <= before:
-        return None
+        alike = fit.work.replays or fit.steps.policy.sums_gradients
+        state = lefts[0].state if alike else _mean(lefts)
+    if isinstance(state, ShardState):
+        before = 0.0 if fit.steps.initial is None else fit.steps.initial.rows
+        if state.rows <= before:
+            return None
     slots = state.slots.values() if isinstance(state, ShardState) else ()
     if not all(np.isfinite(array).all() for array in (state.w, *slots)):
         return None
@@ -131,19 +134,19 @@ def revived(
     for number, (image, records) in enumerate(images):
         server = make_server(fit, number, n_trainers=1)
         server.take(image, records)
-        server.renew(1, range(len(fit.lane_rows)), at=image.at)
+        server.renew(1, range(len(fit.rows.lane_rows)), at=image.at)
         servers.append(server)
     return servers
 
 
 def left_in(fit: FitSpec, lanes: Mapping[int, LaneImage]) -> list[TrainerResult]:
     """What trainers would leave that had come as far as the images of their lanes."""
-    total, lefts = sum(fit.lane_rows), []
+    total, lefts = sum(fit.rows.lane_rows), []
     for number, lane in lanes.items():
         if lane.shard is not None:
-            shard = Shard(fit.rule, fit.start_state())
+            shard = Shard(fit.steps.rule, fit.start_state())
             shard.restore(lane.shard)
-            lefts.append(Left(shard.state(), fit.lane_rows[number] / total))
+            lefts.append(Left(shard.state(), fit.rows.lane_rows[number] / total))
     rows = sum(lane.rows for lane in lanes.values())
     return [
         TrainerResult(0, 0, left=replace(left, rows=0.0 if i else rows))

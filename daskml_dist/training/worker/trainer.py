@@ -24,7 +24,7 @@ from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
-from daskml_dist.ps.shard import ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.lane import Lane
@@ -111,7 +111,7 @@ class Trainer:
         TrainingError
             When the fit cannot go on.
         """
-        ready = blocks if self._fit.streaming is not None else self._prepare(blocks)
+        ready = blocks if self._fit.rows.streaming is not None else self._prepare(blocks)
         spec: TrainerSpec | None = self._spec
         while spec is not None:
             self._spec = spec
@@ -161,11 +161,11 @@ class Trainer:
                 np.errstate(over="ignore", invalid="ignore"),
                 device_memory(backend_of(self._fit), "What a step makes of its rows"),
             ):
-                return LOOPS[self._fit.policy.loop](context)
+                return LOOPS[self._fit.work.loop](context)
 
     def _lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
         fit = self._fit
-        if fit.streaming is None:
+        if fit.rows.streaming is None:
             return [Lane(s.lane, fit, self._rows(s), ready) for s in self._spec.lanes]
         readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
         # Reads that have begun end by themselves; nobody waits for them.
@@ -176,8 +176,8 @@ class Trainer:
             stream = BlockStream(
                 lambda number: prepare_block(ready(number), fit),
                 rows.blocks,
-                fit.stopping.max_iter,
-                fit.streaming.ahead,
+                fit.work.stopping.max_iter,
+                fit.rows.streaming.ahead,
                 readers,
                 lambda since: self._wait.check(since, "the storage of a block"),
             )
@@ -187,8 +187,15 @@ class Trainer:
 
     def _rows(self, spec: LaneSpec) -> LaneRows:
         fit = self._fit
-        group = None if fit.streaming is None else fit.streaming.group
-        return LaneRows(spec, fit.n_steps, fit.seed, fit.shuffle, fit.validation_fraction, group)
+        group = None if fit.rows.streaming is None else fit.rows.streaming.group
+        return LaneRows(
+            spec,
+            fit.work.n_steps,
+            fit.work.seed,
+            fit.work.shuffle,
+            fit.rows.validation_fraction,
+            group,
+        )
 
     def _prepare(self, blocks: Any) -> dict[int, ReadyBlock]:
         needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
@@ -204,14 +211,16 @@ class Trainer:
             reach(endpoint, self._credentials, self._wait, fit.bounds(number))
             for number, endpoint in enumerate(self._spec.servers)
         ]
-        return ShardedConnection(connections, fit.layout, self._spec.generation, fit.compression)
+        return ShardedConnection(
+            connections, fit.work.layout, self._spec.generation, fit.work.compression
+        )
 
     def _meet(self) -> Communicator:
         """Wait until every trainer of the fit is there; connect to them where they must talk."""
         spec = self._spec
-        if spec.generation and self._fit.policy.uses_shards:
+        if spec.generation and self._fit.work.uses_shards:
             return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
-        alone = spec.n_trainers == 1 or self._fit.policy.uses_shards
+        alone = spec.n_trainers == 1 or self._fit.work.uses_shards
         own = spec.peer_key(spec.rank)
         listener = None if alone else PeerListener(self._host, self._credentials, own)
         try:
@@ -222,7 +231,7 @@ class Trainer:
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             host = share_memory(group, self._wait, self._credentials.shared_memory)
             # Under "auto" ranks may differ, and all of them must meet to find out.
-            if self._fit.device == "cpu":
+            if self._fit.run.device == "cpu":
                 return host
             return meet_devices(host, group.among, backend_of(self._fit), self._wait)
         except BaseException:

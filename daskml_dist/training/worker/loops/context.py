@@ -82,7 +82,7 @@ class Context:
 
     def step_rows(self, step: int) -> int:
         """Rows of all lanes in a step (from 0) of a pass."""
-        n_steps = self.fit.n_steps
+        n_steps = self.fit.work.n_steps
         return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
 
     @property
@@ -93,7 +93,7 @@ class Context:
     @property
     def resumed(self) -> bool:
         """Whether the lanes go on from an earlier generation's steps."""
-        return self.clock > self.fit.first_clock
+        return self.clock > self.fit.work.first_clock
 
     def leaves(self, left: Callable[[], Left]) -> None:
         """Say what makes up what the trainer leaves behind where the fit is interrupted."""
@@ -130,13 +130,13 @@ class Context:
         """
         total = PassReport([lane.number for lane in lanes])
         for lane, w in zip(lanes, weights, strict=True):
-            part = lane.take_report(w if self.fit.validation_fraction else None)
+            part = lane.take_report(w if self.fit.rows.validation_fraction else None)
             total.loss += part.loss
             total.rows += part.rows
             total.steps += part.steps
             total.busy += part.busy
-            total.validation = np.add(total.validation, part.validation).tolist()
-        if self.fit.policy.lockstep:
+            total.add_validation(part.validation)
+        if self.fit.work.lockstep:
             total.steps //= max(len(lanes), 1)
         total.bytes_pushed, total.bytes_pulled = self._bytes_since(connection)
         if not np.isfinite(total.loss):
@@ -144,11 +144,11 @@ class Context:
                 f"The training loss became {total.loss} in pass {number}: floating-point "
                 "overflow. Lower learning_rate, or scale the features (StandardScaler)."
             )
-        if self.fit.policy.uses_shards:
+        if self.fit.work.uses_shards:
             # The server has counted what was pushed.
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
         answer = connection.call("report", **{"pass": number, "report": asdict(total)})
-        if self.pool is None or self.fit.policy.lockstep:
+        if self.pool is None or self.fit.work.lockstep:
             self._idle()
         return bool(answer["stop"])
 
@@ -158,7 +158,7 @@ class Context:
 
     def _bytes_since(self, connection: ShardedConnection) -> tuple[int, int]:
         pushed, pulled = connection.bytes_moved
-        if not self.fit.policy.uses_shards:
+        if not self.fit.work.uses_shards:
             pushed += self.communicator.bytes_sent
             pulled += self.communicator.bytes_received
         before = self._reported.get(id(connection), (0, 0))

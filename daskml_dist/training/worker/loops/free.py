@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.ps.messages import Part, sum_in_lane_order
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_free"]
 
@@ -36,22 +37,24 @@ class _FreeLane:
     """One lane's conversation with the servers."""
 
     def __init__(self, context: Context, connection: ShardedConnection, lane: Lane) -> None:
-        policy = context.fit.policy
+        policy = context.fit.steps.policy
         self._context = context
         self._fit = context.fit
         self._connection = connection
         self._lane = lane
         self._push_every = policy.push_every
         # A sparse batch needs its own coordinates, so they are pulled at every step.
-        self._pull_every = 1 if self._fit.rule.coordinates else policy.pull_every
-        self._parts: list[Part] = []
+        self._pull_every = 1 if self._fit.work.coordinates else policy.pull_every
+        self._parts: list[LaneGradient] = []
         self._rows = 0.0
         self._w: Any = None
         self._awaiting = True
         self._loss = 0.0
         clock = context.clocks[lane.number]
         # The report of a pass that ended just there may have been lost with the trainer.
-        self._reports_first = clock > self._fit.first_clock and clock % self._fit.n_steps == 0
+        self._reports_first = (
+            clock > self._fit.work.first_clock and clock % self._fit.work.n_steps == 0
+        )
         lane.seek(clock)
         self._batch = lane.next_batch()
         connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
@@ -61,7 +64,7 @@ class _FreeLane:
         lane = self._lane
         if self._reports_first:
             self._reports_first = False
-            return self._end_pass(lane.clock // self._fit.n_steps)
+            return self._end_pass(lane.clock // self._fit.work.n_steps)
         if self._awaiting:
             pulled = self._connection.receive(lane.number)
             self._w, self._awaiting = pulled.w, False
@@ -72,14 +75,14 @@ class _FreeLane:
         self._rows += batch.n_rows
         self._loss += lane.last_loss
         lane.clock += 1
-        pass_ended = lane.clock % self._fit.n_steps == 0
-        if self._fit.rule.coordinates:
+        pass_ended = lane.clock % self._fit.work.n_steps == 0
+        if self._fit.work.coordinates:
             self._batch = lane.next_batch()
             self._send(self._batch, flush=pass_ended)
         else:
             self._send(None, flush=pass_ended)
             self._batch = lane.next_batch()
-        return not pass_ended or self._end_pass(lane.clock // self._fit.n_steps)
+        return not pass_ended or self._end_pass(lane.clock // self._fit.work.n_steps)
 
     def _send(self, wanted: Batch | None, flush: bool) -> None:
         clock, number = self._lane.clock, self._lane.number
@@ -91,7 +94,7 @@ class _FreeLane:
             self._connection.send(
                 (number,), clock, self._rows, total, index,
                 loss=self._loss, pull=pull, pull_index=pull_index,
-                whole=self._fit.pushes_whole(clock),
+                whole=self._fit.steps.pushes_whole(clock),
             )  # fmt: skip
             self._parts, self._rows, self._loss = [], 0.0, 0.0
         elif pull:
@@ -101,17 +104,17 @@ class _FreeLane:
     def _end_pass(self, number: int) -> bool:
         """Report a pass; False when it was the last."""
         w = None
-        if self._fit.validation_fraction:
+        if self._fit.rows.validation_fraction:
             w = self._whole_parameters()
         stop = self._context.report(self._connection, number, [self._lane], [w])
-        if stop or number == self._fit.stopping.max_iter:
+        if stop or number == self._fit.work.stopping.max_iter:
             return self._leave()
         return True
 
     def _whole_parameters(self) -> Any:
         lane = self._lane.number
         pulled = self._connection.receive(lane)
-        if not self._fit.rule.coordinates:
+        if not self._fit.work.coordinates:
             self._w, self._awaiting = pulled.w, False
             return pulled.w
         self._connection.send((lane,), self._lane.clock)

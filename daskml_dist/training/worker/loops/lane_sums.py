@@ -41,7 +41,7 @@ class LaneSums:
         return total
 
     def _part(self, lane: Lane, statistic: Statistic) -> tuple[int, NDArray[np.float64]]:
-        shape = statistic.shape(self._context.fit.model)
+        shape = statistic.shape(self._context.fit.work.model)
         out = np.zeros(int(np.prod(shape)) + EXTRA)
         batch = lane.next_batch()
         out[-EXTRA] = lane.add_statistic(statistic, batch, out[:-EXTRA].reshape(shape))

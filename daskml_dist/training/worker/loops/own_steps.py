@@ -55,7 +55,7 @@ class OwnSteps:
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
             with device_memory(lane.backend, "What steps need"):
-                self._recorded = lane.backend.recorder(chooser, replica.rule.optimizer, step)
+                self._recorded = lane.backend.recorder(chooser, replica.rule.only.optimizer, step)
         if self._recorded is None:
             self._may = False
             return 0

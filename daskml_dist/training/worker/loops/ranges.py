@@ -30,14 +30,14 @@ Array = NDArray[np.float64]
 
 def run_ranges(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's range; rank 0 returns the solution."""
-    solver = context.fit.solver
+    solver = context.fit.rounds.solver
     assert isinstance(solver, RangedSolver)
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
     try:
         ranges = _Ranges(context, connection)
-        found = solver.solve_in_ranges(context.fit.model, ranges, ranges.start())
-        w = ranges.whole(found.w).reshape(context.fit.model.shape)
+        found = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
+        w = ranges.whole(found.w).reshape(context.fit.rounds.shape or ())
     finally:
         if connection is not None:
             connection.close()
@@ -73,7 +73,7 @@ class _Ranges:
         self._connection = connection
         self._communicator = context.communicator
         self._sums = LaneSums(context)
-        size, n_ranks = int(np.prod(context.fit.model.shape)), self._communicator.size
+        size, n_ranks = int(np.prod(context.fit.rounds.shape or ())), self._communicator.size
         self._bounds = [size * rank // n_ranks for rank in range(n_ranks + 1)]
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
         self.n_rows = sum(context.lane_rows)
@@ -105,7 +105,9 @@ class _Ranges:
         """The own range of where to begin."""
         if self._begin is not None:
             return self._begin[self.own].copy()
-        return self._context.fit.start_state().w.astype(np.float64).ravel()[self.own]
+        start = self._context.fit.rounds.first()
+        assert start is not None
+        return start.ravel()[self.own]
 
     def keep(self, n_iter: int) -> None:
         """Keep the last point."""
@@ -116,7 +118,7 @@ class _Ranges:
 
     def _left(self, point: _Point) -> Left:
         assert point.w is not None
-        w = point.w.reshape(self._context.fit.model.shape)
+        w = point.w.reshape(self._context.fit.rounds.shape or ())
         return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
 
     # -- numbers -------------------------------------------------------------------------------
@@ -140,7 +142,9 @@ class _Ranges:
     def loss_gradient(self, w: Array) -> tuple[float, Array]:
         """Sum of the losses at `w`, and the own range of its gradient."""
         self._last = self.whole(w)
-        total = self._sums.total(LossGradient(self._last.reshape(self._context.fit.model.shape)))
+        total = self._sums.total(
+            LossGradient(self._last.reshape(self._context.fit.rounds.shape or ()))
+        )
         total[2 - EXTRA :] = self._sums.bytes_moved()
         extra = self._communicator.allreduce(total[-EXTRA:])
         gradient = self._communicator.reduce_scatter(total[1:-EXTRA], self._bounds)

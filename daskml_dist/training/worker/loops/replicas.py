@@ -16,12 +16,14 @@ from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.image import LaneImage
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard import Shard, ShardImage, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardImage, ShardState
 from daskml_dist.training.spec import Left
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.own_steps import OwnSteps
 from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_replicas"]
 
@@ -30,7 +32,7 @@ def run_replicas(context: Context) -> ShardState | None:
     """Run all passes; rank 0 returns the state."""
     connection = context.connect()
     run: _Summed | _Averaged = (
-        _Summed(context) if context.fit.policy.sums_gradients else _Averaged(context)
+        _Summed(context) if context.fit.steps.policy.sums_gradients else _Averaged(context)
     )
     try:
         for lane in context.lanes:
@@ -46,8 +48,8 @@ def run_replicas(context: Context) -> ShardState | None:
 
 
 def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
-    n_steps, done = context.fit.n_steps, context.clock
-    for number in context.fit.passes(done):
+    n_steps, done = context.fit.work.n_steps, context.clock
+    for number in context.fit.work.passes(done):
         while done < number * n_steps:
             most = number * n_steps - done
             if context.shadow_every:
@@ -79,7 +81,7 @@ class _Summed:
         alone = context.communicator.size == len(self._lanes) == 1
         self._home = Residence(context, alone)
         self._replica = self._home.shard(self._fit.start_state())
-        self._in_order = self._fit.deterministic or self._fit.rule.coordinates
+        self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
 
     def steps(self, clock: int, most: int) -> int:
@@ -87,7 +89,7 @@ class _Summed:
         if self._alone is not None:
             self._alone.take(most)
             return most
-        rows = self._context.step_rows(clock % self._fit.n_steps)
+        rows = self._context.step_rows(clock % self._fit.work.n_steps)
         if self._in_order:
             index, total = self._gathered()
             total = self._home.to_device(total)
@@ -120,7 +122,7 @@ class _Summed:
         for batch, own in self._context.map(self._gradient, self._lanes):
             gradient = self._home.to_host(own)
             arrays += [gradient] if batch.index is None else [batch.index, gradient]
-        stride = 2 if self._fit.rule.coordinates else 1
+        stride = 2 if self._fit.work.coordinates else 1
         parts = []
         for numbers, *rest in self._context.communicator.allgather(arrays):
             for i, number in enumerate(numbers.tolist()):
@@ -166,7 +168,7 @@ class _Averaged:
         self._own = [
             OwnSteps(lane, self._replicas[lane.number], context.rest) for lane in context.lanes
         ]
-        self._every = context.fit.policy.average_every
+        self._every = context.fit.steps.policy.average_every
         total = sum(context.lane_rows)
         self._shares = {
             lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
@@ -188,7 +190,7 @@ class _Averaged:
 
     def _mean(self, values: dict[int, Any]) -> Any:
         """Mean over all lanes, weighted by their rows; where they lie, or on the host."""
-        if not self._fit.deterministic:
+        if not self._fit.run.deterministic:
             return self._context.communicator.allreduce(self._own_sum(values))
         numbers = sorted(values)
         parts = (self._home.to_host(values[n] * self._shares[n]) for n in numbers)
@@ -240,6 +242,6 @@ class _Averaged:
         first.w = mean({n: s.w for n, s in states.items()})
         # Lanes see their averages at different rows, so all of them or none has one.
         averages = {n: s.average for n, s in states.items() if s.average is not None}
-        if self._fit.rule.average_after is not None:
+        if self._fit.steps.rule.average_after is not None:
             first.average = mean({n: averages.get(n, s.w) for n, s in states.items()})
         return first

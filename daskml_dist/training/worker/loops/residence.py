@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from daskml_dist.backends.namespace import is_host
-from daskml_dist.ps.shard import Shard, ShardState
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.ready_blocks import backend_of
 
@@ -31,7 +32,7 @@ class Residence:
     """
 
     def __init__(self, context: Context, alone: bool) -> None:
-        self._rule = context.fit.rule
+        self._rule = context.fit.steps.rule
         self._backend = backend_of(context.fit)
         self._is_host = self._backend.device == "cpu"
         if self._rule.coordinates and not self._is_host:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import Pulled, ShardedConnection
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_rounds"]
 
@@ -20,7 +21,7 @@ def run_rounds(context: Context) -> None:
     try:
         rounds = _Rounds(context, connection)
         rounds.pull_first()
-        for number in context.fit.passes(context.clock):
+        for number in context.fit.work.passes(context.clock):
             rounds.run_pass(number)
             weights = rounds.validation_weights()
             if context.report(connection, number, context.lanes, weights):
@@ -41,7 +42,7 @@ class _Rounds:
         self._context = context
         self._lanes = context.lanes
         self._connection = connection
-        self._apart = self._fit.deterministic or self._fit.rule.coordinates
+        self._apart = self._fit.run.deterministic or self._fit.work.coordinates
         self._clock = context.clock
         self._batches: list[Batch] = []
         self._pulled: list[Pulled] = []
@@ -68,7 +69,7 @@ class _Rounds:
         self._pulled = [self._connection.receive(lane.number) for lane in first]
 
     def run_pass(self, number: int) -> None:
-        end = number * self._fit.n_steps
+        end = number * self._fit.work.n_steps
         while self._clock < end:
             self._context.rest()
             batches = self._batches
@@ -93,7 +94,7 @@ class _Rounds:
         rows = sum(batch.n_rows for batch in batches)
         ((lanes, _),) = self._speakers()
         loss = sum(lane.last_loss for lane in self._lanes)
-        whole = self._fit.pushes_whole(self._clock + 1)
+        whole = self._fit.steps.pushes_whole(self._clock + 1)
         self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
         # The next batches are gathered while the push travels.
         self._batches = [lane.next_batch() for lane in self._lanes]
@@ -132,15 +133,15 @@ class _Rounds:
                 batch.index,
                 loss=loss,
                 pull_index=pull_index,
-                whole=self._fit.pushes_whole(self._clock + 1),
+                whole=self._fit.steps.pushes_whole(self._clock + 1),
             )
 
     def validation_weights(self) -> list[Any | None]:
         """Whole parameters to validate with, the same for all lanes."""
-        if not self._fit.validation_fraction:
+        if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
         w = self._pulled[0].w
-        if self._fit.rule.coordinates:
+        if self._fit.work.coordinates:
             first = self._lanes[0].number
             self._connection.send((first,), self._clock)
             w = self._connection.receive(first).w

@@ -29,12 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.models.linear import LinearModel
-from daskml_dist.ps.shard import Shard, ShardState, UpdateRule
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec, Left
-from daskml_dist.training.worker.lane import Batch, Lane
+from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.turns import Turns
+from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_shared"]
 
@@ -76,9 +78,9 @@ class _Shared:
 
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         fit = context.fit
-        share = len(context.lanes) / max(len(fit.lane_rows), 1)
-        rule = dataclasses.replace(fit.rule, share=share)
-        steps = sum(clock - fit.first_clock for clock in context.clocks.values())
+        share = len(context.lanes) / max(len(fit.rows.lane_rows), 1)
+        rule = dataclasses.replace(fit.steps.rule, share=share)
+        steps = sum(clock - fit.work.first_clock for clock in context.clocks.values())
         self.replica = _replica(context, rule, steps)
         self._context = context
         self._fit = fit
@@ -97,7 +99,7 @@ class _Shared:
         self._steps = self._steps_met = 0
         self._stopped = False
         self._rows: _RowByRow | None = None
-        if fit.single_rows:
+        if fit.steps.single_rows:
             self._rows = _RowByRow(fit, self.replica, share)
         self._met, self._meeting_took = time.perf_counter(), 0.0
 
@@ -107,7 +109,7 @@ class _Shared:
             for lane in lanes:
                 lane.seek(self._context.clocks[lane.number])
             # Lanes that go on after a loss need not be at the same clock.
-            for number in self._fit.passes(min(lane.clock for lane in lanes)):
+            for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
                 while behind := [lane for lane in lanes if self._has_steps(lane, number)]:
                     for lane in behind:
                         if self._stopped or self._context.failed:
@@ -118,7 +120,7 @@ class _Shared:
                     return
 
     def _has_steps(self, lane: Lane, number: int) -> bool:
-        return lane.clock < number * self._fit.n_steps
+        return lane.clock < number * self._fit.work.n_steps
 
     def _step(self, lane: Lane) -> None:
         batch = lane.next_batch()
@@ -223,7 +225,14 @@ class _RowByRow:
         steps, order = self._steps_of(lane.number), self._order(batch.n_rows)
         charged = replica.charged
         lane.add_row_steps(
-            lambda pieces: steps.run(list(pieces), order, self._cells, rate, charged), batch
+            lambda pieces: steps.run(
+                [(rows.X, rows.y, rows.weight) for rows in pieces],
+                order,
+                self._cells,
+                rate,
+                charged,
+            ),
+            batch,
         )
         with self._counting:
             replica.count_row_steps(batch.n_rows, rate)
@@ -232,11 +241,10 @@ class _RowByRow:
         if lane not in self._lanes:
             from daskml_dist.backends.row_steps import RowSteps
 
-            model, rule = self._fit.model, self._fit.rule
-            assert isinstance(model, LinearModel)
-            self._lanes[lane] = RowSteps(
-                model.loss, rule.optimizer, rule.penalty.l1, rule.penalty.l2, model.fit_intercept
-            )
+            linear, group = self._fit.steps.model.linear, self._fit.steps.rule.only
+            assert linear is not None
+            l1, l2 = group.penalty.l1, group.penalty.l2
+            self._lanes[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)
         return self._lanes[lane]
 
     def _order(self, n_rows: int) -> NDArray[np.intp]:
@@ -244,7 +252,7 @@ class _RowByRow:
         if n_rows not in self._orders:
             n = np.arange(n_rows)
             self._orders[n_rows] = (
-                np.random.default_rng(n_rows).permutation(n) if self._fit.shuffle else n
+                np.random.default_rng(n_rows).permutation(n) if self._fit.work.shuffle else n
             )
         return self._orders[n_rows]
 
@@ -257,7 +265,7 @@ class _RowByRow:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        slots, optimizer = self._slots(), self._fit.rule.optimizer
+        slots, optimizer = self._slots(), self._fit.steps.rule.only.optimizer
         approach = optimizer.approach(self._before, slots, self._replica.learning_rate())
         delta *= _damping(approach, self._share)
         self._before = slots

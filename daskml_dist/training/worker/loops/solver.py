@@ -46,9 +46,9 @@ def run_solver(context: Context) -> Solution | None:
 
 def _lead(context: Context, sums: _Asked) -> Solution:
     fit = context.fit
-    assert fit.solver is not None
-    start = fit.start_state().w.astype(np.float64)
-    solution = fit.solver.solve(fit.model, sums, start)
+    start = fit.rounds.first()
+    assert start is not None
+    solution = fit.rounds.solver.solve(fit.work.model, sums, start)
     sums.end()
     return solution
 
@@ -99,7 +99,7 @@ class _Rounds:
 
     def sum(self, statistic: Statistic) -> NDArray[np.float64]:
         """The sum over all trainers' rows, with `EXTRA` numbers behind it."""
-        if self._context.fit.deterministic or not statistic.additive:
+        if self._context.fit.run.deterministic or not statistic.additive:
             total = self._in_order(self._sums.parts(statistic), statistic)
         else:
             total = self._reduced(self._sums.total(statistic))
@@ -124,7 +124,7 @@ class _Rounds:
             for number, part in zip(numbers.tolist(), rest, strict=True)
         }
         first, *others = (of_lane[number] for number in sorted(of_lane))
-        total, shape = first.copy(), statistic.shape(self._context.fit.model)
+        total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
         for part in others:
             statistic.merge(total[:-EXTRA].reshape(shape), part[:-EXTRA].reshape(shape))
             total[-EXTRA:] += part[-EXTRA:]
@@ -152,7 +152,7 @@ class _Asked:
                 self._context.communicator.broadcast_bytes(self._as_data(statistic))
             total = self._rounds.sum(statistic)
         self._report(total[-EXTRA:])
-        return total[:-EXTRA].reshape(statistic.shape(self._context.fit.model)).copy()
+        return total[:-EXTRA].reshape(statistic.shape(self._context.fit.work.model)).copy()
 
     def _as_data(self, statistic: Statistic) -> bytes:
         try:

@@ -1,0 +1,140 @@
+"""Checkers of the estimators' parameters: each error names what is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from dask.utils import parse_bytes
+from sklearn.utils import check_random_state
+
+from daskml_dist._run import Run
+from daskml_dist.backends.devices import DEVICES, STORED
+from daskml_dist.compression import get_compressor
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.training.run_settings import RunSettings
+
+__all__ = [
+    "check_budget",
+    "check_class_weight",
+    "check_count",
+    "check_flag",
+    "check_number",
+    "check_one_of",
+    "check_run",
+    "seed_of",
+]
+
+
+def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> RunSettings:
+    """Check `run` and `device`, of an estimator that uses some of a `Run`'s parameters.
+
+    Parameters
+    ----------
+    run : Run or None
+    device : {"auto", "cpu", "gpu"}
+    name : str
+        Of the estimator.
+    used : collection of str
+        Parameters that it uses.
+
+    Raises
+    ------
+    InvalidParameterError
+        One of them is not valid, or set while the estimator does not use it.
+    """
+    run = Run() if run is None else run
+    if not isinstance(run, Run):
+        raise InvalidParameterError(
+            f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
+        )
+    if unused := [given for given in run.changed() if given not in used]:
+        raise InvalidParameterError(
+            f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; of a Run it "
+            f"uses {', '.join(used)}."
+        )
+    if run.n_lanes is not None:
+        check_count("n_lanes", run.n_lanes)
+    check_count("n_servers", run.n_servers)
+    check_flag("deterministic", run.deterministic)
+    check_one_of("compute_dtype", run.compute_dtype, STORED)
+    check_one_of("on_lost_data", run.on_lost_data, ("raise", "skip"))
+    check_one_of("device", device, DEVICES)
+    return RunSettings(
+        device=device,
+        n_lanes=run.n_lanes,
+        n_servers=int(run.n_servers),
+        deterministic=bool(run.deterministic),
+        compute_dtype=run.compute_dtype,
+        memory_budget=check_budget(run.memory_budget),
+        on_lost_data=run.on_lost_data,
+        compression=get_compressor(run.compression),
+    )
+
+
+def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
+    """Check that a parameter is one of a few values."""
+    if not any(value is one or (isinstance(value, str) and value == one) for one in valid):
+        raise InvalidParameterError(f"{name}={value!r}: use one of {list(valid)}.")
+
+
+def check_count(name: str, value: Any, also: str = "") -> None:
+    """Check that a parameter is an integer >= 1; `also` names what else is valid."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        hint = f", {also}" if also else ""
+        raise InvalidParameterError(f"{name}={value!r}: use an integer >= 1{hint}.")
+
+
+def check_number(
+    name: str, value: Any, valid: Callable[[float], bool] = lambda v: v >= 0, hint: str = ">= 0"
+) -> None:
+    """Check that a parameter is a finite number, of a range that `hint` tells."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not (np.isfinite(float(value)) and valid(float(value)))
+    ):
+        raise InvalidParameterError(f"{name}={value!r}: use a number {hint}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that a parameter is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidParameterError(f"{name}={value!r}: use True or False.")
+
+
+def check_class_weight(class_weight: Any) -> Any:
+    """Check ``class_weight`` and return it."""
+    if isinstance(class_weight, dict):
+        valid = all(isinstance(w, Real) and 0 <= float(w) < np.inf for w in class_weight.values())
+    else:
+        valid = class_weight is None or class_weight == "balanced"
+    if valid:
+        return class_weight
+    raise InvalidParameterError(
+        f'class_weight={class_weight!r}: use "balanced", a dict from label to weight >= 0, or None.'
+    )
+
+
+def check_budget(memory_budget: Any) -> int | None:
+    """Check a `memory_budget`; its bytes, None for "auto"."""
+    if isinstance(memory_budget, str) and memory_budget == "auto":
+        return None
+    with suppress(ValueError, TypeError, AttributeError):
+        if (budget := parse_bytes(memory_budget)) > 0:
+            return int(budget)
+    raise InvalidParameterError(
+        f'memory_budget={memory_budget!r}: use "auto", a number of bytes, or a string such as '
+        '"2 GiB".'
+    )
+
+
+def seed_of(random_state: Any) -> int:
+    """A seed drawn from what the user gave."""
+    try:
+        return int(check_random_state(random_state).randint(2**31 - 1))
+    except ValueError as error:
+        raise InvalidParameterError(f"{error}: use an integer, a RandomState or None.") from error

@@ -1,0 +1,206 @@
+"""How a mean gradient becomes a step: the groups of a model's parameters, and what all share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from daskml_dist.backends.namespace import zeros
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.base import Parameters
+from daskml_dist.optimizers import Adagrad, Optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.schedules import Schedule
+
+__all__ = ["Group", "GroupOptions", "UpdateRule", "make_groups"]
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What is different for some of a model's parts; None: as for the others.
+
+    Parameters
+    ----------
+    optimizer : Optimizer or None
+    penalty : Penalty or None
+    rate : float, default=1.0
+        Factor on the learning rate; 0 freezes the parts.
+    """
+
+    optimizer: Optimizer | None = None
+    penalty: Penalty | None = None
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive rows of the parameters that are updated alike.
+
+    Parameters
+    ----------
+    start, stop : int
+        The rows.
+    optimizer : Optimizer
+    penalty : Penalty
+    n_penalised : int
+        Leading rows of the group that the penalty applies to.
+    rate : float, default=1.0
+        Factor on the learning rate.
+    buffer : bool, default=False
+        Whether the rows are running means, which move by their mean "gradient" itself.
+    """
+
+    start: int
+    stop: int
+    optimizer: Optimizer
+    penalty: Penalty
+    n_penalised: int
+    rate: float = 1.0
+    buffer: bool = False
+
+    @property
+    def rows(self) -> slice:
+        """The rows."""
+        return slice(self.start, self.stop)
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """State kept for each parameter."""
+        return () if self.buffer else self.optimizer.slot_names
+
+    def within(self, start: int, stop: int) -> Group:
+        """The part of the group in a range of rows, counted from its start; maybe empty."""
+        first, last = max(self.start, start), min(self.stop, stop)
+        n_rows = max(last - first, 0)
+        penalised = min(max(self.start + self.n_penalised - first, 0), n_rows)
+        at = first - start if n_rows else 0
+        return replace(self, start=at, stop=at + n_rows, n_penalised=penalised)
+
+
+def make_groups(
+    parameters: Parameters,
+    optimizer: Optimizer,
+    penalty: Penalty,
+    options: Mapping[str, GroupOptions] | None = None,
+) -> tuple[Group, ...]:
+    """The groups of a model's parts, in their order; neighbours that are updated alike are one.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    optimizer : Optimizer
+    penalty : Penalty
+    options : mapping of str to GroupOptions, optional
+        For parts whose names match a pattern (``"*.bias"``); the first that matches counts.
+
+    Raises
+    ------
+    InvalidParameterError
+        A pattern matches no part.
+    """
+    options = options or {}
+    names = [part.name for part in parameters.parts]
+    for pattern in options:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InvalidParameterError(
+                f"No part of the model is called {pattern!r}. Its parts are {names}."
+            )
+    groups: list[Group] = []
+    for part in parameters.parts:
+        given = (o for pattern, o in options.items() if fnmatchcase(part.name, pattern))
+        own = next(given, GroupOptions())
+        rows = parameters.rows[part.name]
+        new = Group(
+            rows.start,
+            rows.stop,
+            own.optimizer or optimizer,
+            own.penalty or penalty,
+            rows.stop - rows.start if part.penalised and not part.buffer else 0,
+            own.rate,
+            part.buffer,
+        )
+        last = groups[-1] if groups else None
+        if last is not None and _alike(last, new):
+            n_penalised = last.n_penalised + new.n_penalised
+            groups[-1] = replace(last, stop=new.stop, n_penalised=n_penalised)
+        else:
+            groups.append(new)
+    return tuple(groups)
+
+
+def _alike(last: Group, new: Group) -> bool:
+    """Whether a group can go on with the rows of another: penalised ones lead in each."""
+    same = replace(new, start=last.start, stop=last.stop, n_penalised=last.n_penalised) == last
+    return same and (new.n_penalised == 0 or last.n_penalised == last.stop - last.start)
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """How a mean gradient becomes a step.
+
+    Parameters
+    ----------
+    groups : tuple of Group
+        All rows of the parameters, in order.
+    schedule : Schedule
+    steps_per_pass : float
+        Steps (applies) in one pass, for schedules that count passes.
+    average_after : int or None
+        Start averaging the parameters once so many rows were seen (averaged SGD, Polyak and
+        Juditsky 1992); None: never.
+    coordinates : bool
+        Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
+        all the steps since (lazy regularisation, Carpenter 2008). Of one group only.
+    share : float
+        Share of the fit's steps that the shard makes itself, where several make them.
+    clip : float or None
+        Largest norm of the mean gradient of all parameters but buffers (Pascanu, Mikolov and
+        Bengio 2013); longer ones are scaled down to it. Of whole parameters only.
+    """
+
+    groups: tuple[Group, ...]
+    schedule: Schedule
+    steps_per_pass: float
+    average_after: int | None = None
+    coordinates: bool = False
+    share: float = 1.0
+    clip: float | None = None
+
+    @property
+    def only(self) -> Group:
+        """The group that holds all parameters."""
+        (group,) = self.groups
+        return group
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """State that any group keeps; rows of others hold zeros there."""
+        return tuple(dict.fromkeys(name for group in self.groups for name in group.slot_names))
+
+    def init(self, w: Any, start: int = 0) -> dict[str, Any]:
+        """State before the first step of the parameters' rows from `start` on."""
+        if len(self.groups) == 1 and not self.groups[0].buffer:
+            return self.groups[0].optimizer.init(w)
+        slots = {name: zeros(w.shape, w.dtype, w) for name in self.slot_names}
+        for group in self.groups:
+            at = group.within(start, start + w.shape[0]).rows
+            own = {} if group.buffer else group.optimizer.init(w[at, ...])
+            for name, slot in own.items():
+                slots[name][at, ...] = slot
+        return slots
+
+    @property
+    def owes(self) -> bool:
+        """Whether rows that no gradient touches owe a penalty (coordinates only)."""
+        return self.coordinates and bool(self.only.penalty.l1 or self.only.penalty.l2)
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether several steps may be made at once."""
+        if len(self.groups) > 1 or self.clip is not None or self.only.rate != 1:
+            return False
+        # A device has a kernel for steps at coordinates, of one optimizer.
+        at_all = not self.coordinates or (type(self.only.optimizer) is Adagrad and not self.owes)
+        return at_all and self.average_after is None

@@ -1,0 +1,77 @@
+"""State of a shard: what a later fit goes on from, and all of it at one version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.namespace import namespace
+
+__all__ = ["ShardImage", "ShardState", "copied"]
+
+
+@dataclass
+class ShardState:
+    """All that a fit must keep to go on later; arrays of shape (n_rows, width)."""
+
+    w: NDArray[Any]
+    slots: dict[str, NDArray[Any]]
+    step: int = 0
+    rows: float = 0.0
+    average: NDArray[Any] | None = None
+    n_averaged: int = 0
+
+    def part(self, rows: slice) -> ShardState:
+        """Copy of a slice of rows."""
+        return ShardState(
+            copied(self.w[rows, ...]),
+            {name: copied(slot[rows, ...]) for name, slot in self.slots.items()},
+            self.step,
+            self.rows,
+            None if self.average is None else copied(self.average[rows, ...]),
+            self.n_averaged,
+        )
+
+    @staticmethod
+    def join(parts: list[ShardState]) -> ShardState:
+        """The state whose slices `parts` are."""
+        first = parts[0]
+        concat = namespace(first.w).concat
+        return ShardState(
+            concat([p.w for p in parts]),
+            {name: concat([p.slots[name] for p in parts]) for name in first.slots},
+            first.step,
+            first.rows,
+            None
+            if any(p.average is None for p in parts)
+            else concat([p.average for p in parts if p.average is not None]),
+            first.n_averaged,
+        )
+
+
+@dataclass(frozen=True)
+class ShardImage:
+    """All of a shard at one version: restored, it goes on to the bit as it would have.
+
+    Unlike a `ShardState` it leaves penalties that untouched rows owe as they are, since paying
+    them at another time would change the digits.
+    """
+
+    w: NDArray[Any]
+    slots: dict[str, NDArray[Any]]
+    version: int
+    first_step: int
+    rows: float
+    charged: float
+    paid: NDArray[np.float64] | None
+    total: NDArray[np.float64] | None
+    n_summed: int
+
+
+def copied(array: Any) -> Any:
+    """A copy of an array of any library."""
+    # Only what the standard alone describes has no method for it.
+    return array.copy() if hasattr(array, "copy") else namespace(array).asarray(array, copy=True)

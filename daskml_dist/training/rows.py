@@ -1,0 +1,114 @@
+"""Facts of all rows of a fit: their survey, their classes and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.training.spec import RowsSpec, Streaming
+from daskml_dist.training.survey import Survey
+
+__all__ = ["Rows"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Facts of the rows of a fit, as models and objectives must know them.
+
+    Parameters
+    ----------
+    survey : Survey
+    classes : ndarray or None
+        Sorted labels; None for regression.
+    class_weight : ndarray of float64 of shape (n_classes,) or None
+    weight_scale : float or None
+        Factor that makes the mean weight 1; None where rows have no weights.
+    """
+
+    survey: Survey
+    classes: NDArray[Any] | None
+    class_weight: NDArray[np.float64] | None
+    weight_scale: float | None
+
+    @classmethod
+    def of(
+        cls,
+        survey: Survey,
+        classes: NDArray[Any] | None,
+        class_weight: Any,
+        weighted: bool,
+    ) -> Rows:
+        """Put them together; `class_weight` is as the user gave it."""
+        of_class = _class_weight(class_weight, survey, classes)
+        scale = _weight_scale(survey, classes, of_class, weighted)
+        return cls(survey, classes, of_class, scale)
+
+    def spec(
+        self,
+        dtype: str,
+        lane_rows: tuple[int, ...],
+        streaming: Streaming | None,
+        validation_fraction: float,
+        compute_dtype: str | None,
+    ) -> RowsSpec:
+        """What trainers must know of them."""
+        return RowsSpec(
+            dtype,
+            lane_rows,
+            self.classes,
+            self.class_weight,
+            self.weight_scale,
+            streaming,
+            validation_fraction,
+            compute_dtype,
+        )
+
+    @property
+    def weight_sum(self) -> float:
+        """Sum of the weights of all rows, with those of their classes."""
+        n_rows = self.survey.n_rows
+        return float(n_rows) if self.weight_scale is None else n_rows / self.weight_scale
+
+
+def _class_weight(
+    class_weight: Any, survey: Survey, classes: NDArray[Any] | None
+) -> NDArray[np.float64] | None:
+    """Weight of each class, of what the user gave: "balanced", a dict or None."""
+    if class_weight is None or classes is None:
+        return None
+    if isinstance(class_weight, str):
+        # A weight of two is as good as a row twice, here too.
+        sums = survey.label_weights(classes)
+        balanced = np.zeros(len(sums))
+        np.divide(sums.sum(), len(classes) * sums, out=balanced, where=sums > 0)
+        return balanced
+    known = dict.fromkeys(classes.tolist(), 1.0)
+    unknown = [label for label in class_weight if label not in known]
+    if unknown:
+        raise InvalidParameterError(
+            f"class_weight names labels that y does not hold: {unknown}. Use labels among "
+            f"{list(known)}."
+        )
+    return np.array([float(class_weight.get(label, 1.0)) for label in known])
+
+
+def _weight_scale(
+    survey: Survey,
+    classes: NDArray[Any] | None,
+    class_weight: NDArray[np.float64] | None,
+    weighted: bool,
+) -> float | None:
+    """Factor that makes the mean weight of all rows 1; None where rows have no weights."""
+    if class_weight is None and not weighted:
+        return None
+    if class_weight is not None and classes is not None:
+        total = float(class_weight @ survey.label_weights(classes))
+    else:
+        total = sum(info.weight_sum for info in survey.infos)
+    if not total > 0:
+        raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
+    return survey.n_rows / total

@@ -1,0 +1,281 @@
+"""Work of a fit: gradient steps of a model under a policy, or rounds of a solver.
+
+The machinery of a run (servers, generations, recovery, reports) asks of either what `Work` says,
+and the loop that it names knows which of the two it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.compression import Compressor
+from daskml_dist.models.base import LinearForm, Model, StepModel
+from daskml_dist.policies import Policy
+from daskml_dist.policies.gates import ArrivalGate, Gate
+from daskml_dist.ps.layout import Layout
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.solvers import Solver
+
+__all__ = ["RoundWork", "StepWork", "Work"]
+
+#: Steps of a pass from which on the last push of every pass is not compressed.
+_MANY_STEPS = 32
+
+
+class Work(ABC):
+    """Base class of what the lanes of a fit do.
+
+    Attributes
+    ----------
+    model : Model
+    stopping : StoppingRule
+        In its initial state.
+    n_steps : int
+        Steps of each lane in a pass.
+    first_pass : int
+        Passes made before, where the fit is a later part of a longer one.
+    seed : int
+    shuffle : bool
+    layout : Layout
+        Of the parameters that servers hold.
+    coordinates : bool
+        Whether a step touches few of the parameters.
+    compression : Compressor or None
+        What pushes to servers are compressed with.
+    micro_batch : int or None
+        Rows of a batch that the model is given at once; None: all of them, or what a cache holds.
+    step_callbacks : tuple of object
+        Told of each step, where it is made.
+    """
+
+    model: Model
+    layout: Layout
+    stopping: StoppingRule
+    n_steps: int
+    first_pass: int
+    seed: int
+    shuffle: bool
+    compression: Compressor | None
+    micro_batch: int | None
+    step_callbacks: tuple[Any, ...]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the history calls it."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> str:
+        """Name of the loop that runs it."""
+
+    @property
+    def coordinates(self) -> bool:
+        return False
+
+    @property
+    def linear(self) -> LinearForm | None:
+        """What kernels of steps must know of a linear model; None: there are none."""
+        return None
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all lanes are at the same clock at each end of a pass."""
+        return True
+
+    @property
+    def uses_shards(self) -> bool:
+        """Whether the parameters live in server shards."""
+        return False
+
+    @property
+    def uses_threads(self) -> bool:
+        """Whether a lane a thread is wanted in one process too."""
+        return True
+
+    @property
+    def replays(self) -> bool:
+        """Whether trainers remember what is needed to go on, so that any one of them can."""
+        return False
+
+    @property
+    @abstractmethod
+    def carried(self) -> int:
+        """Bytes of the parameters that it begins with, which travel with it."""
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        """State machine of the pass reports."""
+        return ArrivalGate(lanes, clock)
+
+    @property
+    def first_clock(self) -> int:
+        """Clock at which every lane starts."""
+        return self.first_pass * self.n_steps
+
+    def passes(self, clock: int) -> range:
+        """Numbers of the passes to make at most, from a clock on.
+
+        One that ends at the clock is among them: it may not have been reported yet.
+        """
+        first = max(self.first_pass + 1, -(-clock // self.n_steps))
+        return range(first, self.stopping.max_iter + 1)
+
+
+@dataclass(frozen=True)
+class StepWork(Work):
+    """Gradient steps of a model.
+
+    Parameters
+    ----------
+    model : StepModel
+    policy : Policy
+    rule : UpdateRule
+    layout : Layout
+    stopping : StoppingRule
+    n_steps : int
+    seed : int
+    shuffle : bool
+    initial : ShardState or None
+        Whole state to go on from; None: as the model begins.
+    first_pass : int, default=0
+    single_rows : bool, default=False
+        Whether each row of a batch is an update of its own.
+    compression : Compressor or None
+    micro_batch : int or None
+    step_callbacks : tuple of object
+    """
+
+    model: StepModel
+    policy: Policy
+    rule: UpdateRule
+    layout: Layout
+    stopping: StoppingRule
+    n_steps: int
+    seed: int
+    shuffle: bool
+    initial: ShardState | None
+    first_pass: int = 0
+    single_rows: bool = False
+    compression: Compressor | None = None
+    micro_batch: int | None = None
+    step_callbacks: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def loop(self) -> str:
+        return self.policy.loop
+
+    @property
+    def coordinates(self) -> bool:
+        return self.rule.coordinates
+
+    @property
+    def linear(self) -> LinearForm | None:
+        return self.model.linear
+
+    @property
+    def lockstep(self) -> bool:
+        return self.policy.lockstep
+
+    @property
+    def uses_shards(self) -> bool:
+        return self.policy.uses_shards
+
+    @property
+    def uses_threads(self) -> bool:
+        return self.policy.uses_threads
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        return self.policy.gate(lanes, clock)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the parameters."""
+        return self.model.parameters.shape
+
+    @property
+    def carried(self) -> int:
+        return 0 if self.initial is None else self.initial.w.nbytes
+
+    def pushes_whole(self, clock: int) -> bool:
+        """Whether the push that ends a lane's step `clock` goes without compression.
+
+        It takes along all that was left out before: at the end of each pass, or, where a pass has
+        few steps, of the last one.
+        """
+        passes, rest = divmod(clock, self.n_steps)
+        return rest == 0 and (self.n_steps >= _MANY_STEPS or passes >= self.stopping.max_iter)
+
+    def start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
+        """Fresh state of some rows of the parameters."""
+        if self.initial is not None:
+            return self.initial.part(rows)
+        return ShardState(self.model.init(self.seed, dtype)[rows, :].copy(), {})
+
+
+@dataclass(frozen=True)
+class RoundWork(Work):
+    """Sums over all rows, asked for by a solver.
+
+    Parameters
+    ----------
+    model : Model
+    solver : Solver
+    shape : tuple of int or None
+        Of the parameters; None where the solver finds something else.
+    start : ndarray or None
+        Parameters to start from; None: zeros.
+    stopping : StoppingRule
+    in_ranges : bool, default=False
+        Whether each trainer holds a range of the solver's vectors.
+    """
+
+    model: Model
+    solver: Solver
+    shape: tuple[int, ...] | None
+    start: NDArray[Any] | None
+    stopping: StoppingRule
+    in_ranges: bool = False
+
+    #: Servers keep the passes alone.
+    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
+    n_steps: ClassVar[int] = 1  # type: ignore[misc]
+    first_pass: ClassVar[int] = 0  # type: ignore[misc]
+    seed: ClassVar[int] = 0  # type: ignore[misc]
+    shuffle: ClassVar[bool] = False  # type: ignore[misc]
+    compression: ClassVar[None] = None  # type: ignore[misc]
+    micro_batch: ClassVar[None] = None  # type: ignore[misc]
+    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:
+        return "rounds"
+
+    @property
+    def loop(self) -> str:
+        return "ranges" if self.in_ranges else "solver"
+
+    @property
+    def carried(self) -> int:
+        return 0 if self.start is None else self.start.nbytes
+
+    def first(self) -> NDArray[np.float64] | None:
+        """Parameters to start from, in an array of their own; None where there are none."""
+        if self.shape is None:
+            return None
+        return np.zeros(self.shape) if self.start is None else self.start.astype(np.float64)
+
+    @property
+    def replays(self) -> bool:
+        return True

@@ -1,0 +1,309 @@
+"""A lane's reader: from the rows drawn for each step to batches of arrays."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.draws import Draw
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.data.batches import LaneRows, Runs
+from daskml_dist.data.stream import BlockStream
+from daskml_dist.models.base import BatchRows
+from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.worker.ready_blocks import ReadyBlock, device_memory
+
+__all__ = ["Batch", "Blocks", "Reader"]
+
+Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
+_Drawn = list[tuple[int, Any]]
+
+#: Bytes of a large batch's rows that a linear model is given together.
+_PIECE = 1 << 20
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of one gradient.
+
+    Parameters
+    ----------
+    pieces : iterable of BatchRows
+        Read one by one where the batch is large.
+    n_rows : int
+    index : ndarray of int64 or None
+        Rows of the parameters that it touches (coordinates only).
+    chosen : callable or None
+        Adds the gradient of rows that stay where they are; see `Backend.chooser`. Then there are
+        no pieces.
+    """
+
+    pieces: Iterable[BatchRows]
+    n_rows: int
+    index: NDArray[np.int64] | None
+    chosen: Callable[[Any, Any], Any] | None = None
+
+
+class Reader:
+    """Batches of a lane, one after the other. Used by one thread.
+
+    Parameters
+    ----------
+    lane : int
+    fit : FitSpec
+    rows : LaneRows
+    blocks : mapping of int to ReadyBlock, or BlockStream
+    backend : Backend
+    """
+
+    def __init__(
+        self, lane: int, fit: FitSpec, rows: LaneRows, blocks: Blocks, backend: Backend
+    ) -> None:
+        self._lane = lane
+        self._fit = fit
+        self._rows = rows
+        self._blocks = blocks
+        self._backend = backend
+        self._linear = fit.work.linear
+        self._clock = 0
+        self._draws: Iterator[_Drawn] = iter(())
+        self._chosen: deque[Batch] = deque()
+        # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
+        self._in_arrays = fit.work.n_steps > 1 and not fit.work.coordinates
+        self._room = _Room()
+
+    def seek(self, clock: int) -> None:
+        """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
+        self._clock = clock
+        self._draws = self._from(clock)
+        self._chosen.clear()
+
+    def _from(self, clock: int) -> Iterator[_Drawn]:
+        passes, step = divmod(clock, self._fit.work.n_steps)
+        if isinstance(self._blocks, BlockStream):
+            self._blocks.seek(passes + 1)
+        while passes < self._fit.work.stopping.max_iter:
+            yield from self._rows.batches(passes + 1, step)
+            passes, step = passes + 1, 0
+        # Loops gather a batch ahead, and after the last pass too.
+        while True:
+            yield []
+
+    def draws(self, count: int) -> tuple[list[Draw], list[int]]:
+        """Rows of the next batches, for whoever chooses them itself, and how many each has."""
+        drawn = [next(self._draws) for _ in range(count)]
+        self._clock += count
+        return [_runs(draw) for draw in drawn], [_count(draw) for draw in drawn]
+
+    def next(self, may_choose: bool) -> Batch:
+        """The next batch; after the last pass batches are empty.
+
+        Its arrays are good until the next batch is asked for. `may_choose`: a chooser may be used.
+        """
+        chooser = self.chooser if may_choose and self._in_arrays else None
+        if chooser is None and not self._chosen:
+            drawn = next(self._draws)
+            self._clock += 1
+            return self._batch(drawn, self._clock - 1)
+        if not self._chosen:
+            assert chooser is not None
+            draws, counts = self.draws(chooser.most)
+            for add, n_rows in zip(chooser(draws), counts, strict=True):
+                self._chosen.append(Batch([], n_rows, None, add if n_rows else None))
+        return self._chosen.popleft()
+
+    def _key(self, clock: int, piece: int = 0) -> tuple[int, ...]:
+        return self._fit.work.seed, self._lane, clock, piece
+
+    def _batch(self, drawn: _Drawn, clock: int) -> Batch:
+        n_rows, most = _count(drawn), self._fit.work.micro_batch
+        if self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
+            return Batch(_InTurn(lambda: self._pieces(drawn, clock)), n_rows, None)
+        blocks = [(self._blocks[number], at) for number, at in _numbers(drawn)]
+        if self._in_arrays and all(isinstance(block.X, np.ndarray) for block, _ in blocks):
+            if most is None and self._linear is not None:
+                most = _fitting(blocks)
+            pieces = self._room.gather(blocks, n_rows, most, lambda piece: self._key(clock, piece))
+            return Batch(pieces, n_rows, None)
+        found = list(self._pieces(drawn, clock))
+        if self._in_arrays and self._linear is None and most is None:
+            found = _joined(found)
+        return Batch(found, n_rows, self._touched(found))
+
+    def _pieces(self, drawn: _Drawn, clock: int) -> Iterator[BatchRows]:
+        """The rows of each block, or fewer at a time where the user asks for it."""
+        cuts = _cuts(_numbers(drawn), self._fit.work.micro_batch)
+        for piece, (number, at) in enumerate(cuts):
+            first = at.start or 0 if isinstance(at, slice) else 0
+            block = number if isinstance(at, slice) else -1
+            key = self._key(clock, piece)
+            yield BatchRows(*self._rows_of(self._blocks[number], at), key, block, first)
+
+    def _rows_of(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
+        rows, at = self._backend.rows, self._backend.row_numbers(at)
+        y, weight = (None if a is None else rows(a, at) for a in (block.y, block.weight))
+        return rows(block.X, at), y, weight
+
+    def _touched(self, pieces: list[BatchRows]) -> NDArray[np.int64] | None:
+        if not self._fit.work.coordinates or self._fit.steps.single_rows:
+            return None
+        return self._fit.steps.model.touched([piece.X for piece in pieces], self._backend)
+
+    def held_out(self) -> Iterator[BatchRows]:
+        """The rows of the validation set, block by block."""
+        for number, at in self._rows.held_out:
+            blocks = self._blocks
+            block = blocks.aside(number) if isinstance(blocks, BlockStream) else blocks[number]
+            yield BatchRows(*self._rows_of(block, at), self._key(0))
+
+    @functools.cached_property
+    def chooser(self) -> Any | None:
+        """What chooses the rows of batches without a copy of them, or None."""
+        kept = not isinstance(self._blocks, BlockStream)
+        if self._linear is None or not kept or not self._rows.n_rows or self._fit.work.n_steps == 1:
+            return None
+        if self._fit.work.micro_batch is not None:
+            return None
+        # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
+        rule = self._fit.steps.rule
+        if rule.coordinates and (self._backend.device == "cpu" or not rule.steps_alone):
+            return None
+        numbers = itertools.chain.from_iterable(self._rows.blocks(1))
+        ready = {n: self._blocks[n] for n in sorted(set(numbers))}
+        blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
+        shape, most = self._fit.steps.shape, self._most_rows
+        with device_memory(self._backend, f"What chooses batches of {most:,} rows"):
+            return self._backend.chooser(self._linear.loss, shape, blocks, most)
+
+    @functools.cached_property
+    def steps_gathered(self) -> int:
+        """Steps whose rows are gathered before a chooser is worth having."""
+        n_features = 0 if self._linear is None else self._linear.n_features
+        return self._backend.steps_gathered(self._most_rows * n_features)
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows of a batch at most."""
+        return -(-self._rows.n_rows // self._fit.work.n_steps)
+
+
+def _count(drawn: _Drawn) -> int:
+    """Rows of a batch."""
+    return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in drawn)
+
+
+def _runs(drawn: _Drawn) -> Draw:
+    """Rows of a batch, as runs of neighbours."""
+    return [
+        (number, at.starts, at.counts) if isinstance(at, Runs) else (number, at, None)
+        for number, at in drawn
+    ]
+
+
+def _numbers(drawn: _Drawn) -> _Drawn:
+    """Rows of a batch by their numbers, or as slices."""
+    return [(number, at.numbers if isinstance(at, Runs) else at) for number, at in drawn]
+
+
+def _fitting(blocks: list[tuple[ReadyBlock, Any]]) -> int | None:
+    """Rows that a cache holds."""
+    if not blocks:
+        return None
+    X = blocks[0][0].X
+    return int(max(1, _PIECE // max(X.shape[1] * X.itemsize, 1)))
+
+
+def _cuts(drawn: _Drawn, most: int | None) -> Iterator[tuple[int, Any]]:
+    """Rows of each block, `most` of them at a time."""
+    for number, at in drawn:
+        if most is None:
+            yield number, at
+        elif isinstance(at, slice):
+            for start in range(at.start or 0, at.stop, most):
+                yield number, slice(start, min(start + most, at.stop))
+        else:
+            for start in range(0, len(at), most):
+                yield number, at[start : start + most]
+
+
+def _joined(pieces: list[BatchRows]) -> list[BatchRows]:
+    """Dense rows of several blocks as one piece: a model may look at its batch as a whole."""
+    if len(pieces) < 2 or isinstance(pieces[0].X, SparseRows):
+        return pieces
+    first = pieces[0]
+
+    def join(name: str) -> Any:
+        arrays = [getattr(piece, name) for piece in pieces]
+        return None if arrays[0] is None else namespace(first.X).concat(arrays)
+
+    return [BatchRows(join("X"), join("y"), join("weight"), first.key)]
+
+
+class _Room:
+    """Where a lane gathers the dense rows of its batches, the same memory for all of them."""
+
+    def __init__(self) -> None:
+        self._arrays: tuple[Any, Any, Any] | None = None
+
+    def gather(
+        self,
+        blocks: list[tuple[ReadyBlock, Any]],
+        n_rows: int,
+        most: int | None,
+        key: Callable[[int], tuple[int, ...]],
+    ) -> Iterable[BatchRows]:
+        """One piece of all rows; of a larger batch, pieces of `most` rows, as they are read."""
+        if n_rows == 0:
+            return []
+        if most is None or n_rows <= most:
+            return [BatchRows(*self._fill(blocks, n_rows), key(0))]
+        # Copied to memory at once, the rows of a large batch cost thrice the way.
+        return _InTurn(lambda: self._cut(blocks, most, key))
+
+    def _cut(
+        self,
+        blocks: list[tuple[ReadyBlock, Any]],
+        most: int,
+        key: Callable[[int], tuple[int, ...]],
+    ) -> Iterator[BatchRows]:
+        cuts = _cuts([(i, at) for i, (_, at) in enumerate(blocks)], most)
+        for piece, (i, at) in enumerate(cuts):
+            yield BatchRows(*self._fill([(blocks[i][0], at)], len(at)), key(piece))
+
+    def _fill(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
+        if self._arrays is None or len(self._arrays[0]) < n_rows:
+            first = blocks[0][0]
+            self._arrays = tuple(  # type: ignore[assignment]
+                None if a is None else np.empty((n_rows, *a.shape[1:]), a.dtype)
+                for a in (first.X, first.y, first.weight)
+            )
+        assert self._arrays is not None
+        start = 0
+        for block, at in blocks:
+            stop = start + len(at)
+            for given, room in zip((block.X, block.y, block.weight), self._arrays, strict=True):
+                # These are NumPy's; out of range is checked for where the mode is not "clip".
+                if room is not None:
+                    given.take(at, axis=0, out=room[start:stop], mode="clip")
+            start = stop
+        X, y, weight = (None if room is None else room[:n_rows] for room in self._arrays)
+        return X, y, weight
+
+
+class _InTurn:
+    """Pieces that are made each time that somebody goes through them."""
+
+    def __init__(self, make: Callable[[], Iterator[BatchRows]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[BatchRows]:
+        return self._make()

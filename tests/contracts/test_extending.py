@@ -1,0 +1,100 @@
+"""Each block of the page on writing one's own runs, as in a notebook whose module no worker has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+N_ROWS = 1_000
+
+
+def _blocks(page: str) -> dict[str, list[str]]:
+    """Python blocks by the heading that they stand under."""
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    found = {
+        name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in sections.items()
+    }
+    return {name: blocks for name, blocks in found.items() if blocks}
+
+
+BLOCKS = _blocks(PAGE)
+
+
+def _regression(rng: Any) -> tuple[Any, Any]:
+    X = rng.normal(size=(N_ROWS, 6))
+    return X, X @ np.full(6, 0.5) + 0.1 * rng.normal(size=N_ROWS)
+
+
+def _classes(rng: Any) -> tuple[Any, Any]:
+    X = rng.normal(size=(N_ROWS, 6))
+    return X, X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0
+
+
+def _fits(names: dict[str, Any], name: str, least: float) -> None:
+    """The model of that name is as good as it must be, and was fitted by both workers."""
+    model = names[name]
+    assert model.score(names["X"], names["y"]) > least
+    assert model.history_.extra["n_lanes"] == 2
+
+
+def _loss(names: dict[str, Any]) -> None:
+    _fits(names, "model", 0.9)
+    loss = names["LogCosh"](scale=0.5)
+    rng = np.random.default_rng(1)
+    for shape in [(50,), (50, 3)]:
+        y, raw = rng.normal(scale=3, size=(2, *shape))
+        values, gradient = loss.value_and_gradient(y, raw)
+        assert values.shape == (50,)
+        up, down = (loss.value_and_gradient(y, raw + h)[0] for h in (1e-6, -1e-6))
+        slope = gradient if raw.ndim == 1 else gradient.sum(axis=1)
+        np.testing.assert_allclose((up - down) / 2e-6, slope, rtol=1e-6, atol=1e-8)
+    y, raw = y[:, 0], raw[:, 0]
+    rows = [loss.at_row(*row, loss.parameters) for row in zip(y, raw, strict=True)]
+    np.testing.assert_allclose(np.transpose(rows), loss.value_and_gradient(y, raw), rtol=1e-12)
+
+
+def _optimizer(names: dict[str, Any]) -> None:
+    _fits(names, "clf", 0.9)
+    lion = names["Lion"]()
+    rng = np.random.default_rng(1)
+    w = rng.normal(size=8)
+    slots = lion.init(w)
+    state = w.copy(), slots["mean"].copy()
+    for step in range(1, 6):
+        grad = rng.normal(size=8)
+        for k in range(8):
+            lion.at_entry(state, k, grad[k], 0.1, lion.numbers(step))
+        lion.update(w, grad, slots, 0.1, step)
+    np.testing.assert_allclose(state, (w, slots["mean"]), rtol=1e-12)
+
+
+#: Rows that a section's block is given, and what must be so afterwards.
+SECTIONS: dict[str, tuple[Callable[[Any], tuple[Any, Any]], Callable[[dict[str, Any]], None]]] = {
+    "A loss": (_regression, _loss),
+    "An optimizer": (_classes, _optimizer),
+}
+
+
+def test_every_section_with_code_is_run() -> None:
+    assert {name: len(blocks) for name, blocks in BLOCKS.items()} == dict.fromkeys(SECTIONS, 1)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_block_of_the_page(section: str, client: Client) -> None:
+    draw, check = SECTIONS[section]
+    X, y = draw(np.random.default_rng(0))
+    names: dict[str, Any] = {
+        "__name__": "__main__",
+        "X": da.from_array(X, chunks=(N_ROWS // 4, -1)),
+        "y": da.from_array(y, chunks=N_ROWS // 4),
+    }
+    exec(BLOCKS[section][0], names)
+    check(names)

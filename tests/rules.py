@@ -1,0 +1,24 @@
+"""Update rules of one group, as linear models have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskml_dist.optimizers import Optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.ps.rule import Group, UpdateRule
+from daskml_dist.schedules import Schedule
+
+
+def one_group(
+    optimizer: Optimizer,
+    schedule: Schedule,
+    penalty: Penalty,
+    n_penalised: int,
+    steps_per_pass: float,
+    average_after: int | None = None,
+    **others: Any,
+) -> UpdateRule:
+    """The rule of parameters of any number of rows, of which the first are penalised."""
+    group = Group(0, 1 << 40, optimizer, penalty, n_penalised)
+    return UpdateRule((group,), schedule, steps_per_pass, average_after, **others)
