@@ -56,7 +56,7 @@ def test_one_pass_is_update_to_the_last_bit(name: str, dtype: Any, l1: float) ->
     ours, theirs = _start(optimizer, dtype), _start(optimizer, dtype)
     strengths = np.where(np.arange(N) < K, l1, 0)[:, None].astype(dtype)
     for number, rate in enumerate([*0.05 / np.arange(1, 30) ** 0.5, 0.0], start=1):
-        grad, l2 = 60 * rng.normal(size=(N, 2)).astype(dtype), 0.02 * (number % 2)
+        grad, l2 = 6 * rng.normal(size=(N, 2)).astype(dtype), 0.02 * (number % 2)
         step = Step(ours[0], grad, ours[1], 60.0, float(rate), number, l1, l2, K)
         assert backend.update(optimizer, step)
         grad /= 60.0
