@@ -12,17 +12,20 @@ import itertools
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.base import Arrays, Communicator, Endpoint, Merge, Wait
 from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.listener import Credentials, Listener, call_peer
-from daskml_dist.comm.packing import pack, unpack
-from daskml_dist.comm.socket import Inbox, Outbox, close_socket
+from daskml_dist.comm.packing import pack_parts, unpack
+from daskml_dist.comm.socket import Inbox, Outbox, close_socket, gone
+from daskml_dist.comm.tree import children, merge_in_pairs, parent
+from daskml_dist.errors import CommunicationError
 
 __all__ = ["PeerGroup", "PeerListener"]
 
@@ -113,18 +116,22 @@ class PeerGroup(Communicator):
         self._in = {r: listener.inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
 
-    def _send(self, ranks: list[int], data: memoryview) -> Future[None] | None:
+    def _send(self, ranks: list[int], *buffers: Any) -> Future[None] | None:
         """Send; in the background where the system's buffers might be too small."""
 
         def send() -> None:
             for r in ranks:
-                self._out[r].send([data])
+                self._out[r].send(list(buffers))
 
-        self.bytes_sent += len(data) * len(ranks)
-        if len(data) <= _SMALL:
+        size = sum(len(buffer) for buffer in buffers)
+        self.bytes_sent += size * len(ranks)
+        if size <= _SMALL:
             send()
             return None
-        return self._sender.submit(send)
+        try:
+            return self._sender.submit(send)
+        except RuntimeError as error:  # closed meanwhile, by another thread
+            raise CommunicationError(gone("sending to", error)) from error
 
     def _receive(self, rank: int, array: NDArray[Any]) -> None:
         self._in[rank].read_into(array.data.cast("B"))
@@ -139,16 +146,18 @@ class PeerGroup(Communicator):
             self._receive(rank, received)
             part += received
 
-    def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Sum over the ranks, the same to the bit on all of them."""
-        array = np.ascontiguousarray(array)
-        if not array.size:
-            return array
-        if array.nbytes <= _MESH:
-            return self._allreduce_mesh(array)
-        return self._allreduce_ring(array)
+    # -- sums ----------------------------------------------------------------------------------
 
-    def _allreduce_mesh(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+        array = np.ascontiguousarray(array)
+        if array.size and array.nbytes <= _MESH:
+            return self._allreduce_mesh(array, out)
+        if out is not None:
+            out[...] = array
+            array = out
+        return self._allreduce_ring(array) if array.size else array
+
+    def _allreduce_mesh(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         sending = self._send(self._others, array.data.cast("B"))
         parts = {self.rank: array}
         for r in self._others:
@@ -156,7 +165,7 @@ class PeerGroup(Communicator):
             self._receive(r, parts[r])
         if sending is not None:
             sending.result()
-        total = parts[0] + parts[1]
+        total = np.add(parts[0], parts[1], out=out)
         for r in range(2, self.size):
             total += parts[r]
         return np.asarray(total)
@@ -178,19 +187,76 @@ class PeerGroup(Communicator):
                 sending.result()
         return array
 
-    def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
-        """The arrays of every rank, by rank."""
-        data = pack(arrays)
-        sending = self._send(self._others, memoryview(len(data).to_bytes(8, "little") + data))
+    def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
+        """Everyone sends each other rank its range: as many bytes as a ring, in fewer turns."""
+        array = np.ascontiguousarray(array)
+        total = array[bounds[self.rank] : bounds[self.rank + 1]].copy()
+        for to, source in self._turns():
+            sending = self._send([to], _bytes(array[bounds[to] : bounds[to + 1]]))
+            if total.size:
+                self._receive_and_add(source, total)
+            if sending is not None:
+                sending.result()
+        return total
+
+    def _turns(self) -> list[tuple[int, int]]:
+        """Whom to send to and to hear in each turn, so that nobody has two at once."""
+        steps = range(1, self.size)
+        return [((self.rank + s) % self.size, (self.rank - s) % self.size) for s in steps]
+
+    # -- what each rank has --------------------------------------------------------------------
+
+    def _allgather(self, arrays: Arrays) -> list[Arrays]:
+        sending = self._send(self._others, *_frame(arrays))
         gathered = [arrays if r == self.rank else self._receive_arrays(r) for r in range(self.size)]
         if sending is not None:
             sending.result()
         return gathered
 
-    def _receive_arrays(self, rank: int) -> list[NDArray[Any]]:
+    def _alltoall(self, arrays: Arrays) -> Arrays:
+        had = self.exchange(arrays, self._others)
+        had[self.rank] = arrays[self.rank]
+        return [had[r] for r in range(self.size)]
+
+    def exchange(self, arrays: Arrays, ranks: list[int]) -> dict[int, NDArray[Any]]:
+        """Give some other ranks what is for them, and take what each of these has for this one."""
+        had = {}
+        for to, source in self._turns():
+            sending = self._send([to], *_frame([arrays[to]])) if to in ranks else None
+            if source in ranks:
+                had[source] = _single(self._receive_arrays(source))
+            if sending is not None:
+                sending.result()
+        return had
+
+    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+        arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
+        data = self._broadcast_bytes(pack_parts(arrays) if self.rank == 0 else ())
+        return arrays if self.rank == 0 else unpack(data)
+
+    def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+        if to is not None and (sending := self._send([to], *_frame(arrays))) is not None:
+            sending.result()
+        return [] if source is None else self._receive_arrays(source)
+
+    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+        data = np.empty(0, np.uint8)
+        if self.rank:
+            data = self._receive_frame(parent(self.rank))
+            buffers = [data.data]
+        for rank in children(self.rank, self.size):
+            sending = self._send([rank], *_framed(buffers))
+            if sending is not None:
+                sending.result()
+        return data
+
+    def _receive_frame(self, rank: int) -> NDArray[np.uint8]:
         length = np.empty(1, dtype="<i8")
         self._receive(rank, length)
-        return unpack(self._receive_bytes(rank, int(length[0])))
+        return self._receive_bytes(rank, int(length[0]))
+
+    def _receive_arrays(self, rank: int) -> Arrays:
+        return unpack(self._receive_frame(rank))
 
     def _receive_bytes(self, rank: int, length: int) -> NDArray[np.uint8]:
         """So many bytes; room is made for no more than twice those that have come."""
@@ -211,6 +277,7 @@ class PeerGroup(Communicator):
         group = copy.copy(self)
         group.rank, group.size = ranks.index(self.rank), len(ranks)
         group.bytes_sent = group.bytes_received = 0
+        group._begun, group._background = (), None
         group._others = [place for place in range(group.size) if place != group.rank]
         group._out = {place: self._out[ranks[place]] for place in group._others}
         group._in = {place: self._in[ranks[place]] for place in group._others}
@@ -221,10 +288,30 @@ class PeerGroup(Communicator):
         return self._in[rank].sock
 
     def close(self) -> None:
-        """Close all sockets and the sending thread."""
+        """Close all sockets and the threads."""
+        super().close()
         for outbox in self._out.values():
             outbox.close()
         for inbox in self._in.values():
             inbox.close()
         self._listener.close()
         self._sender.shutdown(wait=False)
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return array.view(np.uint8).data if array.size else memoryview(b"")
+
+
+def _framed(buffers: Sequence[Any]) -> list[Any]:
+    """Buffers behind their length."""
+    return [sum(len(buffer) for buffer in buffers).to_bytes(8, "little"), *buffers]
+
+
+def _frame(arrays: Arrays) -> list[Any]:
+    return _framed(pack_parts(arrays))
+
+
+def _single(arrays: Arrays) -> NDArray[Any]:
+    if len(arrays) != 1:
+        raise malformed(f"{len(arrays)} arrays for one")
+    return arrays[0]

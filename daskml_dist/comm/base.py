@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,18 @@ from numpy.typing import NDArray
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
-__all__ = ["Communicator", "Endpoint", "ServerConnection", "Wait", "check_status"]
+__all__ = [
+    "Arrays",
+    "Communicator",
+    "Endpoint",
+    "Merge",
+    "Pending",
+    "ServerConnection",
+    "Wait",
+    "check_status",
+]
+
+Arrays = list[NDArray[Any]]
 
 _RENEWED = "The membership of the fit changed; this trainer is told how it goes on."
 #: Seconds between two looks at whether a wait still makes sense.
@@ -122,32 +134,173 @@ class ServerConnection(ABC):
         self._early[reply.lane] = reply
 
 
+#: Puts what a higher rank has to what a lower one has: both, and the result, are lists of arrays.
+Merge = Callable[[Arrays, Arrays], Arrays]
+
+
+class Pending:
+    """An all-reduce that is under way while its caller computes (`Communicator.begin`)."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    @classmethod
+    def of(cls, total: Any) -> Pending:
+        """One that is done already."""
+        future: Future[Any] = Future()
+        future.set_result(total)
+        return cls(future)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the sum is there."""
+        return self._future.done() and self._future.exception() is None
+
+    def wait(self) -> Any:
+        """Wait for the sum.
+
+        Raises
+        ------
+        RunAbortedError, GenerationError, WaitTimeoutError, CommunicationError
+            As the all-reduce itself would.
+        """
+        return self._future.result()
+
+
 class Communicator(ABC):
-    """All trainers of a fit, who meet without a server. Every rank makes the same calls."""
+    """All trainers of a fit, who meet without a server. Every rank makes the same calls.
+
+    A collective first waits for those that were begun and are still under way, so that all ranks
+    make them in one order. A subclass makes the collectives whose names begin with an underscore.
+    """
 
     rank: int
     size: int
     bytes_sent: int = 0
     bytes_received: int = 0
+    #: What was begun and may still be under way, and the thread that does it.
+    _begun: tuple[Pending, ...] = ()
+    _background: ThreadPoolExecutor | None = None
 
-    @abstractmethod
-    def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Sum of all ranks' arrays, the same to the bit on all of them; may reuse `array`."""
+    # -- sums ----------------------------------------------------------------------------------
 
-    def reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
-        """The own range, ``bounds[rank]:bounds[rank + 1]``, of the sum of flat arrays."""
-        return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
+    def allreduce(self, array: Any, out: Any = None) -> Any:
+        """Sum of all ranks' arrays, the same to the bit on all of them.
 
-    @abstractmethod
-    def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
+        Parameters
+        ----------
+        array : array
+            Of the same shape and dtype on all ranks; used for the sum where there is no `out`.
+        out : ndarray, C-contiguous, or None
+            Where to put the sum of a host's array; `array` then stays as it is.
+        """
+        if self._begun:
+            self._settle()
+        return self._allreduce(array, out)
+
+    def reduce_scatter(self, array: Any, bounds: list[int] | None = None) -> Any:
+        """The own range of the sum of flat arrays, ``bounds[rank]:bounds[rank + 1]``; a new array.
+
+        Parameters
+        ----------
+        array : array of shape (n,)
+            Of the same length and dtype on all ranks.
+        bounds : list of int, or None
+            Where the ranks' ranges begin, and `n`, the same on all ranks; None: :meth:`bounds`.
+        """
+        if self._begun:
+            self._settle()
+        return self._reduce_scatter(array, self.bounds(len(array)) if bounds is None else bounds)
+
+    def bounds(self, n: int) -> list[int]:
+        """Where each rank's range of `n` elements begins, and `n`: ranges as even as can be."""
+        return [n * rank // self.size for rank in range(self.size + 1)]
+
+    def begin(self, array: Any) -> Pending:
+        """Begin an :meth:`allreduce`, which uses `array` until its :meth:`Pending.wait` returns.
+
+        Several may be under way: all ranks begin them in the same order.
+        """
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="daskml-begin")
+        pending = Pending(self._background.submit(self._allreduce, array, None))
+        self._begun = (*(one for one in self._begun if not one.is_over), pending)
+        return pending
+
+    def _settle(self) -> None:
+        """Wait for what was begun; where it failed, nothing that follows can be right."""
+        begun, self._begun = self._begun, ()
+        for pending in begun:
+            pending.wait()
+
+    # -- what each rank has --------------------------------------------------------------------
+
+    def allgather(self, arrays: Arrays) -> list[Arrays]:
         """The arrays of every rank, by rank; shapes may differ from rank to rank."""
+        if self._begun:
+            self._settle()
+        return self._allgather(arrays)
 
-    def broadcast_bytes(self, data: bytes = b"") -> bytes:
-        """The bytes of rank 0, on every rank; what others give is not sent."""
-        own = [np.frombuffer(data, dtype=np.uint8)] if self.rank == 0 and data else []
-        sent = self.allgather(list(own))[0]
-        return sent[0].tobytes() if sent else b""
+    def alltoall(self, arrays: Arrays) -> Arrays:
+        """What each rank has for this one, by rank.
+
+        Parameters
+        ----------
+        arrays : list of arrays
+            What this rank has for each; any shapes and dtypes of numbers.
+        """
+        if self._begun:
+            self._settle()
+        return self._alltoall(arrays)
+
+    def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+        """All ranks' arrays merged in pairs, in pairs of pairs, and so on; the same on all ranks.
+
+        For what is no sum. It takes as many rounds as the number of ranks has binary digits, and
+        the order is that of the ranks, whoever comes first.
+
+        Parameters
+        ----------
+        arrays : list of arrays
+            Shapes may differ from rank to rank.
+        merge : callable
+            ``merge(lower, higher)`` returns a list of arrays; may change those of `lower`.
+        """
+        if self._begun:
+            self._settle()
+        return self._reduce(arrays, merge)
+
+    def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
+        """The bytes of rank 0's buffers one after the other, on every rank but rank 0 itself.
+
+        Rank 0 gets an empty array, and what others give is not sent.
+        """
+        if self._begun:
+            self._settle()
+        return self._broadcast_bytes(buffers)
+
+    # -- what a subclass makes -----------------------------------------------------------------
 
     @abstractmethod
+    def _allreduce(self, array: Any, out: Any) -> Any: ...
+
+    @abstractmethod
+    def _allgather(self, arrays: Arrays) -> list[Arrays]: ...
+
+    @abstractmethod
+    def _alltoall(self, arrays: Arrays) -> Arrays: ...
+
+    @abstractmethod
+    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]: ...
+
+    def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
+        total = self._allreduce(array, None)
+        return total[bounds[self.rank] : bounds[self.rank + 1]].copy()
+
+    @abstractmethod
+    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays: ...
+
     def close(self) -> None:
-        """Close; may be called twice."""
+        """Close; may be called twice. What is under way ends with an error."""
+        if self._background is not None:
+            self._background.shutdown(wait=False)

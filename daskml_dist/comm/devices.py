@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import is_host
-from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.base import Arrays, Communicator, Merge, Pending, Wait
 from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, new_identifier
 from daskml_dist.errors import CommunicationError
@@ -135,6 +135,9 @@ def _problem(places: list[Place], hosts: list[list[int]]) -> str:
 class DeviceCommunicator(Communicator):
     """Takes device arrays and NumPy's, of all ranks alike.
 
+    Sums of device arrays lie on the device. What is gathered, exchanged or merged of them goes
+    through host memory, and comes as NumPy arrays.
+
     Device arrays are summed within each host by its group; then the first ranks of the hosts sum
     over the network, and tell the others. Without groups they go through host memory. NumPy arrays
     go the host's way at once.
@@ -167,10 +170,9 @@ class DeviceCommunicator(Communicator):
         # What it took to meet is no traffic of the fit.
         self._met = host.bytes_sent, host.bytes_received
 
-    def allreduce(self, array: Any) -> Any:
-        """Sum over the ranks, the same to the bit on all of them, where `array` lies."""
+    def _allreduce(self, array: Any, out: Any) -> Any:
         if is_host(array):
-            total = self._host.allreduce(array)
+            total = self._host.allreduce(array, out)
         elif self.route.problem:
             total = self._through_host(self._host, array)
         else:
@@ -195,18 +197,42 @@ class DeviceCommunicator(Communicator):
             raise
         return array
 
-    def allgather(self, arrays: list[Any]) -> list[list[NDArray[Any]]]:
-        """The arrays of every rank, by rank, as NumPy arrays whatever they were."""
-        arrays = [a if is_host(a) else self._backend.to_numpy(a) for a in arrays]
-        gathered = self._host.allgather(arrays)
-        self._count()
-        return gathered
+    def begin(self, array: Any) -> Pending:
+        """Begin an all-reduce; that of a device's array is over when this returns.
 
-    def reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
-        """The own range of the sum of flat arrays of the host."""
+        The device of a thread is its own affair, so no other thread may add for it.
+        """
+        return super().begin(array) if is_host(array) else Pending.of(self.allreduce(array))
+
+    def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
+        if not is_host(array):
+            return self._allreduce(array, None)[bounds[self.rank] : bounds[self.rank + 1]]
         own = self._host.reduce_scatter(array, bounds)
         self._count()
         return own
+
+    def _allgather(self, arrays: list[Any]) -> list[Arrays]:
+        gathered = self._host.allgather(self._on_host(arrays))
+        self._count()
+        return gathered
+
+    def _alltoall(self, arrays: list[Any]) -> Arrays:
+        had = self._host.alltoall(self._on_host(arrays))
+        self._count()
+        return had
+
+    def _reduce(self, arrays: list[Any], merge: Merge) -> Arrays:
+        merged = self._host.reduce(self._on_host(arrays), merge)
+        self._count()
+        return merged
+
+    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+        data = self._host.broadcast_bytes(buffers)
+        self._count()
+        return data
+
+    def _on_host(self, arrays: list[Any]) -> Arrays:
+        return [a if is_host(a) else self._backend.to_numpy(a) for a in arrays]
 
     def _count(self) -> None:
         within = 0 if self._group is None else self._group.bytes_moved
@@ -222,6 +248,7 @@ class DeviceCommunicator(Communicator):
 
     def close(self) -> None:
         """Close the group and the host's communicator."""
+        super().close()
         try:
             if self._group is not None:
                 self._group.close()

@@ -5,11 +5,22 @@ from __future__ import annotations
 import queue
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import SLICE, Communicator, ServerConnection, Wait, check_status
+from daskml_dist.comm.base import (
+    SLICE,
+    Arrays,
+    Communicator,
+    Merge,
+    Pending,
+    ServerConnection,
+    Wait,
+    check_status,
+)
 from daskml_dist.ps.messages import Call, Reply, Request
 from daskml_dist.ps.server import ParameterServer
 
@@ -81,13 +92,24 @@ class NoPeers(Communicator):
     rank = 0
     size = 1
 
-    def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the array."""
-        return array
+    def _allreduce(self, array: Any, out: Any) -> Any:
+        if out is None:
+            return array
+        out[...] = array
+        return out
 
-    def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
-        """Return the arrays as the only rank's."""
+    def _allgather(self, arrays: Arrays) -> list[Arrays]:
         return [arrays]
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def _alltoall(self, arrays: Arrays) -> Arrays:
+        return [arrays[0]]
+
+    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+        return arrays
+
+    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+        return np.empty(0, np.uint8)
+
+    def begin(self, array: Any) -> Pending:
+        """Return the array as a sum that is there already."""
+        return Pending.of(array)

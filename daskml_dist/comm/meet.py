@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.allreduce import PeerGroup
-from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.packing import pack, unpack
+from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
+from daskml_dist.comm.packing import pack, pack_parts, unpack
 from daskml_dist.comm.shared_group import SharedGroup, see_hosts
 
 __all__ = ["TwoLevels", "share_memory"]
@@ -61,21 +62,26 @@ class TwoLevels(Communicator):
         self._order = [rank for ranks in hosts for rank in ranks]
         firsts = [ranks[0] for ranks in hosts]
         self._first = peers.among(firsts) if self.rank in firsts else None
+        self._here = next(ranks for ranks in hosts if self.rank in ranks)
 
-    def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Sum over the ranks, the same to the bit on all of them."""
+    def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         total = array
         if self._local is not None:
-            total = self._local.allreduce(total)
+            total = self._local.allreduce(total, out)
+        elif out is not None:
+            out[...] = array
+            total = out
         if self._first is not None:
             total = self._first.allreduce(total)
+            if out is not None and total is not out:
+                out[...] = total
+                total = out
         if self._local is not None:
             total = self._local.broadcast(total)
         self._count()
         return total
 
-    def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
-        """The arrays of every rank, by rank."""
+    def _allgather(self, arrays: Arrays) -> list[Arrays]:
         data = [_packed(arrays)]
         if self._local is not None:
             data = [own for (own,) in self._local.allgather(data)]
@@ -87,13 +93,50 @@ class TwoLevels(Communicator):
         by_rank = dict(zip(self._order, data, strict=True))
         return [unpack(by_rank[rank]) for rank in range(self.size)]
 
+    def _alltoall(self, arrays: Arrays) -> Arrays:
+        """Within the host by its memory, and to ranks of other hosts by their sockets."""
+        # Sockets between ranks of a host only tell that both live.
+        others = [rank for rank in self._order if rank not in self._here]
+        had = self._peers.exchange(arrays, others)
+        within = [arrays[rank] for rank in self._here]
+        if self._local is not None:
+            within = self._local.alltoall(within)
+        had.update(zip(self._here, within, strict=True))
+        self._count()
+        return [had[rank] for rank in range(self.size)]
+
+    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+        """In the order of the hosts, and of the ranks of each."""
+        if self._local is not None:
+            arrays = self._local.reduce(arrays, merge)
+        if self._first is not None:
+            arrays = self._first.reduce(arrays, merge)
+        if self._local is not None:
+            data = self._local.broadcast_bytes(pack_parts(arrays))
+            arrays = arrays if self._first is not None else unpack(data)
+        self._count()
+        return arrays
+
+    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+        data = np.empty(0, np.uint8)
+        if self._first is not None:
+            data = self._first.broadcast_bytes(buffers)
+            buffers = buffers if self.rank == 0 else [data.data]
+        if self._local is not None:
+            heard = self._local.broadcast_bytes(buffers)
+            data = data if self._first is not None else heard
+        self._count()
+        return data
+
     def _count(self) -> None:
-        parts: list[Communicator] = [p for p in (self._local, self._first) if p is not None]
+        parts: list[Communicator] = [self._peers]
+        parts += [p for p in (self._local, self._first) if p is not None]
         self.bytes_sent = sum(part.bytes_sent for part in parts)
         self.bytes_received = sum(part.bytes_received for part in parts)
 
     def close(self) -> None:
         """Close the sockets; the memory goes with its last user."""
+        super().close()
         self._peers.close()
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.bounds import array_layout, malformed
 
-__all__ = ["Kinds", "kinds", "pack", "pack_object", "put_together", "take_apart", "unpack",
-           "unpack_object"]  # fmt: skip
+__all__ = ["Kinds", "array_parts", "kinds", "pack", "pack_object", "pack_object_parts",
+           "pack_parts", "put_together", "take_apart", "unpack", "unpack_object"]  # fmt: skip
 
 #: Classes whose objects may travel, by their names.
 Kinds = Mapping[str, type]
@@ -32,12 +32,25 @@ Kinds = Mapping[str, type]
 
 def pack(arrays: list[NDArray[Any]]) -> bytes:
     """Arrays of any shapes and dtypes of numbers, as bytes."""
+    return b"".join(pack_parts(arrays))
+
+
+def pack_parts(arrays: list[NDArray[Any]]) -> list[Any]:
+    """The bytes of `pack` in parts one after the other, without a copy of the arrays."""
     text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
-    parts: list[Any] = [len(text).to_bytes(8, "little"), text, bytes(-len(text) % 8)]
+    parts: list[Any] = [len(text).to_bytes(8, "little") + text + bytes(-len(text) % 8)]
+    return parts + array_parts(arrays)
+
+
+def array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
+    """The bytes of arrays, each filled up to whole words."""
+    parts: list[Any] = []
     for array in arrays:
         if array.size:
-            parts += [np.ascontiguousarray(array).data.cast("B"), bytes(-array.nbytes % 8)]
-    return b"".join(parts)
+            parts.append(np.ascontiguousarray(array).data.cast("B"))
+            if odd := -array.nbytes % 8:
+                parts.append(bytes(odd))
+    return parts
 
 
 def unpack(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
@@ -75,23 +88,28 @@ def _name(kind: type) -> str:
 
 def pack_object(thing: Any, known: Kinds) -> bytes:
     """Undone by `unpack_object`; see `take_apart`."""
+    return b"".join(pack_object_parts(thing, known))
+
+
+def pack_object_parts(thing: Any, known: Kinds) -> list[Any]:
+    """The bytes of `pack_object` in parts, without a copy of the arrays."""
     tree, arrays = take_apart(thing, known)
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
-    return pack([text, *arrays])
+    return pack_parts([text, *arrays])
 
 
-def unpack_object(data: bytes, known: Kinds) -> Any:
-    """Undo `pack_object`.
+def unpack_object(data: bytes | NDArray[np.uint8], known: Kinds) -> Any:
+    """Undo `pack_object`; arrays of it are parts of `data`, unless that is bytes.
 
     Raises
     ------
     CommunicationError
         The bytes are not what it makes.
     """
-    # Bytes themselves may lie anywhere, and cannot be written to.
-    aligned = np.frombuffer(bytearray(data), np.uint8)
+    if isinstance(data, bytes):  # they may lie anywhere, and cannot be written to
+        data = np.frombuffer(bytearray(data), np.uint8)
     try:
-        text, *arrays = unpack(aligned)
+        text, *arrays = unpack(data)
         return put_together(json.loads(text.tobytes()), arrays, known)
     except (ValueError, RecursionError) as error:
         raise malformed("an object that cannot be read") from error

@@ -10,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from array import array as row
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.allreduce import PeerGroup
-from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.bounds import malformed
-from daskml_dist.comm.packing import pack, unpack
+from daskml_dist.comm.packing import pack_parts, unpack
 from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
+from daskml_dist.comm.tree import merge_in_pairs
 from daskml_dist.errors import CommunicationError
 
 __all__ = ["Places", "SharedGroup", "see_hosts"]
@@ -30,6 +33,9 @@ _TURN, _ASLEEP = 0, WORD
 _AREA = 1 << 18
 #: Bytes up to which more than two ranks add everything themselves, in one turn.
 _ONE_HOP = 1 << 15
+#: Bytes from which a copy lets other threads run meanwhile.
+_LARGE = 1 << 15
+_BYTE = np.dtype(np.uint8)
 _NOWHERE = np.zeros(4, dtype=np.int64)
 
 
@@ -173,32 +179,31 @@ class SharedGroup(Communicator):
                 raise CommunicationError(gone("receiving from", "end of file"))
         fence()
 
-    # -- collectives ---------------------------------------------------------------------------
+    # -- sums ----------------------------------------------------------------------------------
 
-    def allreduce(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Sum over the ranks, the same to the bit on all of them."""
+    def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
-        if not array.flags.writeable:
-            array = array.copy()
-        flat = array.reshape(-1)
+        if out is None:
+            out = array if array.flags.writeable else array.copy()
+        flat, total = array.reshape(-1), out.reshape(-1)
         one_hop = self.size == 2 or array.nbytes <= _ONE_HOP
         reduce = self._sum if one_hop else self._sum_by_parts
         step = _AREA // flat.itemsize
         for start in range(0, len(flat), step):
-            reduce(flat[start : start + step])
-        return array
+            reduce(flat[start : start + step], total[start : start + step])
+        return out
 
-    def _sum(self, piece: NDArray[Any]) -> None:
+    def _sum(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
         """Everyone adds everything, in rank order."""
         views = self._open(piece.dtype, len(piece))
         views[self.rank][...] = piece
         self._meet()
-        np.add(views[0], views[1], out=piece)
+        np.add(views[0], views[1], out=out)
         for view in views[2:]:
-            piece += view
+            out += view
         self._count((self.size - 1) * piece.nbytes)
 
-    def _sum_by_parts(self, piece: NDArray[Any]) -> None:
+    def _sum_by_parts(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
         """Each rank adds its part of the piece (reduce-scatter); then all read the sums."""
         n = len(piece)
         bounds = [n * r // self.size for r in range(self.size + 1)]
@@ -207,21 +212,47 @@ class SharedGroup(Communicator):
         views[self.rank][:low] = piece[:low]
         views[self.rank][high:] = piece[high:]
         self._meet()
-        total = piece[low:high]
+        total, first = out[low:high], piece[low:high]
         for r, view in enumerate(views):
             if r != self.rank:
-                total += view[low:high]
+                first = np.add(first, view[low:high], out=total)
         sums = self._open(piece.dtype, n)
         sums[self.rank][low:high] = total
         self._meet()
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             if r != self.rank:
-                piece[a:b] = sums[r][a:b]
+                out[a:b] = sums[r][a:b]
         self._count(2 * (n - (high - low)) * piece.itemsize)
+
+    def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
+        """Each turn holds a piece of every rank's range, which that rank adds up."""
+        total = np.empty(bounds[self.rank + 1] - bounds[self.rank], array.dtype)
+        slot = _AREA // array.itemsize // self.size
+        longest = max(b - a for a, b in itertools.pairwise(bounds))
+        for start in range(0, longest, slot):
+            pieces = [array[min(a + start, b) : min(a + start + slot, b)]
+                      for a, b in itertools.pairwise(bounds)]  # fmt: skip
+            views = self._open(array.dtype, slot * self.size)
+            for r, piece in enumerate(pieces):
+                if r != self.rank:
+                    views[self.rank][r * slot : r * slot + len(piece)] = piece
+            self._meet()
+            own = total[start : start + slot]
+            theirs = [
+                pieces[r] if r == self.rank else view[self.rank * slot :][: len(own)]
+                for r, view in enumerate(views)
+            ]
+            np.add(theirs[0], theirs[1], out=own)
+            for part in theirs[2:]:
+                own += part
+        self._count((len(array) - len(total)) * array.itemsize)
+        return total
 
     def _count(self, size: int) -> None:
         self.bytes_sent += size
         self.bytes_received += size
+
+    # -- what each rank has --------------------------------------------------------------------
 
     def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
         """The first rank's array; the others', of the same shape and dtype, are written over."""
@@ -240,42 +271,94 @@ class SharedGroup(Communicator):
                 self.bytes_sent += piece.nbytes * (self.size - 1)
         return array
 
-    def allgather(self, arrays: list[NDArray[Any]]) -> list[list[NDArray[Any]]]:
-        """The arrays of every rank, by rank."""
-        data = np.frombuffer(pack(arrays), np.uint8)
-        word = np.dtype(np.int64)
-        head = self._open(word, 1)
-        areas = [area[word.itemsize :] for area in self._open(np.dtype(np.uint8), _AREA)]
-        head[self.rank][0] = len(data)
-        _put(areas[self.rank], data, 0)
-        self._meet()
-        sizes = [int(size[0]) for size in head]
-        wholes = [np.empty(size, np.uint8) for size in sizes]
-        done, longest = 0, max(sizes)
-        while True:
-            for r, whole in enumerate(wholes):
-                if r != self.rank:
-                    _take(whole, areas[r], done)
-            done += len(areas[0])
-            if done >= longest:
-                break
-            areas = self._open(np.dtype(np.uint8), _AREA)
-            _put(areas[self.rank], data, done)
+    def _allgather(self, arrays: Arrays) -> list[Arrays]:
+        others = [r for r in range(self.size) if r != self.rank]
+        had = self._swap([pack_parts(arrays)], others)
+        return [arrays if r == self.rank else unpack(had[r]) for r in range(self.size)]
+
+    def _alltoall(self, arrays: Arrays) -> Arrays:
+        others = [r for r in range(self.size) if r != self.rank]
+        messages = [[] if r == self.rank else pack_parts([a]) for r, a in enumerate(arrays)]
+        had = self._swap(messages, others)
+        return [arrays[r] if r == self.rank else unpack(had[r])[0] for r in range(self.size)]
+
+    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+        arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
+        data = self._broadcast_bytes(pack_parts(arrays) if self.rank == 0 else ())
+        return arrays if self.rank == 0 else unpack(data)
+
+    def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
+        message = [] if to is None else pack_parts(arrays)
+        had = self._swap([message], [] if source is None else [source])
+        return [] if source is None else unpack(had[source])
+
+    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+        had = self._swap([buffers if self.rank == 0 else ()], [0] if self.rank else [])
+        return had.get(0, np.empty(0, np.uint8))
+
+    def _swap(
+        self, messages: Sequence[Sequence[Any]], sources: list[int]
+    ) -> dict[int, NDArray[np.uint8]]:
+        """What some ranks say to this one; each rank has one message for all, or one for each.
+
+        A turn holds the lengths of all messages of a rank, and a piece of each.
+        """
+        n = len(messages)
+        head = 8 * n + -8 * n % 64
+        slot = (_AREA - head) // n // 64 * 64
+        at = head + slot * (self.rank if n > 1 else 0)
+        writers = [_Writer(message) for message in messages]
+        done, longest, had = 0, 1, dict[int, NDArray[np.uint8]]()
+        while done < longest:
+            areas = self._open(_BYTE, _AREA)
+            own = areas[self.rank].data
+            own[: 8 * n].cast("q")[:] = _lengths(writers)
+            for i, writer in enumerate(writers):
+                writer.write(own[head + i * slot : head + (i + 1) * slot])
             self._meet()
-        self.bytes_sent += len(data) * (self.size - 1)
-        self.bytes_received += sum(sizes) - len(data)
-        return [arrays if r == self.rank else unpack(w) for r, w in enumerate(wholes)]
+            if not done:
+                lengths = [area[: 8 * n].view(np.int64) for area in areas]
+                longest = max(int(each.max()) for each in lengths)
+                mine = self.rank if n > 1 else 0
+                had = {r: np.empty(int(lengths[r][mine]), np.uint8) for r in sources}
+            for r, whole in had.items():
+                piece = whole[done : done + slot]
+                piece[...] = areas[r][at : at + len(piece)]
+            done += slot
+        self.bytes_sent += sum(w.length for w in writers) * (self.size - 1 if n == 1 else 1)
+        self.bytes_received += sum(whole.nbytes for whole in had.values())
+        return had
 
     def close(self) -> None:
         """Close the sockets; the memory goes with its last user."""
+        super().close()
         self._peers.close()
 
 
-def _put(area: NDArray[np.uint8], data: NDArray[np.uint8], start: int) -> None:
-    piece = data[start : start + len(area)]
-    area[: len(piece)] = piece
+class _Writer:
+    """Writes buffers one after the other, as far as there is room."""
+
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self.length = sum(len(buffer) for buffer in buffers)
+        self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
+
+    def write(self, room: memoryview) -> None:
+        at = 0
+        while self._left and at < len(room):
+            buffer = self._left.pop()
+            take = min(len(buffer), len(room) - at)
+            _copy(room[at : at + take], buffer[:take])
+            if take < len(buffer):
+                self._left.append(buffer[take:])
+            at += take
 
 
-def _take(whole: NDArray[np.uint8], area: NDArray[np.uint8], start: int) -> None:
-    piece = whole[start : start + len(area)]
-    piece[...] = area[: len(piece)]
+def _copy(to: memoryview, source: memoryview) -> None:
+    if len(to) < _LARGE:
+        to[:] = source
+    else:  # lets other threads run meanwhile
+        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def _lengths(writers: list[_Writer]) -> memoryview:
+    return memoryview(row("q", [writer.length for writer in writers]))

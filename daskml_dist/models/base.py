@@ -154,6 +154,16 @@ class BatchRows:
         self.first = first
         self.state = state
 
+    def part(self, at: slice, backend: Backend) -> BatchRows:
+        """Some of the rows, neighbours, where they lie."""
+        y, weight, state = (
+            None if array is None else array[at, ...] for array in (self.y, self.weight, self.state)
+        )
+        first = self.first + at.start
+        return BatchRows(
+            backend.rows(self.X, at), y, weight, (*self.key, at.start), self.block, first, state
+        )
+
     def draw(self) -> np.random.Generator:
         """A new random stream, the same wherever and whenever these rows are worked on."""
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.key)))
@@ -184,18 +194,13 @@ class StepModel(Model):
     Attributes
     ----------
     parameters : Parameters
+        Set when the model is made.
     linear : LinearForm or None
         Of a linear model, for which there are kernels; None for all others.
     """
 
-    @property
-    @abstractmethod
-    def parameters(self) -> Parameters: ...
-
-    @property
-    def linear(self) -> LinearForm | None:
-        """What kernels must know; None for models that are not linear."""
-        return None
+    parameters: Parameters
+    linear: LinearForm | None = None
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""

@@ -10,6 +10,7 @@ import numpy as np
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, item_bytes, namespace, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 
 __all__ = ["add_curvature", "row_blocks"]
@@ -21,9 +22,7 @@ _BLOCK_BYTES = 2**20
 def add_curvature(
     model: LinearModel,
     w: Any,
-    X: Any,
-    y: Any,
-    weight: Any | None,
+    rows: BatchRows,
     gradient: Any,
     hessian: Any,
     backend: Backend,
@@ -37,9 +36,8 @@ def add_curvature(
     ----------
     model : LinearModel
     w : array of shape ``model.shape``
-    X : rows of shape (n, n_features)
-    y : encoded targets of shape (n,)
-    weight : array of shape (n,) or None
+    rows : BatchRows
+        Their targets encoded, of shape (n,).
     gradient : float64 array of shape ``model.shape``
     hessian : float64 array of shape ``model.shape * 2``
     backend : Backend
@@ -53,26 +51,26 @@ def add_curvature(
     """
     xp = namespace(w)
     loss = flat = 0.0
-    for at in row_blocks(X, backend):
-        rows = backend.rows(X, at)
-        raw = model.raw_prediction(w, rows, backend)
-        losses, g, h = model.loss.value_gradient_hessian(y[at, ...], raw)
+    for at in row_blocks(rows.X, backend):
+        part = rows.part(at, backend)
+        X, weight = part.X, part.weight
+        raw = model.raw_prediction(w, X, backend)
+        losses, g, h = model.loss.value_gradient_hessian(part.y, raw)
         if weight is not None:
-            part = weight[at]
-            losses = losses * part
-            g *= part if g.ndim == 1 else part[:, None]
-            h *= part if h.ndim == 1 else part[:, None, None]
+            losses = losses * weight
+            g *= weight if g.ndim == 1 else weight[:, None]
+            h *= weight if h.ndim == 1 else weight[:, None, None]
         if model.fit_intercept:
-            backend.add_tdot(rows, g, gradient[:-1, :])
+            backend.add_tdot(X, g, gradient[:-1, :])
             gradient[-1, :] += total(g, axis=0)
         else:
-            backend.add_tdot(rows, g, gradient)
+            backend.add_tdot(X, g, gradient)
         if h.ndim == 1:
             bad = cast(h <= 0, xp.float64)
-            flat += scalar(total(bad if weight is None else bad * part))
-            _add_gram(rows, xp.abs(h), hessian[:, 0, :, 0], backend)
+            flat += scalar(total(bad if weight is None else bad * weight))
+            _add_gram(X, xp.abs(h), hessian[:, 0, :, 0], backend)
         else:
-            _add_pairs(rows, h, hessian, backend)
+            _add_pairs(X, h, hessian, backend)
         loss += scalar(total(losses, dtype=xp.float64))
     return loss, flat
 

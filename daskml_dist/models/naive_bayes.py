@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
+from daskml_dist.models.base import Model
 
 __all__ = [
     "RowsByClass",
@@ -24,29 +25,16 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class RowsByClass:
+class RowsByClass(Model):
     """A model whose parameters are sums over the rows of each class.
 
     Parameters
     ----------
     n_features, n_classes : int
-    shape : tuple of two int
-        Of the sums.
     """
 
     n_features: int
     n_classes: int
-    shape: tuple[int, int]
-
-    @property
-    def width(self) -> int:
-        """Second part of `shape`."""
-        return self.shape[1]
-
-    @property
-    def n_penalised(self) -> int:
-        """Nothing is penalised."""
-        return 0
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Position of each label among the sorted `classes`."""

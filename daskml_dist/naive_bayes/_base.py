@@ -97,16 +97,13 @@ class BaseNB(BaseClassifier, BaseRounds):
         assert rows.classes is not None
         n_features, n_classes = rows.survey.n_features, len(rows.classes)
         self._check_sizes(n_features, n_classes)
-        statistic = self._statistic()
-        model = RowsByClass(n_features, n_classes, (0, 0))
-        n_groups, width = statistic.shape(model)
-        return RowsByClass(n_features, n_classes, (n_groups, width)), OnePass(statistic)
+        return RowsByClass(n_features, n_classes), OnePass(self._statistic())
 
     def _check_sizes(self, n_features: int, n_classes: int) -> None:
         """Check the parameters that have an entry a class or a feature."""
 
     def _set_fitted(self, solution: Solution, model: RowsByClass, rows: Rows) -> None:
-        total = self._unscaled(solution.w, rows.weight_scale)
+        total = self._unscaled(solution.w.copy(), rows.weight_scale)
         if hasattr(self, "_sums"):
             self._statistic().merge(total, self._sums)
         assert rows.classes is not None

@@ -105,7 +105,7 @@ LEDGER_PARTS: tuple[type, ...] = (LedgerImage, StoppingRule, _OpenPass, PassRepo
 
 
 class PassLedger:
-    """Counts passes. Not thread-safe: the server that holds it guards it.
+    """Ledger of passes. Not thread-safe: the server that holds it guards it.
 
     Parameters
     ----------
@@ -167,8 +167,16 @@ class PassLedger:
         counted.loss += loss
         counted.steps += steps
 
-    def report(self, number: int, report: PassReport) -> None:
-        """Take the report of some lanes on pass `number` (from 1); a repeated one is ignored."""
+    def report(self, number: int, report: PassReport, age: float = 0.0) -> None:
+        """Take the report of some lanes on pass `number` (from 1); a repeated one is ignored.
+
+        Parameters
+        ----------
+        number : int
+        report : PassReport
+        age : float
+            Seconds since it was made.
+        """
         if self.is_closed(number):
             return
         entry = self._open_pass(number)
@@ -179,7 +187,7 @@ class PassLedger:
         self.busy.update(zip(report.lanes, report.busy, strict=False))
         while (at := self._passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)
-            self._close(at, [*entry.reports, entry.counted])
+            self._close(at, [*entry.reports, entry.counted], age)
 
     @property
     def partial_rows(self) -> float:
@@ -231,8 +239,8 @@ class PassLedger:
         """End the fit with the pass that is open."""
         self.stopped = True
 
-    def _close(self, number: int, reports: list[PassReport]) -> None:
-        now = time.perf_counter()
+    def _close(self, number: int, reports: list[PassReport], age: float) -> None:
+        now = max(self._since, time.perf_counter() - age)
         rows = sum(r.rows for r in reports)
         count, total, largest = self._staleness
         record: Record = {

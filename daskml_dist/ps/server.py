@@ -167,7 +167,7 @@ class ParameterServer:
 
         Parameters
         ----------
-        op : {"rendezvous", "report", "leave", "store", "restore", "keep"}
+        op : {"rendezvous", "report", "report_sums", "leave", "store", "restore", "keep"}
         payload : dict
             Plain values, ``generation`` among them, and images under ``blob``.
         reply : callable
@@ -194,6 +194,15 @@ class ParameterServer:
         if self._policy.lockstep:
             return self._callers.end_pass(number, reply, ledger)
         return [partial(reply, ok(stop=ledger.ends_with(number)))]
+
+    def _on_report_sums(self, payload: Call, reply: CallReply) -> Ready:
+        """Take the reports of sums over all lanes, each a pass, from number `first` on."""
+        ledger = self.ledger
+        assert ledger is not None
+        lanes, first, sums = sorted(ledger.lanes), payload["first"], payload["sums"]
+        for number, (loss, rows, sent, received, age) in enumerate(sums, first):
+            ledger.report(number, PassReport(lanes, loss, rows, 1, int(sent), int(received)), age)
+        return [partial(reply, ok(stop=ledger.ends_with(first + len(sums) - 1)))]
 
     def _on_leave(self, payload: Call, reply: CallReply) -> Ready:
         self._state.leave(payload["lanes"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
-from daskml_dist.optimizers import OPTIMIZERS
+from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.ps.rule import Group, UpdateRule
 from daskml_dist.ps.shard_state import ShardImage, ShardState, copied
@@ -142,7 +142,8 @@ class Shard:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once, where the state lies."""
-        return (self._knows_optimizer or not self.on_device) and self.rule.steps_alone
+        known = not self.on_device or _knows(self.rule.groups[0].optimizer)
+        return known and self.rule.steps_alone
 
     def empty_step(self) -> Step:
         """A step of no rows, which changes nothing."""
@@ -156,12 +157,6 @@ class Shard:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         return Step(self.w, grad, self.slots, rows, rate, self.step, l1, l2, k, few)
-
-    @property
-    def _knows_optimizer(self) -> bool:
-        # A subclass may compute something else.
-        optimizer = self.rule.groups[0].optimizer
-        return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.
@@ -201,22 +196,14 @@ class Shard:
             grad /= rows
             self._clip(grad)
             rows = 1.0
+        if len(self._groups) == 1:
+            ((group, l1),) = self._groups
+            self._step_group(group, l1, self.w, grad, self.slots, rows, rate)
+            return
         for group, l1 in self._groups:
-            if len(self._groups) == 1:
-                self._step_group(group, l1, self.w, grad, self.slots, rows, rate)
-                continue
             at = group.rows
             slots = {name: self.slots[name][at, ...] for name in group.slot_names}
             self._step_group(group, l1, self.w[at, ...], grad[at, ...], slots, rows, rate)
-
-    @property
-    def _fuses(self) -> bool:
-        """Whether the backend may take a group's step at once."""
-        # A step is made in the same way in each run: which way, its number says.
-        if self.version <= self._by_passes or not self.on_device:
-            return self.version > self._by_passes
-        alone = len(self.rule.groups) == 1 and self.rule.clip is None
-        return alone and self.rule.groups[0].rate == 1 and self._knows_optimizer
 
     def _step_group(
         self,
@@ -228,21 +215,22 @@ class Shard:
         rows: float,
         rate: float,
     ) -> None:
-        """Step along the summed gradient of a group's parameters."""
+        """Step along the summed gradient of a group's rows."""
         if group.buffer:
             w -= grad / rows
             return
-        k, l2, rate = group.n_penalised, group.penalty.l2, rate * group.rate
-        if self._fuses:
-            few = self.rule.coordinates
-            step = Step(w, grad, slots, rows, rate, self.step, group.penalty.l1, l2, k, few)
+        rate, k, penalty = rate * group.rate, group.n_penalised, group.penalty
+        # A step is made in the same way in each run: which way, its number says.
+        if self.version > self._by_passes and (_knows(group.optimizer) or not self.on_device):
+            l1_l2 = penalty.l1, penalty.l2
+            step = Step(w, grad, slots, rows, rate, self.step, *l1_l2, k, self.rule.coordinates)
             if self._backend.update(group.optimizer, step):
                 return
         grad /= rows
-        if l2 and k == grad.shape[0]:
-            grad += l2 * w
-        elif l2 and k:
-            grad[:k, :] += l2 * w[:k, :]
+        if penalty.l2 and k == grad.shape[0]:
+            grad += penalty.l2 * w
+        elif penalty.l2 and k:
+            grad[:k, :] += penalty.l2 * w[:k, :]
         group.optimizer.update(w, grad, slots, rate, self.step, l1)
 
     def _clip(self, grad: Any) -> None:
@@ -353,3 +341,8 @@ class Shard:
             average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None))
+
+
+def _knows(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is one of the package's own; a subclass may compute something else."""
+    return type(optimizer) is OPTIMIZERS.get(optimizer.name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.base import (
+    OwnedStatistic,
     PenalisedSolver,
     RangedSolver,
+    RowState,
     Solution,
     Solver,
     Statistic,
@@ -23,9 +25,11 @@ __all__ = [
     "Boosting",
     "CoordinateDescent",
     "OrdinaryLeastSquares",
+    "OwnedStatistic",
     "PenalisedSolver",
     "RangedSolver",
     "RidgeLeastSquares",
+    "RowState",
     "Solution",
     "Solver",
     "Statistic",

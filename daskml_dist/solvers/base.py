@@ -8,6 +8,7 @@ again. Whoever answers spreads the work: over threads, processes and machines.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -15,20 +16,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 
 __all__ = [
+    "OwnedStatistic",
     "PenalisedSolver",
     "RangedSolver",
     "Ranges",
+    "RowState",
     "Solution",
     "Solver",
     "Space",
     "Statistic",
     "Sums",
+    "start_of",
 ]
 
 Array = NDArray[np.float64]
+
+
+class RowState(ABC):
+    """Memory of each row between sums: its label, its raw prediction, its node in a tree.
+
+    A statistic that names one in :attr:`Statistic.state` finds it in ``rows.state``, to be read
+    and written in place: it is what the last statistic left there that named a state of the same
+    `name`. Where nobody holds it (at the beginning, after a loss, where blocks are streamed and
+    the memory of all of them does not fit) it is made again.
+
+    It need not travel: a statistic can make it of its own attributes.
+
+    Attributes
+    ----------
+    name : str
+        Tells the states of a fit apart.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        """The memory of some rows: what the last statistic left, to the bit.
+
+        A pure function of the rows and of what the statistic brought along. Before the first
+        statistic it is what the memory begins with.
+
+        Parameters
+        ----------
+        model : Model
+        rows : BatchRows
+            Without a state.
+        backend : Backend
+
+        Returns
+        -------
+        array of shape (n, ...), of any dtype
+            New, where the backend works.
+        """
 
 
 class Statistic(ABC):
@@ -43,33 +87,38 @@ class Statistic(ABC):
     additive : bool
         Whether what two parts of the rows give is added. False: a subclass says in :meth:`merge`
         how they come together; zeros are what no rows give.
+    remembered : bool
+        Whether trainers remember the sum, so that it needs no look at the rows where the solver
+        begins again after a loss. False for what is too large: it is summed anew.
+    state : RowState or None
+        What is remembered of each row. A field or a property of a subclass.
     """
 
     additive: ClassVar[bool] = True
+    remembered: ClassVar[bool] = True
+    # No annotation: a subclass may make a field of it, or a property.
+    state = None
 
     @abstractmethod
     def shape(self, model: Any) -> tuple[int, ...]:
         """Shape of the sum."""
 
     @abstractmethod
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add what some rows contribute to `out`, in place.
 
         The arrays lie where the backend works; what the statistic brought along is the host's.
 
         Parameters
         ----------
-        model : object
+        model : Model
             The fit's model.
-        X : rows of shape (n, n_features), as the backend has them
-        y : array of shape (n,)
-            Targets as the model encoded them.
-        weight : array of shape (n,) or None
-            Row weights whose mean over all rows of the fit is 1; None: all are 1.
+        rows : BatchRows
+            Neighbours in a block, with targets as the model encoded them, if any, and weights
+            whose mean over all rows of the fit is 1 (None: all are 1).
         out : array of float64
             Of :meth:`shape`.
+        backend : Backend
 
         Returns
         -------
@@ -81,6 +130,41 @@ class Statistic(ABC):
         """Bring what other rows gave into `total`, in place."""
         total += part
 
+    def answer_shape(self, model: Any) -> tuple[int, ...]:
+        """Shape of what the solver gets."""
+        return self.shape(model)
+
+
+class OwnedStatistic(Statistic):
+    """A sum that nobody needs whole: each trainer finishes a range of it, and hands that on.
+
+    Histograms, of which the best splits are asked for, or rows of a matrix that is factored. The
+    solver gets the results of all ranges, one after the other; they must be the same wherever the
+    ranges are cut.
+    """
+
+    @abstractmethod
+    def finish(self, model: Any, own: Array, at: slice) -> Array:
+        """The result of a range of the sum.
+
+        Parameters
+        ----------
+        model : Model
+        own : ndarray of float64 of shape (m, ...)
+            Neighbours along the first axis of the sum; at least one.
+        at : slice
+            Which ones.
+
+        Returns
+        -------
+        ndarray of float64
+            Along its first axis lies what the range gave.
+        """
+
+    @abstractmethod
+    def answer_shape(self, model: Any) -> tuple[int, ...]:
+        """Shape of the results of all ranges."""
+
 
 class Sums(Protocol):
     """All rows of a fit, seen through sums.
@@ -91,6 +175,9 @@ class Sums(Protocol):
         Rows of the fit; also the sum of their weights.
     should_stop : bool
         Whether the user asked the fit to end; a solver then returns what it has.
+    kept : dict from str to ndarray, or None
+        The state that :meth:`keep` was given, where the solver begins again after a loss; it goes
+        on from there. None: from the start.
     """
 
     n_rows: int
@@ -98,11 +185,27 @@ class Sums(Protocol):
     @property
     def should_stop(self) -> bool: ...
 
+    @property
+    def kept(self) -> dict[str, Array] | None: ...
+
     def __call__(self, statistic: Statistic) -> Array:
         """The sum over all rows, float64."""
 
-    def keep(self, w: Array) -> None:
-        """Take note that an iteration ended at `w`: a fit that is interrupted ends there."""
+    def keep(
+        self, w: Array, state: Callable[[], dict[str, Array]] | None = None, again: int = 0
+    ) -> None:
+        """Take note that an iteration ended at `w`: a fit that is interrupted ends there.
+
+        Parameters
+        ----------
+        w : ndarray of float64
+        state : callable, optional
+            Makes all that the solver needs to go on from here to the same digits. It is called
+            now and then, once much is remembered: the sums so far are then forgotten. A solver
+            that gives it looks at `kept` when it begins.
+        again : int, default=0
+            How many of the last sums it asks for again, in their order, when it goes on.
+        """
 
 
 class Space(Protocol):
@@ -151,7 +254,7 @@ class Solution:
     Parameters
     ----------
     w : ndarray of float64
-        Parameters, in the model's shape.
+        What was found: the parameters, or whatever the estimator makes its attributes of.
     n_iter : int
     converged : bool
     message : str
@@ -185,15 +288,15 @@ class Solver(ABC):
     def max_passes(self) -> int: ...
 
     @abstractmethod
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Solve; the same sums give the same questions.
 
         Parameters
         ----------
-        model : object
+        model : Model
         sums : Sums
-        start : ndarray of float64
-            Parameters to start from, in the model's shape; may be changed.
+        start : ndarray of float64, or None
+            What the estimator begins with, if anything; may be changed.
         """
 
 
@@ -206,7 +309,7 @@ class RangedSolver(Solver):
 
         Parameters
         ----------
-        model : object
+        model : Model
         ranges : Ranges
         start : ndarray of float64
             The own range of the flattened parameters to start from.
@@ -240,3 +343,8 @@ class PenalisedSolver(Solver):
     max_iter: int
     tol: float
     handles_l1: ClassVar[bool] = False
+
+
+def start_of(model: Any, start: Array | None) -> Array:
+    """The parameters of a linear model to start from: zeros where none are given."""
+    return np.zeros(model.shape) if start is None else start

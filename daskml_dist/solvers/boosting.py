@@ -11,7 +11,8 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, namespace, ones, scalar, total
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss
-from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums, start_of
 from daskml_dist.solvers.rows import elementwise, row_blocks, to_rows
 
 __all__ = ["Boosting", "Correlations", "LongestRow"]
@@ -31,10 +32,10 @@ class LongestRow(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1,)
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
-        xp, every = namespace(y), ones((X.shape[1], 1), arithmetic_dtype(X), like=y)
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        X = rows.X
+        every = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
+        xp = namespace(every)
         for at in row_blocks(X, backend):
             norms = backend.dot(elementwise(xp.abs, backend.rows(X, at)), every)
             self.merge(out, xp.max(norms, keepdims=True))
@@ -57,21 +58,20 @@ class Correlations(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1 + 2 * self.w.size,)
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
-        xp, w = namespace(y), to_rows(self.w, X, backend)
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        xp, w = namespace(out), to_rows(self.w, rows.X, backend)
         parts = xp.reshape(out[1:], (2, *w.shape))
         summed = 0.0
-        for at in row_blocks(X, backend):
-            rows, scale = backend.rows(X, at), None if weight is None else weight[at]
+        for at in row_blocks(rows.X, backend):
+            part = rows.part(at, backend)
+            X, weight = part.X, part.weight
             losses, g = model.loss.value_and_gradient(
-                model.targets(y[at], w.dtype), model.raw_prediction(w, rows, backend)
+                model.targets(part.y, w.dtype), model.raw_prediction(w, X, backend)
             )
-            if scale is not None:
-                losses, g = losses * scale, g * (scale if g.ndim == 1 else scale[:, None])
-            _add_products(model, rows, g, parts[0, ...], backend)
-            _add_products(model, elementwise(xp.abs, rows), xp.abs(g), parts[1, ...], backend)
+            if weight is not None:
+                losses, g = losses * weight, g * (weight if g.ndim == 1 else weight[:, None])
+            _add_products(model, X, g, parts[0, ...], backend)
+            _add_products(model, elementwise(xp.abs, X), xp.abs(g), parts[1, ...], backend)
             summed += scalar(total(losses, dtype=xp.float64))
         out[0] += summed
         return summed
@@ -112,7 +112,7 @@ class Boosting(PenalisedSolver):
         """One a round, one for the longest row, one at the end."""
         return self.max_iter + 2
 
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss.
 
         Raises
@@ -125,7 +125,7 @@ class Boosting(PenalisedSolver):
                 f'solver="boosting" minimises the log loss, not {model.loss!r}. Use "lbfgs".'
             )
         reach = _reach(model, float(sums(LongestRow())[0]))
-        w, n_iter = start, 0
+        w, n_iter = start_of(model, start), 0
         l1, l2 = np.zeros((len(w), 1)), np.zeros((len(w), 1))
         l1[: model.n_penalised], l2[: model.n_penalised] = self.penalty.l1, self.penalty.l2
         while True:

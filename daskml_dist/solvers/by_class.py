@@ -11,6 +11,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, zeros
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import as_dense, elementwise, row_blocks
@@ -36,17 +37,16 @@ class ClassCounts(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return model.n_classes, 1 + model.n_features
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
-        out[:, :1] += _counts(y, weight, model.n_classes, backend)
-        for at in row_blocks(X, backend):
-            rows = backend.rows(X, at)
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        out[:, :1] += _counts(rows.y, rows.weight, model.n_classes, backend)
+        for at in row_blocks(rows.X, backend):
+            part = rows.part(at, backend)
+            X = part.X
             if not self.signed:
-                _check_signs(rows)
+                _check_signs(X)
             if self.threshold is not None:
-                rows = elementwise(lambda entries: entries > self.threshold, rows)
-            backend.add_rows(rows, y[at], None if weight is None else weight[at], out[:, 1:])
+                X = elementwise(lambda entries: entries > self.threshold, X)
+            backend.add_rows(X, part.y, part.weight, out[:, 1:])
         return float("nan")
 
 
@@ -64,34 +64,33 @@ class ClassMoments(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return model.n_classes + 1, 1 + 2 * model.n_features
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         everything = slice(model.n_classes, model.n_classes + 1)
-        for at in row_blocks(X, backend, dense=True):
-            rows = as_dense(backend.rows(X, at))
-            classes, code = _present(y[at], model.n_classes)
-            some = None if weight is None else cast(weight[at], out.dtype)
-            self._merge_rows(rows, code, some, out, classes, backend)
+        for at in row_blocks(rows.X, backend, dense=True):
+            part = rows.part(at, backend)
+            X, weight = as_dense(part.X), part.weight
+            classes, code = _present(part.y, model.n_classes)
+            some = None if weight is None else cast(weight, out.dtype)
+            self._merge_rows(X, code, some, out, classes, backend)
             if weight is not None:
                 no_code = zeros(code.shape, code.dtype, like=code)
-                self._merge_rows(rows, no_code, None, out, everything, backend)
+                self._merge_rows(X, no_code, None, out, everything, backend)
         return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
         merge_moments(total, part)
 
     def _merge_rows(
-        self, rows: Any, code: Any, weight: Any, out: Any, groups: Any, backend: Backend
+        self, X: Any, code: Any, weight: Any, out: Any, groups: Any, backend: Backend
     ) -> None:
-        xp, n_features = namespace(rows), rows.shape[1]
+        xp, n_features = namespace(X), X.shape[1]
         total = out[groups, ...]
         part = zeros(total.shape, out.dtype, like=out)
         count, mean, squares = part[:, :1], part[:, 1 : 1 + n_features], part[:, 1 + n_features :]
         count += _counts(code, weight, total.shape[0], backend)
-        backend.add_rows(rows, code, weight, mean)
+        backend.add_rows(X, code, weight, mean)
         mean /= xp.where(count > 0, count, 1.0)
-        apart = rows - xp.take(mean, code, axis=0)
+        apart = X - xp.take(mean, code, axis=0)
         apart *= apart
         backend.add_rows(apart, code, weight, squares)
         merge_moments(total, part)
@@ -111,9 +110,9 @@ class OnePass(Solver):
         """One."""
         return 1
 
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the sum."""
-        return Solution(sums(self.statistic))
+        return Solution(sums(self.statistic).copy())
 
 
 def _counts(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> Any:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace, scalar, total
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.curvature import row_blocks
-from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, start_of
 from daskml_dist.solvers.lbfgs import quasi_newton
 from daskml_dist.solvers.objective import check_squares
 from daskml_dist.solvers.rows import to_rows
@@ -37,20 +38,18 @@ class HuberSums(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (2 + self.w.size,)
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
-        xp, w = namespace(y), to_rows(self.w, X, backend)
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        xp, w = namespace(out), to_rows(self.w, rows.X, backend)
         gradient = xp.reshape(out[2:], self.w.shape)
         loss = 0.0
-        for at in row_blocks(X, backend):
-            rows = backend.rows(X, at)
-            residual = y[at] - model.raw_prediction(w, rows, backend)
+        for at in row_blocks(rows.X, backend):
+            part = rows.part(at, backend)
+            residual = part.y - model.raw_prediction(w, part.X, backend)
             with np.errstate(over="ignore"):
                 losses, by_scale, g = self._at(residual)
-            if weight is not None:
-                losses, by_scale, g = (part * weight[at] for part in (losses, by_scale, g))
-            backend.add_tdot(rows, g, gradient[: model.n_features, ...])
+            if part.weight is not None:
+                losses, by_scale, g = (each * part.weight for each in (losses, by_scale, g))
+            backend.add_tdot(part.X, g, gradient[: model.n_features, ...])
             if model.fit_intercept:
                 gradient[-1, ...] += total(g, dtype=xp.float64)
             loss += scalar(total(losses, dtype=xp.float64))
@@ -109,9 +108,10 @@ class HuberScale(Solver):
         """SciPy's own bound on evaluations."""
         return 15_000
 
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise; ``extra["scale"]`` is the scale."""
-        shape, begun = start.shape, False
+        begin, begun = start_of(model, start), False
+        shape = begin.shape
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
             nonlocal begun
@@ -123,10 +123,10 @@ class HuberScale(Solver):
 
         found = quasi_newton(
             evaluate,
-            np.append(start.ravel(), self.scale),
+            np.append(begin.ravel(), self.scale),
             sums,
             maxiter=self.max_iter,
-            bounds=[*[(None, None)] * start.size, (_MIN_SCALE, None)],
+            bounds=[*[(None, None)] * begin.size, (_MIN_SCALE, None)],
             gtol=self.tol,
             maxfun=self.max_passes,
         )

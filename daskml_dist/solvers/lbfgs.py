@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, minimize
 
-from daskml_dist.solvers.base import Array, PenalisedSolver, RangedSolver, Ranges, Solution, Sums
+from daskml_dist.solvers.base import (
+    Array,
+    PenalisedSolver,
+    RangedSolver,
+    Ranges,
+    Solution,
+    Sums,
+    start_of,
+)
 from daskml_dist.solvers.objective import SmoothObjective, row_strengths
 from daskml_dist.solvers.owlqn import orthant_wise
 
@@ -44,12 +52,11 @@ class LBFGS(PenalisedSolver, RangedSolver):
         """SciPy's own bound on evaluations."""
         return 15_000
 
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
         objective = SmoothObjective(model, sums, self.penalty)
-        shape = start.shape
-
-        last = start
+        begin = last = start_of(model, start)
+        shape = begin.shape
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
             nonlocal last
@@ -61,7 +68,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             l1 = row_strengths(model, self.penalty.l1, self.penalty.intercept_scaling, power=1)
             return orthant_wise(
                 evaluate,
-                start,
+                begin,
                 np.broadcast_to(l1, shape).ravel(),
                 max_iter=self.max_iter,
                 tol=self.tol,
@@ -70,7 +77,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             )
         found = quasi_newton(
             evaluate,
-            start.ravel(),
+            begin.ravel(),
             sums,
             on_step=lambda flat: sums.keep(flat.reshape(shape)),
             maxiter=self.max_iter,
@@ -133,7 +140,7 @@ def quasi_newton(
     evaluate : callable
         Value and gradient at a flat vector.
     start : ndarray of shape (n,)
-    sums : Sums
+    sums : Sums, start_of
         Knows whether the fit is to stop.
     maxiter : int
     bounds : list of (low, high), optional

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import linalg, optimize
 
 from daskml_dist.errors import TrainingError
-from daskml_dist.solvers.base import Array, Solution, Solver, Sums
+from daskml_dist.solvers.base import Array, Solution, Solver, Sums, start_of
 from daskml_dist.solvers.reduction import MAX_LOOKS, Reduced, reduce_rows
 
 __all__ = ["LeastSquares", "OrdinaryLeastSquares", "RidgeLeastSquares", "non_negative"]
@@ -58,7 +58,7 @@ class LeastSquares(Solver):
     def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
         """Coefficients of shape (n_features, n_targets), and other fields of the solution."""
 
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Reduce the rows and solve."""
         reduced = reduce_rows(
             model,
@@ -68,7 +68,7 @@ class LeastSquares(Solver):
             cut=self._cut,
             dear=self.sparse,
         )
-        coef, facts = self._coef(reduced, sums.n_rows, start[: model.n_features])
+        coef, facts = self._coef(reduced, sums.n_rows, start_of(model, start)[: model.n_features])
         if model.fit_intercept:
             coef = np.vstack([coef, reduced.y_mean - reduced.x_mean @ coef])
         return Solution(coef, **facts)

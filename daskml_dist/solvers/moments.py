@@ -9,6 +9,7 @@ import numpy as np
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, ones, zeros
+from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.rows import as_dense, is_sparse, row_blocks
 
@@ -44,20 +45,18 @@ class Moments(Statistic):
         n = model.n_features + 1 + len(self.y_shift)
         return n, n
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the moments of some rows, piece by piece."""
         again = self.x_shift is not None
         # At first sight sparse rows add up in float64 whatever their number.
-        for at in row_blocks(X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS):
-            rows, given = backend.rows(X, at), None if weight is None else weight[at]
+        for at in row_blocks(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS):
+            part = rows.part(at, backend)
             with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
-                side = self._side(y[at, ...], backend)
+                side = self._side(part.y, backend)
                 if self.x_shift is None:
-                    self._add(rows, side, given, out, backend)
+                    self._add(part.X, side, part.weight, out, backend)
                 else:
-                    self._add_shifted(rows, side, given, out, backend)
+                    self._add_shifted(part.X, side, part.weight, out, backend)
         return float("nan")
 
     def _add(self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend) -> None:

@@ -14,9 +14,10 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.curvature import add_curvature
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums
+from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums, start_of
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.objective import SmoothObjective
 from daskml_dist.solvers.rows import to_rows
@@ -50,17 +51,15 @@ class LossHessian(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (2 + self.w.size + self.w.size**2,)
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
-        xp, w = namespace(out), to_rows(self.w, X, backend)
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        xp, w = namespace(out), to_rows(self.w, rows.X, backend)
         if self.loss is not None:
             model = replace(model, loss=self.loss)
         gradient = xp.reshape(out[2 : 2 + w.size], w.shape)
         hessian = xp.reshape(out[2 + w.size :], w.shape * 2)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            loss, flat = add_curvature(model, w, X, y, weight, gradient, hessian, backend)
+            loss, flat = add_curvature(model, w, rows, gradient, hessian, backend)
         out[0] += loss
         out[1] += flat
         return loss
@@ -119,9 +118,11 @@ class NewtonCholesky(PenalisedSolver):
         """All line searches to their ends, and L-BFGS after them."""
         return 1 + _MAX_STEPS * self.max_iter + 15_000
 
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
-        run = NewtonSteps(model, sums, self.penalty, self.tol).run(start, self.max_iter)
+        run = NewtonSteps(model, sums, self.penalty, self.tol).run(
+            start_of(model, start), self.max_iter
+        )
         if run.trouble:
             return self._by_lbfgs(model, sums, run)
         message = f"the limit of {self.max_iter} iterations was reached"
@@ -147,7 +148,7 @@ class NewtonSteps:
     Parameters
     ----------
     model : LinearModel
-    sums : Sums
+    sums : Sums, start_of
     penalty : Penalty
     tol : float
     loss : Loss or None

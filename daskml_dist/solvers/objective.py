@@ -27,14 +27,12 @@ class LossGradient(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1 + self.w.size,)
 
-    def add(
-        self, model: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> Any:
-        w = to_rows(self.w, X, backend)
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        w = to_rows(self.w, rows.X, backend)
         gradient = namespace(out).reshape(out[1:], self.w.shape)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore"):
-            loss = model.add_gradient(w, BatchRows(X, y, weight), gradient, backend)
+            loss = model.add_gradient(w, rows, gradient, backend)
         out[0] += loss
         return loss
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.losses import EpsilonInsensitive
-from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums
+from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums, start_of
 from daskml_dist.solvers.newton import NewtonSteps
 
 __all__ = ["RoundedTube", "TubeNewton"]
@@ -73,9 +73,9 @@ class TubeNewton(PenalisedSolver):
         """All line searches to their ends."""
         return 21 * (self.max_iter + len(_WIDTHS))
 
-    def solve(self, model: Any, sums: Sums, start: Array) -> Solution:
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
-        w, n_iter = start, 0
+        w, n_iter = start_of(model, start), 0
         for width in _WIDTHS:
             loss = RoundedTube(self.epsilon, width * self.spread)
             steps = NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)

@@ -32,6 +32,7 @@ def make_solver_fit(
     start: NDArray[Any] | None,
     streaming: Streaming | None,
     run: RunSettings,
+    seed: int = 0,
 ) -> FitSpec:
     """Put the maths of a fit by a round solver together.
 
@@ -42,10 +43,12 @@ def make_solver_fit(
     rows : Rows
     lanes : list of LaneSpec
     start : ndarray or None
-        Parameters to start from; None: zeros.
+        What the solver starts from; None: zeros where the model has parameters.
     streaming : Streaming or None
         How to read blocks that are not kept.
     run : RunSettings
+    seed : int, default=0
+        Of what statistics draw.
 
     Raises
     ------
@@ -63,6 +66,8 @@ def make_solver_fit(
     dtype = "float32" if run.compute_dtype else rows.survey.dtype
     return FitSpec(
         rows.spec(dtype, training_rows(lanes), streaming, 0.0, run.compute_dtype),
-        RoundWork(model, solver, shape, start, StoppingRule(solver.max_passes, None), in_ranges),
+        RoundWork(
+            model, solver, shape, start, StoppingRule(solver.max_passes, None), in_ranges, seed
+        ),
         RunSpec.of(run, rows.survey),
     )

@@ -41,10 +41,14 @@ class Streaming:
         Blocks of a lane that are in memory, and shuffled, together.
     ahead : int
         Blocks of a lane read ahead of these.
+    states : int
+        Bytes of the memory of rows (`solvers.RowState`) that a lane holds; of other rows it is made
+        again in each pass.
     """
 
     group: int
     ahead: int
+    states: int = 2**26
 
 
 @dataclass(frozen=True)

@@ -235,10 +235,12 @@ class RoundWork(Work):
     shape : tuple of int or None
         Of the parameters; None where the solver finds something else.
     start : ndarray or None
-        Parameters to start from; None: zeros.
+        What the solver starts from; None: zeros where there is a shape.
     stopping : StoppingRule
     in_ranges : bool, default=False
         Whether each trainer holds a range of the solver's vectors.
+    seed : int, default=0
+        Of what statistics draw.
     """
 
     model: Model
@@ -247,12 +249,12 @@ class RoundWork(Work):
     start: NDArray[Any] | None
     stopping: StoppingRule
     in_ranges: bool = False
+    seed: int = 0
 
     #: Servers keep the passes alone.
     layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
     n_steps: ClassVar[int] = 1  # type: ignore[misc]
     first_pass: ClassVar[int] = 0  # type: ignore[misc]
-    seed: ClassVar[int] = 0  # type: ignore[misc]
     shuffle: ClassVar[bool] = False  # type: ignore[misc]
     compression: ClassVar[None] = None  # type: ignore[misc]
     micro_batch: ClassVar[None] = None  # type: ignore[misc]
@@ -271,10 +273,10 @@ class RoundWork(Work):
         return 0 if self.start is None else self.start.nbytes
 
     def first(self) -> NDArray[np.float64] | None:
-        """Parameters to start from, in an array of their own; None where there are none."""
-        if self.shape is None:
-            return None
-        return np.zeros(self.shape) if self.start is None else self.start.astype(np.float64)
+        """What to start from, in an array of its own; None where there is nothing."""
+        if self.start is not None:
+            return self.start.astype(np.float64)
+        return None if self.shape is None else np.zeros(self.shape)
 
     @property
     def replays(self) -> bool:

@@ -20,11 +20,11 @@ import pytest
 from distributed import Client
 
 from daskml_dist.comm import shared_memory
-from daskml_dist.comm.allreduce import PeerGroup, PeerListener
+from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
 from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.meet import TwoLevels, share_memory
+from daskml_dist.comm.meet import TwoLevels
 from daskml_dist.comm.remote import RemoteConnection, serve
 from daskml_dist.comm.ring import RING_BYTES, Offer, RingInbox, RingOutbox, accept_offer
 from daskml_dist.comm.shared_group import SharedGroup
@@ -39,6 +39,7 @@ from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from tests.comm.ranks import Ranks
 from tests.rules import one_group
 
 pytestmark = [
@@ -185,48 +186,6 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
 
 
 # -- groups ----------------------------------------------------------------------------------------
-
-
-_host = threading.local()
-
-
-class Ranks:
-    """Some ranks, each in a thread of its own."""
-
-    def __init__(self, allowed: list[bool], wait: Wait, hosts: list[int] | None) -> None:
-        credentials = Credentials(SECRET)
-        listeners = [PeerListener(HOST, credentials) for _ in allowed]
-        endpoints = [listener.endpoint for listener in listeners]
-        self._pool = ThreadPoolExecutor(len(allowed))
-
-        def meet(rank: int) -> Communicator:
-            _host.number = hosts[rank] if hosts else 1
-            peers = PeerGroup(rank, endpoints, listeners[rank], credentials, wait)
-            return share_memory(peers, wait, allowed[rank])
-
-        self.groups = list(self._pool.map(meet, range(len(allowed))))
-
-    def each(self, act: Callable[[Communicator], Any]) -> list[Any]:
-        return list(self._pool.map(act, self.groups))
-
-    def close(self) -> None:
-        for group in self.groups:
-            group.close()
-        self._pool.shutdown()
-
-
-@pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
-    made: list[Ranks] = []
-    monkeypatch.setattr("daskml_dist.comm.shared_group.here", lambda: _host.number)
-
-    def make(*allowed: bool, wait: Wait | None = None, hosts: list[int] | None = None) -> Ranks:
-        made.append(Ranks(list(allowed), wait or Wait(20), hosts))
-        return made[-1]
-
-    yield make
-    for some in made:
-        some.close()
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])

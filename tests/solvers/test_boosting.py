@@ -17,6 +17,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.losses import Hinge, LogLoss
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import Solution, Statistic
@@ -52,7 +53,8 @@ class _Sums:
         out = np.zeros(statistic.shape(self.model))
         for half in np.array_split(np.arange(len(self.y)), 2):
             at, part = slice(half[0], half[-1] + 1), np.zeros_like(out)
-            statistic.add(self.model, backend.rows(self.X, at), self.y[at], None, part, backend)
+            rows = BatchRows(backend.rows(self.X, at), self.y[at])
+            statistic.add(self.model, rows, part, backend)
             statistic.merge(out, part)
         return out
 

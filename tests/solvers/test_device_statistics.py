@@ -23,6 +23,7 @@ from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.losses import LOSSES
 from daskml_dist.models import curvature
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Statistic, moments, rows
@@ -87,8 +88,7 @@ def _moments() -> Iterator[tuple[str, Sample]]:
 def _by_class(**statistics: Statistic) -> Iterator[tuple[str, Sample]]:
     for n_classes in (2, 3):
         for name, statistic in statistics.items():
-            shape = statistic.shape(RowsByClass(N_FEATURES, n_classes, (0, 0)))
-            model = RowsByClass(N_FEATURES, n_classes, shape)
+            model = RowsByClass(N_FEATURES, n_classes)
             yield f"{name}-{n_classes}", (model, statistic, np.minimum(CODES, n_classes - 1))
 
 
@@ -172,7 +172,7 @@ def _add(
     there = [None if array is None else backend.to_device(array) for array in (X, y, weight)]
     out = backend.to_device(np.zeros(statistic.shape(model)))
     chosen = backend.rows(there[0], slice(0, len(y)))
-    loss = statistic.add(model, chosen, there[1], there[2], out, backend)
+    loss = statistic.add(model, BatchRows(chosen, there[1], there[2]), out, backend)
     return float(loss), backend.to_numpy(out)
 
 
@@ -225,7 +225,7 @@ def test_sums_are_those_of_the_cpu(
 
 
 def test_negative_counts_are_seen() -> None:
-    model, statistic = RowsByClass(N_FEATURES, 3, (3, 1 + N_FEATURES)), ClassCounts(signed=False)
+    model, statistic = RowsByClass(N_FEATURES, 3), ClassCounts(signed=False)
     _add(StrictBackend(), model, statistic, np.abs(X), CODES, None)
     with pytest.raises(InvalidDataError, match="Negative values"):
         _add(StrictBackend(), model, statistic, X, CODES, None)

@@ -58,7 +58,9 @@ def test_hessian_is_the_slope_of_the_gradient(
     def sums(w: Any) -> tuple[Any, Any, Any]:
         gradient, hessian = np.zeros(model.shape), np.zeros(model.shape * 2)
         backend = get_backend("cpu")
-        found = curvature.add_curvature(model, w, rows, y, WEIGHT, gradient, hessian, backend)
+        found = curvature.add_curvature(
+            model, w, BatchRows(rows, y, WEIGHT), gradient, hessian, backend
+        )
         return found[0], gradient.ravel(), hessian.reshape(w.size, w.size)
 
     loss, gradient, hessian = sums(w)

@@ -22,6 +22,7 @@ from daskml_dist import Run
 from daskml_dist.backends import get_backend
 from daskml_dist.linear_model import LogisticRegression, PoissonRegressor
 from daskml_dist.losses import LogLoss
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import LBFGS, Solution
@@ -58,7 +59,8 @@ class _Process:
         model, rows = group.model, np.arange(self._rank, self.n_rows, group.n)
         statistic = LossGradient(whole.reshape(model.shape))
         out = np.zeros(1 + whole.size)
-        statistic.add(model, group.X[rows], group.y[rows], None, out, get_backend("cpu"))
+        some = BatchRows(group.X[rows], group.y[rows])
+        statistic.add(model, some, out, get_backend("cpu"))
         total = np.sum(self._all(out), axis=0)
         return float(total[0]), total[1:][self.own]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Self
 
+import dask
 from distributed import Client, LocalCluster
 
 from daskml_dist.data.batches import GROUP, LaneSpec
@@ -119,7 +120,8 @@ class ClusterEngine(Engine):
         together = max(len(lanes) for lanes in self._placement.by_worker().values())
         blocks = self._rows.blocks_per_lane(together)
         group = min(blocks // 2, GROUP)
-        return Streaming(group, min(blocks - group, GROUP))
+        states = int(dask.config.get("daskml_dist.row_states", Streaming.states))
+        return Streaming(group, min(blocks - group, GROUP), states)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""

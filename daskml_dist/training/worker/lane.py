@@ -20,6 +20,7 @@ from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.reader import Batch, Blocks, Reader
 from daskml_dist.training.worker.ready_blocks import backend_of
+from daskml_dist.training.worker.row_states import RowStates
 
 __all__ = ["Lane"]
 
@@ -51,6 +52,8 @@ class Lane:
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
         self._told = fit.work.step_callbacks
+        streaming = fit.rows.streaming
+        self._states = RowStates(None if streaming is None else streaming.states)
 
     @property
     def n_rows(self) -> int:
@@ -149,18 +152,27 @@ class Lane:
         """Sum of the losses of the last batch."""
         return float(self._last_loss)
 
-    def add_statistic(self, statistic: Statistic, batch: Batch, out: NDArray[np.float64]) -> float:
-        """Add a solver's statistic of a batch to `out`; the sum of the losses."""
+    def add_statistic(
+        self, statistic: Statistic, number: int, left: int, out: NDArray[np.float64]
+    ) -> tuple[float, int]:
+        """Add a solver's statistic of all rows to `out`; the sum of the losses, and the rows.
+
+        `number` is that of the sum, from which random streams follow, and `left` that of the sum
+        which left the statistic's state as it is to be found.
+        """
         model, loss, since = self._fit.work.model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
+        batch = self.next_batch()
         for rows in batch.pieces:
-            loss = loss + statistic.add(model, rows.X, rows.y, rows.weight, sums, backend)
+            rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
+            with self._states.lent(statistic.state, left, number, model, rows, backend):
+                loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
         self._worked(since)
         self.reached += 1
-        return float(loss)
+        return float(loss), batch.n_rows
 
     def new_gradient(self, w: Any, batch: Batch) -> Any:
         """The gradient SUM of a batch at `w`, in a new array like `w`."""

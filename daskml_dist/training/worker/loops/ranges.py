@@ -21,7 +21,7 @@ from daskml_dist.solvers import RangedSolver, Solution
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, report_sum
+from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
 
 __all__ = ["run_ranges"]
 
@@ -37,6 +37,7 @@ def run_ranges(context: Context) -> Solution | None:
     try:
         ranges = _Ranges(context, connection)
         found = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
+        ranges.end()
         w = ranges.whole(found.w).reshape(context.fit.rounds.shape or ())
     finally:
         if connection is not None:
@@ -70,11 +71,10 @@ class _Ranges:
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         self._context = context
-        self._connection = connection
+        self._to_ledger = None if connection is None else SumReports(context, connection)
         self._communicator = context.communicator
         self._sums = LaneSums(context)
-        size, n_ranks = int(np.prod(context.fit.rounds.shape or ())), self._communicator.size
-        self._bounds = [size * rank // n_ranks for rank in range(n_ranks + 1)]
+        self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
         self.n_rows = sum(context.lane_rows)
         self.should_stop = False
@@ -82,8 +82,8 @@ class _Ranges:
         self._begin, self._reports = point.w, list(point.reports)
         self._last: Array | None = point.w
         self.n_done = point.n_iter
-        for number, extra in enumerate(self._reports, 1):
-            self._report(number, extra)
+        for extra in self._reports:
+            self._report(extra)
 
     def _agree(self, known: _Point | None) -> _Point:
         """The furthest point of any trainer, given to all."""
@@ -142,19 +142,24 @@ class _Ranges:
     def loss_gradient(self, w: Array) -> tuple[float, Array]:
         """Sum of the losses at `w`, and the own range of its gradient."""
         self._last = self.whole(w)
-        total = self._sums.total(
-            LossGradient(self._last.reshape(self._context.fit.rounds.shape or ()))
-        )
+        statistic = LossGradient(self._last.reshape(self._context.fit.rounds.shape or ()))
+        total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
-        extra = self._communicator.allreduce(total[-EXTRA:])
+        stop = self._to_ledger is not None and self._to_ledger.should_stop
+        # The first trainer alone hears that the fit is to stop, and all must know it alike.
+        *extra, stops = self._communicator.allreduce(np.append(total[-EXTRA:], float(stop)))
         gradient = self._communicator.reduce_scatter(total[1:-EXTRA], self._bounds)
-        self._reports.append(extra)
-        stop = np.array([self._report(len(self._reports), extra)], dtype=np.float64)
-        self.should_stop = bool(self._communicator.allreduce(stop)[0])
+        self._reports.append(np.array(extra))
+        self.should_stop = bool(stops)
+        self._report(self._reports[-1])
         self._context.end_pass()
         return float(extra[0]), gradient
 
-    def _report(self, number: int, extra: Array) -> bool:
-        if self._connection is None:
-            return False
-        return report_sum(self._context, self._connection, number, extra)
+    def _report(self, extra: Array) -> None:
+        if self._to_ledger is not None:
+            self._to_ledger.add(extra)
+
+    def end(self) -> None:
+        """Report the last sums."""
+        if self._to_ledger is not None:
+            self._to_ledger.send()

@@ -1,0 +1,51 @@
+"""Ranks that are threads of one process, over real sockets and real shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from daskml_dist.comm.allreduce import PeerGroup, PeerListener
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.listener import Credentials
+from daskml_dist.comm.meet import share_memory
+
+__all__ = ["Ranks", "host_number"]
+
+_HOST, _SECRET = "127.0.0.1", b"s" * 32
+_here = threading.local()
+
+
+def host_number() -> int:
+    """Number of the host that the calling rank is said to be on."""
+    number: int = _here.number
+    return number
+
+
+class Ranks:
+    """Some ranks, each in a thread of its own."""
+
+    def __init__(self, allowed: list[bool], wait: Wait, hosts: list[int] | None) -> None:
+        credentials = Credentials(_SECRET)
+        listeners = [PeerListener(_HOST, credentials) for _ in allowed]
+        endpoints = [listener.endpoint for listener in listeners]
+        self._pool = ThreadPoolExecutor(len(allowed))
+
+        def meet(rank: int) -> Communicator:
+            _here.number = hosts[rank] if hosts else 1
+            peers = PeerGroup(rank, endpoints, listeners[rank], credentials, wait)
+            return share_memory(peers, wait, allowed[rank])
+
+        self.groups = list(self._pool.map(meet, range(len(allowed))))
+
+    def each(self, act: Callable[[Communicator], Any]) -> list[Any]:
+        """What each rank makes of its communicator, by rank."""
+        return list(self._pool.map(act, self.groups))
+
+    def close(self) -> None:
+        """Close the communicators and the threads."""
+        for group in self.groups:
+            group.close()
+        self._pool.shutdown()

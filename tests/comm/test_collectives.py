@@ -1,0 +1,210 @@
+"""Collectives against NumPy, over every transport and several numbers of ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskml_dist.comm.allreduce import PeerGroup
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.meet import TwoLevels
+from daskml_dist.comm.shared_group import SharedGroup
+from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
+from tests.comm.ranks import Ranks
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it"),
+    pytest.mark.timeout(60),
+]
+#: Lengths about those at which the ways change: none, less than ranks, a piece, several pieces.
+SIZES = (0, 1, 2, 28, 9_001, 33_003, 140_001)
+DTYPES = (np.float32, np.float64, np.int64)
+
+
+class Alone:
+    """The one rank of a fit in one process."""
+
+    def each(self, act: Callable[[Communicator], Any]) -> list[Any]:
+        return [act(NoPeers())]
+
+
+LAYOUTS: dict[str, tuple[type[Communicator], list[int] | None, int]] = {
+    "alone": (NoPeers, None, 1),
+    **{f"memory {n}": (SharedGroup, [1] * n, n) for n in (2, 3, 4)},
+    **{f"sockets {n}": (PeerGroup, None, n) for n in (2, 3, 4)},
+    "hosts 3": (TwoLevels, [1, 2, 1], 3),
+    "hosts 4": (TwoLevels, [1, 2, 2, 1], 4),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def some(request: pytest.FixtureRequest, ranks: Callable[..., Ranks]) -> Any:
+    """Ranks that meet in one of the ways."""
+    kind, hosts, n = LAYOUTS[request.param]
+    if n == 1:
+        return Alone()
+    made = ranks(*[hosts is not None] * n, hosts=hosts)
+    assert all(type(group) is kind for group in made.groups)
+    return made
+
+
+def _draw(rank: int, n: int, dtype: Any) -> Any:
+    return (100 * np.random.default_rng(rank).normal(size=n)).astype(dtype)
+
+
+def _near(got: Any, truth: Any) -> None:
+    assert got.dtype == truth.dtype
+    if truth.dtype == np.int64:
+        np.testing.assert_array_equal(got, truth)
+    else:
+        np.testing.assert_allclose(got, truth, rtol=1e-4, atol=1e-2)
+
+
+def _bounds(n: int, size: int) -> list[list[int] | None]:
+    """Even ranges, and ranges of which the first is empty and the last has the most."""
+    uneven = [0, *(n * r * r // (2 * size * size) for r in range(1, size)), n]
+    return [None, [0, *uneven[:-2], n] if size > 1 else uneven]
+
+
+def test_sums_are_numpys_and_leave_what_they_are_told_to(some: Any) -> None:
+    def act(group: Communicator) -> None:
+        for dtype in DTYPES:
+            for n in SIZES:
+                parts = [_draw(r, n, dtype) for r in range(group.size)]
+                truth = np.sum(parts, axis=0, dtype=dtype)
+                own, out = parts[group.rank].copy(), np.empty(n, dtype)
+                assert group.allreduce(own, out) is out
+                np.testing.assert_array_equal(own, parts[group.rank])
+                _near(out, truth)
+                np.testing.assert_array_equal(group.allreduce(own.copy()), out)
+                for bounds in _bounds(n, group.size):
+                    mine = group.reduce_scatter(own.copy(), bounds)
+                    edges = group.bounds(n) if bounds is None else bounds
+                    _near(mine, truth[edges[group.rank] : edges[group.rank + 1]])
+                    assert not np.shares_memory(mine, own)
+                gathered = np.concatenate([one for (one,) in group.allgather([mine])])
+                _near(gathered, truth)
+
+    some.each(act)
+
+
+def _for(sender: int, receiver: int) -> Any:
+    shape = [(0,), (3, receiver), (), (40_000 * sender + receiver,)][(sender + receiver) % 4]
+    dtype = DTYPES[(2 * sender + receiver) % 3]
+    return np.full(shape, 10 * sender + receiver, dtype)
+
+
+def test_each_gets_what_each_has_for_it(some: Any) -> None:
+    def act(group: Communicator) -> None:
+        for _ in range(2):  # twice: a turn must not meet the one before
+            had = group.alltoall([_for(group.rank, r) for r in range(group.size)])
+            for sender, got in enumerate(had):
+                truth = _for(sender, group.rank)
+                assert (got.dtype, got.shape) == (truth.dtype, truth.shape)
+                np.testing.assert_array_equal(got, truth)
+            empty = group.alltoall([np.empty(0)] * group.size)
+            assert [len(got) for got in empty] == [0] * group.size
+
+    some.each(act)
+
+
+def test_what_is_no_sum_is_merged_in_the_order_of_the_ranks(some: Any) -> None:
+    """Lists of different lengths, joined; the tree of the merges is the same each time."""
+
+    def join(lower: list[Any], higher: list[Any]) -> list[Any]:
+        depth = np.maximum(lower[1], higher[1]) + 1
+        return [np.concatenate([lower[0], higher[0]]), depth]
+
+    def act(group: Communicator) -> tuple[Any, int]:
+        own = [np.full(30_000 * group.rank, group.rank), np.array(0)]
+        joined, depth = group.reduce(own, join)
+        return joined, int(depth)
+
+    found = some.each(act)
+    size = len(found)
+    inner = getattr(some, "groups", [None])[0]
+    order = inner._order if isinstance(inner, TwoLevels) else list(range(size))
+    for joined, depth in found:
+        np.testing.assert_array_equal(joined, np.repeat(order, [30_000 * r for r in order]))
+        assert depth == (size - 1).bit_length()
+
+
+def test_rank_0_tells_all(some: Any) -> None:
+    text = np.random.default_rng(0).integers(0, 256, 700_001, np.uint8)
+
+    def act(group: Communicator) -> None:
+        for n in (0, 5, 700_001):
+            heard = group.broadcast_bytes([b"so many: ", text[:n].data])
+            truth = b"" if group.rank == 0 else b"so many: " + text[:n].tobytes()
+            assert heard.tobytes() == truth
+        assert not group.broadcast_bytes().size
+
+    some.each(act)
+
+
+def test_sums_go_on_while_their_callers_compute(some: Any) -> None:
+    """What comes after them waits for them, whether anybody has asked for them or not."""
+
+    def act(group: Communicator) -> None:
+        parts = [np.full(n, float(group.rank + n)) for n in (7, 150_000, 33)]
+        pending = [group.begin(part) for part in parts]
+        (total,) = group.allreduce(np.ones(1))
+        assert total == group.size
+        for part, sum_of in zip(parts, pending, strict=True):
+            truth = sum(range(group.size)) + group.size * len(part)
+            np.testing.assert_array_equal(sum_of.wait(), np.full(len(part), float(truth)))
+        for _ in range(50):
+            group.begin(np.ones(3)).wait()
+        assert len(group._begun) <= 1
+
+    some.each(act)
+
+
+CALLS: dict[str, Callable[[Communicator], Any]] = {
+    "allreduce": lambda group: group.allreduce(np.ones(5)),
+    "reduce_scatter": lambda group: group.reduce_scatter(np.ones(5)),
+    "alltoall": lambda group: group.alltoall([np.ones(5)] * group.size),
+    "reduce": lambda group: group.reduce([np.ones(5)], lambda a, b: a),
+    "begin": lambda group: group.begin(np.ones(5)).wait(),
+    "after begin": lambda group: (group.begin(np.ones(5)), group.allreduce(np.ones(5))),
+}
+
+
+def _often(call: Callable[[Communicator], Any], group: Communicator) -> None:
+    for _ in range(3):
+        call(group)
+
+
+@pytest.mark.parametrize("layout", ["memory 3", "sockets 3", "hosts 3"])
+def test_a_rank_that_ends_ends_the_others(ranks: Callable[..., Ranks], layout: str) -> None:
+    for call in CALLS.values():
+        _, hosts, n = LAYOUTS[layout]
+        some = ranks(*[hosts is not None] * n, hosts=hosts)
+
+        def act(group: Communicator, call: Callable[[Communicator], Any] = call) -> None:
+            if group.rank == 0:
+                group.close()
+                return
+            with pytest.raises(CommunicationError, match="Lost the connection"):
+                _often(call, group)
+            group.close()
+
+        some.each(act)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_waits_end_as_their_bound_says(ranks: Callable[..., Ranks], call: str) -> None:
+    over = threading.Event()
+    for error, name in ((RunAbortedError, "is_aborted"), (GenerationError, "is_renewed")):
+        over.clear()
+        some = ranks(True, True, wait=Wait(20, **{name: over.is_set}))
+        over.set()
+        with ThreadPoolExecutor(1) as pool, pytest.raises(error):
+            pool.submit(CALLS[call], some.groups[1]).result()
