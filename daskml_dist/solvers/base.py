@@ -28,12 +28,15 @@ __all__ = [
     "Solution",
     "Solver",
     "Space",
+    "State",
     "Statistic",
     "Sums",
     "start_of",
 ]
 
 Array = NDArray[np.float64]
+#: Makes all that a solver needs to go on from where it is.
+State = Callable[[], dict[str, Array]]
 
 
 class RowState(ABC):
@@ -191,9 +194,7 @@ class Sums(Protocol):
     def __call__(self, statistic: Statistic) -> Array:
         """The sum over all rows, float64."""
 
-    def keep(
-        self, w: Array, state: Callable[[], dict[str, Array]] | None = None, again: int = 0
-    ) -> None:
+    def keep(self, w: Array, state: State | None = None, again: int = 0) -> None:
         """Take note that an iteration ended at `w`: a fit that is interrupted ends there.
 
         Parameters
@@ -202,7 +203,8 @@ class Sums(Protocol):
         state : callable, optional
             Makes all that the solver needs to go on from here to the same digits. It is called
             now and then, once much is remembered: the sums so far are then forgotten. A solver
-            that gives it looks at `kept` when it begins.
+            that gives it looks at `kept` when it begins, and goes on as if the iteration had just
+            ended; after its last iteration it gives none.
         again : int, default=0
             How many of the last sums it asks for again, in their order, when it goes on.
         """

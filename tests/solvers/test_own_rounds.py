@@ -1,4 +1,4 @@
-"""A round algorithm of a user's own, in one file: k-means by Lloyd's steps, on rows without targets.
+"""A round algorithm of a user's own in one file: k-means by Lloyd's steps, on rows without y.
 
 Its model, its statistic, the memory of its rows, its solver and its estimator follow; then the
 tests.
@@ -142,16 +142,12 @@ class Lloyd(Solver):
         for n_iter in range(first, self.max_iter + 1):
             found = sums(Assignment(centres, before, n_iter))
             before, centres = centres, found[:-1, 1:] / found[:-1, :1]
-            sums.keep(
-                centres,
-                lambda now=(centres, before, n_iter): dict(
-                    zip(("centres", "before", "n_iter"), map(np.asarray, now), strict=True)
-                ),
-            )
             if not found[-1, 0] or ((centres - before) ** 2).sum() <= self.tol:
                 return Solution(centres, n_iter)
             if sums.should_stop:
                 break
+            state = {"centres": centres, "before": before, "n_iter": np.array(n_iter)}
+            sums.keep(centres, lambda state=state: state)
         return Solution(centres, n_iter, False, "rows still change their centres")
 
 
