@@ -95,10 +95,14 @@ class Statistic(ABC):
         begins again after a loss. False for what is too large: it is summed anew.
     state : RowState or None
         What is remembered of each row. A field or a property of a subclass.
+    n_numbers : int
+        With how many numbers the flattened sum begins, before vectors of the parameters' size;
+        for solvers in ranges.
     """
 
     additive: ClassVar[bool] = True
     remembered: ClassVar[bool] = True
+    n_numbers: ClassVar[int] = 0
     # No annotation: a subclass may make a field of it, or a property.
     state = None
 
@@ -242,11 +246,21 @@ class Ranges(Space, Protocol):
     @property
     def should_stop(self) -> bool: ...
 
-    def loss_gradient(self, w: Array) -> tuple[float, Array]:
-        """Sum of the losses at `w`, and the own range of its gradient."""
+    def whole(self, own: Array) -> Array:
+        """A vector of the parameters' size, of the ranges of all processes."""
+
+    def __call__(self, statistic: Statistic) -> Array:
+        """The own range of a sum over all rows, flat.
+
+        What the sum begins with (:attr:`Statistic.n_numbers`) every process gets; the rest are
+        vectors of the parameters' size, of each of which a process gets its own range.
+        """
 
     def keep(self, n_iter: int) -> None:
-        """Take note that an iteration ended at the last `w`, to go on from there after a loss."""
+        """Take note that an iteration ended at the last vector that :meth:`whole` gathered.
+
+        After a loss the fit goes on from there.
+        """
 
 
 @dataclass

@@ -20,7 +20,7 @@ from daskml_dist.solvers.base import (
     Sums,
     start_of,
 )
-from daskml_dist.solvers.objective import SmoothObjective, row_strengths
+from daskml_dist.solvers.objective import LossGradient, SmoothObjective, row_strengths
 from daskml_dist.solvers.owlqn import orthant_wise
 
 __all__ = ["LBFGS", "quasi_newton"]
@@ -106,9 +106,9 @@ class LBFGS(PenalisedSolver, RangedSolver):
         )
 
         def evaluate(w: Array) -> tuple[float, Array]:
-            loss, gradient = ranges.loss_gradient(w)
+            loss, *_ = total = ranges(LossGradient(ranges.whole(w).reshape(model.shape)))
             pull = l2 * w
-            gradient = gradient / ranges.n_rows + pull
+            gradient = total[1:] / ranges.n_rows + pull
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
 
         found = orthant_wise(

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from daskml_dist.backends import Backend
 from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.comm.local import NoPeers
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import CommunicationError
 from daskml_dist.losses import EpsilonInsensitive, LogLoss, Loss
+from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers import LBFGS, Boosting, NewtonCholesky, Solution, Solver
+from daskml_dist.solvers import (
+    LBFGS,
+    Boosting,
+    NewtonCholesky,
+    RowState,
+    Solution,
+    Solver,
+    Statistic,
+    Sums,
+)
 from daskml_dist.solvers.smoothing import TubeNewton
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.run_settings import RunSettings
@@ -30,6 +41,7 @@ from daskml_dist.training.worker.loops import sum_log
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.solver import run_solver
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, prepare_block
+from daskml_dist.training.worker.row_states import RowStates
 from tests.comm.ranks import Ranks
 
 RNG = np.random.default_rng(0)
@@ -86,6 +98,7 @@ class _Fit:
 
     @classmethod
     def of(cls, solver: Solver, loss: Loss, y: Any) -> _Fit:
+        """A fit of a solver of those above."""
         engine = InProcessEngine(as_collection(X, y, classification=y is not RAW))
         survey = Survey(engine.survey(2))
         classes = None if y is RAW else np.unique(y)
@@ -145,7 +158,7 @@ def test_a_solver_goes_on_to_the_same_digits(
     assert n_sums > 8
     fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
     # Lost again and again, each time a little later.
-    for generation, at in enumerate([1, *range(3, n_sums, 4)]):
+    for generation, at in enumerate([1, *range(3, n_sums, max(4, n_sums // 16))]):
         with pytest.raises(LostError):
             fit.run(memory, generation, fails_at=at)
     _check(fit.run(memory, 99), calm)
@@ -193,3 +206,90 @@ def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.Monk
             memories = [left, {}] if generation % 2 else [{}, left]
     _check(found[0], calm)
     assert len(fit.ledger.sums) == n_sums
+
+
+# --- memory of the rows ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Visits(RowState):
+    """How often each row was seen."""
+
+    name = "visits"
+    n: int
+    made: ClassVar[list[int]] = []
+
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        self.made.append(self.n)
+        return np.full(len(rows.y), float(self.n))
+
+
+@dataclass(frozen=True)
+class Visit(Statistic):
+    """Visits of all rows so far; the first of these are `n`."""
+
+    n: int
+
+    @property
+    def state(self) -> Visits:
+        return Visits(self.n)
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (1,)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> float:
+        rows.state[...] += 1
+        out[0] += rows.state.sum()
+        return 0.0
+
+
+class VisitAgain(Visit):
+    """The same, and nobody remembers the sum."""
+
+    remembered = False
+
+
+@dataclass(frozen=True)
+class Visitor(Solver):
+    """Looks at the rows twelve times."""
+
+    name = "visitor"
+    max_passes = 12
+
+    def solve(self, model: Any, sums: Sums, start: Any) -> Solution:
+        seen = [sums((VisitAgain if n % 3 == 1 else Visit)(n))[0] for n in range(12)]
+        return Solution(np.array(seen))
+
+
+def test_the_memory_of_rows_is_held_and_made_again_where_it_must() -> None:
+    fit, memory = _Fit.of(Visitor(), LogLoss(), LABELS), dict[str, Any]()
+    truth = 240.0 * np.arange(1, 13)
+    Visits.made.clear()
+    found = fit.run({}, 0)
+    assert found is not None
+    np.testing.assert_array_equal(found.w, truth)
+    assert Visits.made == [0, 0]  # once a block
+    for generation, at in enumerate(range(2, 13, 3)):
+        with pytest.raises(LostError):
+            fit.run(memory, generation, fails_at=at)
+    Visits.made.clear()
+    found = fit.run(memory, 9)
+    assert found is not None
+    np.testing.assert_array_equal(found.w, truth)
+    assert sorted(set(Visits.made)) == [1, 4, 7, 10]
+
+
+def test_what_does_not_fit_is_made_again() -> None:
+    states, visits = RowStates(8 * 5), Visits(3)
+    rows = [BatchRows(X[:5], RAW[:5], block=0), BatchRows(X[5:9], RAW[5:9], block=1)]
+    for number, made in ((1, [3, 3]), (2, [3])):
+        Visits.made.clear()
+        for some in rows:
+            with states.lent(visits, number - 1, number, None, some, None):
+                some.state += 1
+        assert Visits.made == made  # the larger block's is held
+    with pytest.raises(LostError), states.lent(visits, 2, 3, None, rows[0], None):
+        raise LostError("half written")
+    Visits.made.clear()
+    with states.lent(visits, 2, 3, None, rows[0], None):
+        assert Visits.made == [3]
