@@ -1,29 +1,65 @@
-"""What all classifiers share: labels of raw predictions, and accuracy."""
+"""Base class of the classifiers: labels of raw predictions, and accuracy."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
 
-from daskml_dist._base import BaseSupervised
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist._supervised import Supervised
+from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.missing import check_no_missing
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.training.survey import Survey
 
 __all__ = ["BaseClassifier"]
 
+#: Labels from which on blocks alone are checked.
+_MANY = 1 << 16
 
-class BaseClassifier(ClassifierMixin, BaseSupervised):
-    """Labels and accuracy, of rows in memory or lazily.
+
+class BaseClassifier(ClassifierMixin, Supervised):
+    """Base class of the classifiers: labels and accuracy, of rows in memory or lazily.
 
     A raw prediction is one number a row, positive for the second of two classes, or one a class,
     the largest for the likeliest.
     """
 
     _classification = True
+    #: Classes that the labels must hold at least.
+    _min_classes: ClassVar[int] = 2
     classes_: NDArray[Any]
+
+    def _check_target(self, y: Any) -> None:
+        if not is_dask(y):
+            _check_labels(y)
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+        found = survey.classes
+        if classes is not None:
+            classes = np.unique(classes)
+            strange = np.setdiff1d(found, classes)
+            if len(strange):
+                raise InvalidDataError(
+                    f"y holds labels {strange.tolist()[:5]} that `classes` does not. Name every "
+                    "class in the first call to partial_fit."
+                )
+            found = classes
+        if found.dtype.kind == "f" and (found % 1).any():
+            raise InvalidDataError(
+                "Unknown label type: continuous. Use SGDRegressor for a continuous target."
+            )
+        if len(found) < self._min_classes:
+            raise InvalidDataError(
+                f"y holds one class only: {found.tolist()}. A classifier needs at least two "
+                "classes; check how the rows were filtered."
+            )
+        return found
 
     def _all_classes(self, classes: Any, first: bool) -> Any:
         """The labels that ``partial_fit`` is to know: those named first, in each call."""
@@ -92,3 +128,17 @@ def _hits(
     else:
         hits = classes[raw.argmax(axis=1)] == y
     return np.array([weight.sum(), weight @ hits])
+
+
+def _check_labels(y: Any) -> None:
+    labels = plain_objects(np.asarray(y))
+    # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.
+    if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
+        return
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+    check_no_missing(labels, "y")
+    try:
+        check_classification_targets(labels)
+    except ValueError as error:
+        raise InvalidDataError(f"{error} Use SGDRegressor for a continuous target.") from error

@@ -1,7 +1,8 @@
-"""What all linear models share: coefficients kept, and raw predictions made of them."""
+"""Base class of the linear models: coefficients kept, and raw predictions made of them."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import BaseSupervised
+from daskml_dist._supervised import Supervised
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.errors import DivergedError
+from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
@@ -19,8 +21,12 @@ from daskml_dist.training.solver_plan import Rows
 __all__ = ["BaseLinear"]
 
 
-class BaseLinear(BaseSupervised):
-    """Fitted attributes and raw predictions of linear models."""
+class BaseLinear(Supervised):
+    """Base class of linear models: fitted attributes and raw predictions."""
+
+    @abstractmethod
+    def _loss(self) -> Loss:
+        """The loss; raises an InvalidParameterError where its parameters are not valid."""
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
         """Set the fitted attributes from what a round solver found."""

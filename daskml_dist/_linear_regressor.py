@@ -23,7 +23,6 @@ class LinearRegressor(RegressorMixin, BaseLinear):
     An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
     """
 
-    _classification = False
     loss: str | Loss
 
     def _loss(self) -> Loss:
@@ -66,7 +65,7 @@ class LinearRegressor(RegressorMixin, BaseLinear):
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """From which R^2 is made: targets, and weighted sums of their squared errors."""
+    """Sums that R^2 is made from: of targets, and of their weighted squared errors."""
 
     targets: Spread
     errors: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""What the estimators fitted by round solvers share: one call into training."""
+"""Base class of the estimators fitted by round solvers: one call into training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._base import BaseSupervised
+from daskml_dist._base import BaseOnRows
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.solver_plan import Rows, make_solver_fit
@@ -19,8 +18,11 @@ from daskml_dist.training.solver_plan import Rows, make_solver_fit
 __all__ = ["BaseRounds"]
 
 
-class BaseRounds(BaseSupervised):
-    """Fitting by a round solver: sums over all rows, all-reduced, until it has a solution."""
+class BaseRounds(BaseOnRows):
+    """Base class of estimators fitted by a round solver.
+
+    It asks for sums over all rows, all-reduced, until it has a solution. With or without a target.
+    """
 
     _run_used: ClassVar[tuple[str, ...]] = (
         "n_lanes",
@@ -69,9 +71,7 @@ class BaseRounds(BaseSupervised):
         run = self._run_settings()
         collection = self._collection(X, y, sample_weight, reset=reset)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
-            survey = self._survey(engine, run.n_lanes)
-            classes = self._labels(survey, classes) if self._classification else None
-            rows = Rows.of(survey, classes, class_weight, sample_weight is not None)
+            rows = self._rows(engine, run, classes, class_weight, sample_weight is not None)
             model, solver = self._problem(rows)
             start = self._start(model, rows)
             lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
@@ -80,32 +80,21 @@ class BaseRounds(BaseSupervised):
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
-            self.history_ = History(
-                result.records,
-                extra={
-                    "policy": fit.work.name,
-                    "n_lanes": len(lanes),
-                    "streamed": fit.rows.streaming is not None,
-                    "generations": result.events,
-                    "lost_rows": result.lost_rows,
-                    **engine.facts,
-                },
-                interrupted=result.interrupted is not None,
-            )
+            self._set_history(fit, result, engine)
         if result.interrupted is not None:
             self._set_n_iter(solution)
             raise_interrupt(result.interrupted, len(self.history_))
-        for text in solution.extra.get("warnings", ()):
-            warnings.warn(text, ConvergenceWarning, stacklevel=3)
-        if not solution.converged:
-            self._warn(solution)
+        self._warn(solution)
         return solution
 
     def _warn(self, solution: Solution) -> None:
-        warnings.warn(
-            f"{type(self).__name__} failed to converge after {solution.n_iter} iteration(s): "
-            f"{solution.message}. Increase max_iter, scale the features (StandardScaler), or "
-            "penalise more.",
-            ConvergenceWarning,
-            stacklevel=4,
-        )
+        for text in solution.extra.get("warnings", ()):
+            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        if not solution.converged:
+            warnings.warn(
+                f"{type(self).__name__} failed to converge after {solution.n_iter} iteration(s): "
+                f"{solution.message}. Increase max_iter, scale the features (StandardScaler), or "
+                "penalise more.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )

@@ -64,7 +64,7 @@ class Packed:
 
 
 class Compressor(ABC):
-    """Makes a vector small, and a vector near to it again.
+    """Base class of the compressors: a vector made small, and one near to it made again.
 
     To make one of your own, write both methods; they must depend on their arguments alone, since
     trainer and server run them apart. What :meth:`compress` leaves out is not lost: the trainer

@@ -177,8 +177,14 @@ class Backend(ABC):
         """
         return None
 
+    def steps_by_passes(self, n_entries: int) -> int:
+        """Steps of a fit over so many parameters that are taken before :meth:`update` is asked."""
+        return 0
+
     def update(self, optimizer: Any, step: Step) -> bool:
-        """Take a step of one of the package's own optimizers in one launch.
+        """Take a step in one launch, or one pass over memory.
+
+        A device does so for the package's own optimizers, the host for all with an `at_entry`.
 
         Returns
         -------

@@ -19,6 +19,7 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.dense_kernels import AT_ROW
 from daskml_dist.backends.draws import Draw
+from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["BatchSteps", "HostChooser"]
@@ -32,9 +33,14 @@ _TILE = 64
 _FETCHED = 256
 
 
-# `_loss` and `_move` stand for the functions of a loss and an optimizer.
+# `_loss` stands for the function of a loss, the others for `host_update.update_loop`.
 def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
-def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
+def _update(
+    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+) -> None: ...
+
+
+_rest = _update  # at a learning rate of 0
 
 
 def _losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
@@ -191,14 +197,11 @@ def _steps(
         if rows[b] == 0:
             continue
         losses[b], p = _gradient(blocks, parts, p, w, grad, parameters, n_features)
-        step, mean, at_step = number(rates[b]), number(1 / rows[b]), numbers[b]
-        for j in range(n_penalised):
-            moved = _move(state, j, grad[j] * mean + l2 * w[j], step, at_step)
-            if l1 > 0:
-                most = moved * l1
-                w[j] -= min(max(w[j], -most), most)
-        for j in range(n_penalised, len(w)):
-            _move(state, j, grad[j] * mean, step, at_step)
+        n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
+        if rate > 0:
+            _update(state, grad, n, rate, l1, l2, n_penalised, at_step)
+        else:
+            _rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
 
 
 class HostChooser:
@@ -280,10 +283,12 @@ class BatchSteps:
         self._state = step.state(optimizer)
         self._scratch = np.empty(len(step.w), step.w.dtype)
         number = step.w.dtype.type
-        penalty = step.n_penalised, number(step.l1), number(step.l2)
+        penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
         self._rest = *penalty, chooser.parameters, chooser.n_features
-        move = type(optimizer).at_entry
-        self._loop = compiled_with(_steps, _gradient=chooser.gradient, _move=move)
+        loops = [update_loop(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
+        self._loop = compiled_with(
+            _steps, _gradient=chooser.gradient, _update=loops[0], _rest=loops[1]
+        )
 
     def serves(self, step: Step) -> bool:
         """Whether a step is of the same arrays: those of a replica change when it is restored."""

@@ -22,6 +22,8 @@ FUSED = ("log_loss",)
 _FUSED_FROM = 1 << 13
 #: Steps of a fit that gather their rows at most, and entries of these.
 _GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
+#: Entries that steps have moved, from which one pass over them is worth loading numba for.
+_MOVED = 1 << 26
 #: Rows of a batch whose gradients are added up in the dtype of X.
 _AT_ONCE = 1 << 13
 
@@ -197,6 +199,22 @@ class NumpyBackend(Backend):
         run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
+
+    def steps_by_passes(self, n_entries: int) -> int:
+        """As many as take about a third of the time in which numba is loaded."""
+        return _MOVED // max(n_entries, 1)
+
+    def update(self, optimizer: Any, step: Step) -> bool:
+        """One compiled pass, for optimizers with an `at_entry`."""
+        arrays = [step.grad, *step.state(optimizer)]
+        if optimizer.at_entry is None or step.w.dtype.kind != "f":
+            return False
+        if any(a.dtype != step.w.dtype or not a.flags.c_contiguous for a in arrays):
+            return False
+        from daskml_dist.backends import host_update
+
+        host_update.update(optimizer, step)
+        return True
 
     def steps_gathered(self, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""

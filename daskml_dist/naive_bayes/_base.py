@@ -103,7 +103,7 @@ class BaseNB(BaseClassifier, BaseRounds):
         """Check the parameters that have an entry a class or a feature."""
 
     def _set_fitted(self, solution: Solution, model: RowsByClass, rows: Rows) -> None:
-        total = self._unscaled(solution.w, rows.weight_scale)
+        total = self._unscaled(solution.w.copy(), rows.weight_scale)
         if hasattr(self, "_sums"):
             self._statistic().merge(total, self._sums)
         assert rows.classes is not None

@@ -70,16 +70,6 @@ class Adagrad(Optimizer):
         """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
         return _adagrad_approach(before, slots, lr)
 
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
-        accumulator = slots["accumulator"]
-        accumulator += grad * grad
-        rate = namespace(w).sqrt(accumulator)
-        rate += self.epsilon
-        rate = lr / rate
-        grad *= rate
-        w -= grad
-        return rate
-
 
 @dataclass(frozen=True)
 class NAG(Optimizer):
@@ -134,6 +124,7 @@ class NAG(Optimizer):
     def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         scale = state[2][k]
+        # In units of the scale, so that squares neither overflow nor vanish in float32.
         grad = grad / scale
         accumulator = state[1][k] + grad * grad
         rate = lr / (math.sqrt(accumulator) + numbers[0])
@@ -148,21 +139,6 @@ class NAG(Optimizer):
     def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
         """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
         return _adagrad_approach(before, slots, lr)
-
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
-        accumulator, scale = slots["accumulator"], slots["scale"]
-        # In units of the scale, so that squares neither overflow nor vanish in float32.
-        grad /= scale
-        accumulator += grad * grad
-        rate = namespace(w).sqrt(accumulator)
-        rate += 1e-10
-        rate = lr / rate
-        grad *= rate
-        grad /= scale
-        w -= grad
-        rate /= scale
-        rate /= scale
-        return rate
 
 
 @dataclass(frozen=True)

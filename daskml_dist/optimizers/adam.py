@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.optimizers.checks import check_decay, check_positive
 
 __all__ = ["Adam", "AdamW"]
@@ -43,39 +42,16 @@ class Adam(Optimizer):
         check_decay("beta2", self.beta2)
         check_positive("epsilon", self.epsilon)
 
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
-        m, v = slots["m"], slots["v"]
-        square = grad * grad
-        square *= 1 - self.beta2
-        v *= self.beta2
-        v += square
-        grad *= 1 - self.beta1
-        m *= self.beta1
-        m += grad
-        rate = namespace(w).sqrt(v)
-        rate /= (1 - self.beta2**step) ** 0.5
-        rate += self.epsilon
-        rate = lr / rate
-        move = m * rate
-        move /= 1 - self.beta1**step
-        w -= move
-        return rate
-
     def numbers(self, step: int) -> tuple[float, ...]:
-        """Decays and what they leave, corrections of m and of v's root, `epsilon`, decay of w."""
+        """Decays and what they leave, corrections of m and of v's root, and `epsilon`."""
         p, q = self.beta1, self.beta2
-        return p, 1 - p, q, 1 - q, 1 - p**step, (1 - q**step) ** 0.5, self.epsilon, 0.0
+        # The corrections are factors: a quotient takes as long as all the rest of a step.
+        return p, 1 - p, q, 1 - q, 1 / (1 - p**step), (1 - q**step) ** -0.5, self.epsilon
 
     @staticmethod
     def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
-        m = numbers[0] * state[1][k] + numbers[1] * grad
-        v = numbers[2] * state[2][k] + numbers[3] * grad * grad
-        rate = lr / (math.sqrt(v) / numbers[5] + numbers[6])
-        state[1][k] = m
-        state[2][k] = v
-        state[0][k] -= lr * numbers[7] * state[0][k] + rate * m / numbers[4]
-        return rate
+        return _step_by_moments(state, k, grad, lr, numbers)
 
 
 @dataclass(frozen=True)
@@ -104,12 +80,22 @@ class AdamW(Adam):
                 f"weight_decay={self.weight_decay!r}: use a finite number >= 0."
             )
 
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
-        w *= 1 - lr * self.weight_decay
-        return super()._descend(w, grad, slots, lr, step)
-
-    at_entry = staticmethod(Adam.at_entry)
-
     def numbers(self, step: int) -> tuple[float, ...]:
-        """Those of Adam, with `weight_decay`."""
-        return *super().numbers(step)[:-1], self.weight_decay
+        """Those of Adam, and `weight_decay`."""
+        return *super().numbers(step), self.weight_decay
+
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        state[0][k] -= lr * numbers[7] * state[0][k]
+        return _step_by_moments(state, k, grad, lr, numbers)
+
+
+def _step_by_moments(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    m = numbers[0] * state[1][k] + numbers[1] * grad
+    v = numbers[2] * state[2][k] + numbers[3] * (grad * grad)
+    rate = lr / (math.sqrt(v) * numbers[5] + numbers[6])
+    state[1][k] = m
+    state[2][k] = v
+    state[0][k] -= rate * m * numbers[4]
+    return rate

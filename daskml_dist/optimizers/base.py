@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import numpy as np
+
+from daskml_dist.backends.entries import of_arrays
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.penalties import soft_threshold
 
@@ -15,9 +17,16 @@ __all__ = ["Array", "Optimizer", "Slots"]
 Array = Any
 Slots = dict[str, Array]
 
+_NARROW = np.dtype(np.float32)
 
-class Optimizer(ABC):
-    """A rule that turns gradients into steps.
+
+class Optimizer:
+    """Base class of the optimizers: a rule that turns gradients into steps.
+
+    The rule is `at_entry`, written once: compiled loops call it for each parameter, and
+    :meth:`update` runs the same lines on whole arrays, to the same bits. An optimizer that cannot
+    say it so has a ``_descend(w, grad, slots, lr, step)`` instead, which moves `w` in place and
+    returns the step size.
 
     Attributes
     ----------
@@ -31,10 +40,18 @@ class Optimizer(ABC):
     adaptive : bool
         Whether its steps have the size of the learning rate, whatever the gradient's scale.
     at_entry : function or None
-        Static: `update` without l1 for entry k of 1-d arrays, in place; `state` is `w` and then
-        the slots in the order of `slot_names`, `numbers` what :meth:`numbers` returns. Returns the
-        step size. Arithmetic and `math` only, so that numba compiles it. None: the optimizer has
-        only its array form.
+        Static, ``at_entry(state, k, grad, lr, numbers)``: a step in entry k, in place, without
+        l1. `state` is `w` and then the slots in the order of `slot_names`, `numbers` what
+        :meth:`numbers` returns, in the dtype of `w` like `lr`. Returns the step size: the factor of
+        a constant gradient in the long run, so that fixed points under l1 are minima. Arithmetic,
+        `math`, `min`, `max` and `backends.entries.where` only, and no branches, so that numba
+        compiles it, and arrays can take the place of entries. All numbers are `lr` and those of
+        `numbers`, since another's dtype could widen the result; what follows from these alone is
+        made in :meth:`numbers`.
+    at_entry_l1 : function or None
+        Static, ``at_entry_l1(state, k, grad, lr, l1, numbers)``: a step under an l1 penalty of
+        which the optimizer keeps account, at a rate that is not 0. None: `at_entry`, and then the
+        penalty's proximal operator, which gives exact zeros (Duchi and Singer 2009).
     single_rows : bool
         Whether rows may be steps of their own, by threads that race: a parameter that a row does
         not touch stays, and whatever state is lost, no step is longer than from a new state.
@@ -46,12 +63,16 @@ class Optimizer(ABC):
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     at_entry: ClassVar[Any] = None
+    at_entry_l1: ClassVar[Any] = None
     single_rows: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        # Whoever writes the array form anew must do so with both.
-        if {"update", "_descend"} & cls.__dict__.keys() and "at_entry" not in cls.__dict__:
+        # A rule that is written anew is not its parent's, in part or in another form.
+        own = cls.__dict__.keys()
+        if {"update", "_descend"} & own and "at_entry" not in own:
             cls.at_entry = None
+        if {"update", "_descend", "at_entry"} & own and "at_entry_l1" not in own:
+            cls.at_entry_l1 = None
 
     def numbers(self, step: int) -> tuple[float, ...]:
         """Numbers that a step (from 1) needs for each entry; given to it in the dtype of `w`."""
@@ -108,17 +129,28 @@ class Optimizer(ABC):
         step : int
             Number of the step, from 1.
         l1 : float or ndarray that broadcasts to the shape of `w`, default=0.0
-            Strength of the l1 penalty; applied by its proximal operator, which gives exact
-            zeros (Duchi and Singer 2009).
+            Strength of the l1 penalty.
         """
+        penalised = not (isinstance(l1, float) and l1 == 0)
+        if penalised and lr != 0 and self.at_entry_l1 is not None:
+            move, state, rate, numbers = self._over(self.at_entry_l1, w, slots, lr, step)
+            move(state, ..., grad, rate, l1, numbers)
+            return
         rate = self._descend(w, grad, slots, lr, step)
-        if not (isinstance(l1, float) and l1 == 0):
+        if penalised:
             soft_threshold(w, rate * l1)
 
-    @abstractmethod
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Any:
-        """Move `w` along `grad`; return the step size (a float, or one for each parameter).
+        """`at_entry` on whole arrays."""
+        move, state, rate, numbers = self._over(self.at_entry, w, slots, lr, step)
+        return move(state, ..., grad, rate, numbers)
 
-        The step size is the factor of a constant gradient in the long run, so that fixed
-        points under l1 are minima.
-        """
+    def _over(self, rule: Any, w: Array, slots: Slots, lr: float, step: int) -> Any:
+        """A rule for entries as one for arrays, and what it is given beside gradients."""
+        xp = namespace(w)
+        rate: Any = lr
+        if xp is np and w.dtype == _NARROW:
+            # As a compiled loop has it: its product with another number is rounded so as well.
+            rate = np.float32(lr)
+        state = w, *[slots[name] for name in self.slot_names]
+        return of_arrays(rule, xp), state, rate, self.numbers(step)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from daskml_dist.backends.namespace import namespace
-from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.backends.entries import where
+from daskml_dist.optimizers.base import Array, Optimizer
 from daskml_dist.optimizers.checks import check_positive
 
 __all__ = ["FTRL"]
@@ -39,37 +40,36 @@ class FTRL(Optimizer):
     def __post_init__(self) -> None:
         check_positive("beta", self.beta)
 
-    def update(
-        self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
-    ) -> None:
-        """Take one step, in place; see :meth:`Optimizer.update`."""
-        if lr == 0 or (isinstance(l1, float) and l1 == 0):
-            self._descend(w, grad, slots, lr, step)
-            return
-        rate = self._rate(grad, slots, lr)
-        dual, bound = slots["dual"], slots["bound"]
-        xp = namespace(w)
-        dual[...] = xp.where(w != 0, xp.copysign(bound, -w), dual)
-        z = grad
-        z += dual
-        z -= w / rate
-        bound += l1
-        dual[...] = xp.maximum(xp.minimum(z, bound), -bound)
-        w[...] = (dual - z) * rate
-
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Array:
-        rate = self._rate(grad, slots, lr)
-        grad *= rate
-        w -= grad
-        return rate
-
     def numbers(self, step: int) -> tuple[float, ...]:
         """`beta`."""
         return (self.beta,)
 
-    def _rate(self, grad: Array, slots: Slots, lr: float) -> Array:
-        n = slots["n"]
-        n += grad * grad
-        root = namespace(n).sqrt(n)
-        root += self.beta
-        return lr / root
+    @staticmethod
+    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+        """Take one step in entry k."""
+        n = state[1][k] + grad * grad
+        rate = lr / (math.sqrt(n) + numbers[0])
+        state[1][k] = n
+        state[0][k] -= rate * grad
+        return rate
+
+    @staticmethod
+    def at_entry_l1(state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any) -> None:
+        """Take one step in entry k."""
+        n = state[1][k] + grad * grad
+        state[1][k] = n
+        rate = lr / (math.sqrt(n) + numbers[0])
+        keep_account(state[0], state[2], state[3], k, grad, rate, l1)
+
+
+def keep_account(
+    w: Array, duals: Array, bounds: Array, k: int, grad: Any, rate: Any, l1: Any
+) -> None:
+    """Take one step in entry k, of a known size, under an l1 penalty that it owes more of."""
+    dual = where(w[k] != 0, math.copysign(bounds[k], -w[k]), duals[k])
+    z = grad + dual - w[k] / rate
+    bound = bounds[k] + l1
+    dual = max(min(z, bound), -bound)
+    bounds[k] = bound
+    duals[k] = dual
+    w[k] = (dual - z) * rate

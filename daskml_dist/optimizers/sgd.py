@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.optimizers.checks import check_decay
-from daskml_dist.optimizers.ftrl import FTRL
+from daskml_dist.optimizers.ftrl import FTRL, keep_account
 
 __all__ = ["SGD", "Momentum", "Nesterov"]
 
@@ -23,11 +23,6 @@ class SGD(Optimizer):
     def under_l1(self) -> Optimizer:
         """With FTRL's account of the penalty."""
         return _SparseSGD()
-
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
-        grad *= lr
-        w -= grad
-        return lr
 
     @staticmethod
     def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
@@ -53,13 +48,6 @@ class Momentum(Optimizer):
 
     def __post_init__(self) -> None:
         check_decay("momentum", self.momentum)
-
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
-        velocity = slots["velocity"]
-        velocity *= self.momentum
-        velocity += grad
-        w -= velocity * lr
-        return lr / (1 - self.momentum)
 
     def numbers(self, step: int) -> tuple[float, ...]:
         """`momentum`, and how far a step leads in the long run, in learning rates."""
@@ -88,15 +76,6 @@ class Nesterov(Momentum):
 
     name = "nesterov"
 
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> float:
-        velocity = slots["velocity"]
-        velocity *= self.momentum
-        velocity += grad
-        grad += velocity * self.momentum
-        grad *= lr
-        w -= grad
-        return lr / (1 - self.momentum)
-
     @staticmethod
     def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
@@ -115,5 +94,9 @@ class _SparseSGD(FTRL):
     default_learning_rate = SGD.default_learning_rate
     slot_names = ("dual", "bound")
 
-    def _rate(self, grad: Array, slots: Slots, lr: float) -> Any:
-        return lr
+    at_entry = staticmethod(SGD.at_entry)
+
+    @staticmethod
+    def at_entry_l1(state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any) -> None:
+        """Take one step in entry k."""
+        keep_account(state[0], state[1], state[2], k, grad, lr, l1)

@@ -16,7 +16,7 @@ _MOST_UNDER_WAY = 2
 
 
 class ImageKeeper:
-    """Keeps the last images of a server, and hands each on to its shadow.
+    """Keeper of a server's last images, which hands each on to its shadow.
 
     Not thread-safe: the server that holds it guards it.
 

@@ -105,7 +105,7 @@ LEDGER_PARTS: tuple[type, ...] = (LedgerImage, StoppingRule, _OpenPass, PassRepo
 
 
 class PassLedger:
-    """Counts passes. Not thread-safe: the server that holds it guards it.
+    """Ledger of passes. Not thread-safe: the server that holds it guards it.
 
     Parameters
     ----------

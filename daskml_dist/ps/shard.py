@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
-from daskml_dist.optimizers import OPTIMIZERS
+from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.ps.rule import Group, UpdateRule
 from daskml_dist.ps.shard_state import ShardImage, ShardState, copied
@@ -35,7 +36,7 @@ class Shard:
     start : int, default=0
         First row in the whole parameters.
     backend : Backend or None
-        Of a device where the state lies; it may have a kernel for whole steps.
+        Of a device where the state lies, or None: the host's. It may have a kernel for whole steps.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class Shard:
         backend: Backend | None = None,
     ) -> None:
         self.rule = rule
-        self._backend = backend
+        self._backend = get_backend("cpu") if backend is None else backend
+        self._by_passes = self._backend.steps_by_passes(state.w.shape[0] * state.w.shape[1])
         self.w = state.w
         self.slots = state.slots or rule.init(state.w, start)
         self.version = 0
@@ -135,12 +137,12 @@ class Shard:
     @property
     def on_device(self) -> bool:
         """Whether the state lies on a device."""
-        return self._backend is not None
+        return self._backend.device != "cpu"
 
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once, where the state lies."""
-        return self._knows_optimizer and self.rule.steps_alone
+        return self.rule.steps_alone and _knows(self.rule.only.optimizer)
 
     def empty_step(self) -> Step:
         """A step of no rows, which changes nothing."""
@@ -154,12 +156,6 @@ class Shard:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         return Step(self.w, grad, self.slots, rows, rate, self.step, l1, l2, k, few)
-
-    @property
-    def _knows_optimizer(self) -> bool:
-        # A subclass may compute something else.
-        optimizer = self.rule.groups[0].optimizer
-        return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.
@@ -195,41 +191,46 @@ class Shard:
         self._snapshot = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
-        if self._fuses:
-            step = self._described(grad, rows, rate)
-            if self._backend.update(self.rule.only.optimizer, step):  # type: ignore[union-attr]
-                return
-        grad /= rows
         if self.rule.clip is not None:
+            grad /= rows
             self._clip(grad)
+            rows = 1.0
+        if len(self._groups) == 1:
+            ((group, l1),) = self._groups
+            self._step_group(group, l1, self.w, grad, self.slots, rows, rate)
+            return
         for group, l1 in self._groups:
-            if len(self._groups) == 1:
-                self._step_group(group, l1, self.w, grad, self.slots, rate)
-                continue
             at = group.rows
             slots = {name: self.slots[name][at, ...] for name in group.slot_names}
-            self._step_group(group, l1, self.w[at, ...], grad[at, ...], slots, rate)
-
-    @property
-    def _fuses(self) -> bool:
-        """Whether the backend may have a kernel for the whole step."""
-        alone = len(self.rule.groups) == 1 and self.rule.clip is None
-        alone = alone and self.rule.groups[0].rate == 1
-        return self._backend is not None and alone and self._knows_optimizer
+            self._step_group(group, l1, self.w[at, ...], grad[at, ...], slots, rows, rate)
 
     def _step_group(
-        self, group: Group, l1: Any, w: Any, grad: Any, slots: dict[str, Any], rate: float
+        self,
+        group: Group,
+        l1: Any,
+        w: Any,
+        grad: Any,
+        slots: dict[str, Any],
+        rows: float,
+        rate: float,
     ) -> None:
-        """Step along the mean gradient of a group's rows."""
+        """Step along the summed gradient of a group's rows."""
         if group.buffer:
-            w -= grad
+            w -= grad / rows
             return
-        k, l2 = group.n_penalised, group.penalty.l2
-        if l2 and k == grad.shape[0]:
-            grad += l2 * w
-        elif l2 and k:
-            grad[:k, :] += l2 * w[:k, :]
-        group.optimizer.update(w, grad, slots, rate * group.rate, self.step, l1)
+        rate, k, penalty = rate * group.rate, group.n_penalised, group.penalty
+        # A step is made in the same way in each run: which way, its number says.
+        if self.version > self._by_passes and (_knows(group.optimizer) or not self.on_device):
+            l1_l2 = penalty.l1, penalty.l2
+            step = Step(w, grad, slots, rows, rate, self.step, *l1_l2, k, self.rule.coordinates)
+            if self._backend.update(group.optimizer, step):
+                return
+        grad /= rows
+        if penalty.l2 and k == grad.shape[0]:
+            grad += penalty.l2 * w
+        elif penalty.l2 and k:
+            grad[:k, :] += penalty.l2 * w[:k, :]
+        group.optimizer.update(w, grad, slots, rate, self.step, l1)
 
     def _clip(self, grad: Any) -> None:
         """Scale the mean gradient down to the largest norm."""
@@ -339,3 +340,8 @@ class Shard:
             average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None))
+
+
+def _knows(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is one of the package's own; a subclass may compute something else."""
+    return type(optimizer) is OPTIMIZERS.get(optimizer.name)

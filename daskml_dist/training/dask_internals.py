@@ -82,7 +82,7 @@ def list_workers(client: Any) -> dict[str, dict[str, Any]]:
 
 
 class _BeforeClosing(WorkerPlugin):
-    """Runs a coroutine when its worker begins to close, while that still works as before."""
+    """Plugin that runs a coroutine when its worker begins to close, and still works as before."""
 
     def __init__(self, prepare: Callable[[], Awaitable[None]]) -> None:
         self._prepare = prepare

@@ -94,7 +94,7 @@ class RunView:
 
 
 class Engine(ABC):
-    """Holds the rows of one fit and runs it. Use it as a context manager.
+    """Holder of the rows of one fit, which runs it. Use it as a context manager.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ __all__ = ["train_in_parts"]
 
 
 class _OneFit(CallbackList):
-    """Makes the parts of a fit look like one fit to the user's callbacks."""
+    """View of the parts of a fit as one fit, for the user's callbacks."""
 
     def __init__(self, callbacks: CallbackList) -> None:
         super().__init__(callbacks)

@@ -32,7 +32,6 @@ def _in_process() -> Iterator[None]:
 
 
 def blocks_of(collection: Collection, **options: Any) -> list[Block]:
-    options = {"dtype": None, "classification": False} | options
     return list(dask.compute(*collection.delayed_blocks(**options)))
 
 
@@ -187,7 +186,7 @@ def test_float32_is_kept_and_dtype_is_passed_on() -> None:
 
 def test_labels_are_kept() -> None:
     labels = np.array(list("abcabcab"))
-    [first, *_] = blocks_of(as_collection(lazy(X, (2, 3)), labels), classification=True)
+    [first, *_] = blocks_of(as_collection(lazy(X, (2, 3)), labels, classification=True))
     assert first.y.tolist() == ["a", "b"]
 
 

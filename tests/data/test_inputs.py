@@ -357,7 +357,7 @@ def test_rows_on_a_device_are_taken_as_they_are_there(monkeypatch: pytest.Monkey
     X = DeviceArray(X0)
     block = make_block(0, X, Y0, classification=True)
     assert block.on_device is X
-    assert inspect_block(block, classification=True).nbytes == X0.nbytes + Y0.nbytes
+    assert inspect_block(block).nbytes == X0.nbytes + Y0.nbytes
     assert DeviceArray.copied == 0
     sent = pickle.loads(pickle.dumps(block))
     assert sent.on_device is None

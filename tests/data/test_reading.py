@@ -99,7 +99,7 @@ def test_workers_that_die_while_rows_are_read(
     if persisted:
         X, y = crew_client.persist([X, y])
         wait([X, y])
-    rows = ClusterRows(crew_client, as_collection(X, y), None)
+    rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     if persisted:
         rows._find_homes()
         _kill(crew_client, [home for home in rows.homes if home][:1])
@@ -107,11 +107,11 @@ def test_workers_that_die_while_rows_are_read(
     else:
         killer = threading.Thread(target=_kill_readers, args=(crew_client, tmp_path))
         killer.start()
-        rows.survey(True)
+        rows.survey()
         killer.join()
     assert _summary(rows) == WHOLE
     _kill(crew_client, sorted(list_workers(crew_client))[:1])
-    assert rows.scales(True).largest.shape == (4,)
+    assert rows.scales().largest.shape == (4,)
     assert rows.seconds_a_row() > 0
     assert set(rows.holders()) == set(range(6))
     rows.release()
@@ -127,8 +127,8 @@ def test_a_block_that_is_lost_again_and_again_is_made_again(
     crew_client: Client, tmp_path: Path
 ) -> None:
     X, y = crew_client.persist(list(_lazy(tmp_path)))
-    rows = ClusterRows(crew_client, as_collection(X, y), None)
-    rows.survey(True)
+    rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
+    rows.survey()
     for _ in range(3):
         holders = {address for held in rows.holders_now().values() for address in held}
         _kill(crew_client, sorted(holders)[:1])
@@ -148,16 +148,16 @@ def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
         return block
 
     X, y = _lazy(tmp_path, read=read_once)
-    rows = ClusterRows(crew_client, as_collection(X, y), None)
-    rows.survey(True)
+    rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
+    rows.survey()
     (tmp_path / "gone").touch()
     _kill(crew_client, sorted(list_workers(crew_client)))
     _until(lambda: len(rows.mend()) == 6)
     assert "the file went" in rows.mend()[0]
     rows.release()
-    again = ClusterRows(crew_client, as_collection(X, y), None)
+    again = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     with pytest.raises(InvalidDataError, match=r"Block \d could not be read: .*the file went"):
-        again.survey(True)
+        again.survey()
     again.release()
 
 
@@ -166,11 +166,13 @@ def test_rows_without_a_recipe_that_are_gone_are_told(crew_client: Client) -> No
     first = sorted(list_workers(crew_client))[0]
     (held,) = crew_client.scatter([X], workers=[first], hash=False)
     dX = da.from_delayed(dask.delayed(held), X.shape, dtype=X.dtype)
-    rows = ClusterRows(crew_client, as_collection(dX, da.from_array(y, chunks=-1)), None)
+    rows = ClusterRows(
+        crew_client, as_collection(dX, da.from_array(y, chunks=-1), classification=True), None
+    )
     _kill(crew_client, [first])
     _until(lambda: held.status == "cancelled")
     with pytest.raises(DataLostError, match="nothing can make them again"):
-        rows.survey(True)
+        rows.survey()
     rows.release()
 
 

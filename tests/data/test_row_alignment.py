@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 
 from daskml_dist import Run
 from daskml_dist.data import as_collection, lowering
+from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lowering import _as_shown, _together, has_one_order
 from daskml_dist.data.recipes import make_recipes
 from daskml_dist.errors import InvalidDataError
@@ -79,7 +80,7 @@ def _frame(name: str) -> Any:
 
 def _assert_aligned(collection: Any, **options: Any) -> int:
     """Check the rows of all blocks; return how many there are."""
-    blocks = dask.compute(*collection.delayed_blocks(None, False), **options)
+    blocks = dask.compute(*collection.delayed_blocks(), **options)
     for block in blocks:
         np.testing.assert_array_equal(block.y, block.X[:, 0])
         if block.sample_weight is not None:
@@ -92,7 +93,7 @@ def test_columns_of_one_frame(name: str) -> None:
     f = _frame(name)
     n_rows = len(f)
     assert _assert_aligned(as_collection(f[X], f["y"], f["w"])) == n_rows
-    assert _assert_aligned(as_collection(f[[*X, "y"]], "y", f["w"])) == n_rows
+    assert _assert_aligned(as_collection(*take_columns(f[[*X, "y"]], "y", f["w"]))) == n_rows
     whole = f[[*X, "y"]].to_dask_array()
     assert _assert_aligned(as_collection(whole[:, :2], whole[:, 2])) == n_rows
 
@@ -222,7 +223,7 @@ def test_streamed_rows_of_a_shuffle(client: Client) -> None:
     model = SGDClassifier(run=Run(memory_budget=40_000), max_iter=3, random_state=0)
     assert model.fit(f[X], f["label"]).score(f[X], f["label"]) > 0.9
     one = f.repartition(npartitions=1).shuffle("key", npartitions=1)
-    assert make_recipes(as_collection(one[X]).delayed_blocks(None, False)).repeated_work > 1.5
+    assert make_recipes(as_collection(one[X]).delayed_blocks()).repeated_work > 1.5
 
 
 def test_a_transformer_with_y() -> None:

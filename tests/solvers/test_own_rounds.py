@@ -1,4 +1,4 @@
-"""A round algorithm of a user's own in one file: k-means by Lloyd's steps, on rows without y.
+"""A user's own round algorithm in one file: k-means by Lloyd's steps, on rows without targets.
 
 Its model, its statistic, the memory of its rows, its solver and its estimator follow; then the
 tests.

@@ -212,7 +212,7 @@ def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Clie
 
 def test_a_recipe_makes_the_block_again(parquet: str) -> None:
     X, y = _frame(parquet)
-    lazy = as_collection(X, y).delayed_blocks(None, True)
+    lazy = as_collection(X, y, classification=True).delayed_blocks()
     expected = dask.compute(*lazy)
     recipes = make_recipes(lazy).of_rows({b.index: b.n_rows for b in expected})
     assert recipes.repeated_work < 2

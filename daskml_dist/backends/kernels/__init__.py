@@ -257,13 +257,9 @@ def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tupl
     step : int
         Number of the step, from 1.
     """
-    rate = lr
-    if optimizer.name in ("momentum", "nesterov"):
-        rate = lr / (1 - optimizer.momentum)
-    elif optimizer.name == "adamw":
-        rate = 1 - lr * optimizer.weight_decay
+    decay = optimizer.weight_decay if optimizer.name == "adamw" else 0.0
     numbers = optimizer.numbers(step)[: NUMBERS - 3]
-    padded = (rows, lr, rate, *numbers, *(0.0,) * (NUMBERS - 3 - len(numbers)))
+    padded = (rows, lr, decay, *numbers, *(0.0,) * (NUMBERS - 3 - len(numbers)))
     return tuple(float(number) for number in padded)
 
 

@@ -24,7 +24,7 @@ struct Slots {
 struct Numbers {
     double rows;  // of the gradient; a step of none changes nothing
     double lr;
-    double rate;  // the step size in the long run, where all parameters have the same
+    double decay;  // of the parameters (AdamW)
     A p, q, r, s, t, u, v;
 };
 
@@ -37,12 +37,7 @@ __device__ inline void soften(A &w, A threshold) {
     w -= inside;
 }
 
-// With a step size that all parameters have; rounded once, as in Python.
-__device__ inline void soften_alike(A &w, double rate, double l1) {
-    if (l1 != 0) soften(w, static_cast<A>(rate * l1));
-}
-
-__device__ inline void soften_each(A &w, A rate, double l1) {
+__device__ inline void soften_by(A &w, A rate, double l1) {
     if (l1 != 0) soften(w, rate * static_cast<A>(l1));
 }
 
@@ -51,20 +46,20 @@ __device__ inline void soften_each(A &w, A rate, double l1) {
 
 __device__ inline void sgd(A &w, A g, Slots &, const Numbers &at, double l1, double) {
     w -= g * static_cast<A>(at.lr);
-    soften_alike(w, at.rate, l1);
+    soften_by(w, static_cast<A>(at.lr), l1);
 }
 
-// p: momentum
+// p: momentum; q: how far a step leads in the long run, in learning rates
 __device__ inline void momentum(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
     slot.a = slot.a * at.p + g;
     w -= slot.a * static_cast<A>(at.lr);
-    soften_alike(w, at.rate, l1);
+    soften_by(w, static_cast<A>(at.lr) * at.q, l1);
 }
 
 __device__ inline void nesterov(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
     slot.a = slot.a * at.p + g;
     w -= (g + at.p * slot.a) * static_cast<A>(at.lr);
-    soften_alike(w, at.rate, l1);
+    soften_by(w, static_cast<A>(at.lr) * at.q, l1);
 }
 
 // p: epsilon
@@ -72,7 +67,7 @@ __device__ inline void adagrad(A &w, A g, Slots &slot, const Numbers &at, double
     slot.a += g * g;
     const A rate = static_cast<A>(at.lr) / (sqrt(slot.a) + at.p);
     w -= g * rate;
-    soften_each(w, rate, l1);
+    soften_by(w, rate, l1);
 }
 
 // p: epsilon
@@ -81,22 +76,22 @@ __device__ inline void nag(A &w, A g, Slots &slot, const Numbers &at, double l1,
     slot.a += g * g;
     const A rate = static_cast<A>(at.lr) / (sqrt(slot.a) + at.p);
     w -= g * rate / slot.b;
-    if (l1 != 0) soften_each(w, rate / slot.b / slot.b, l1);
+    if (l1 != 0) soften_by(w, rate / slot.b / slot.b, l1);
 }
 
-// p, q: beta1 and 1 - beta1; r, s: beta2 and 1 - beta2; t, u: corrections of the bias of m and of
-// the root of v; v: epsilon
+// p, q: beta1 and 1 - beta1; r, s: beta2 and 1 - beta2; t, u: factors that correct the bias of m
+// and of the root of v; v: epsilon
 __device__ inline void adam(A &w, A g, Slots &slot, const Numbers &at, double l1, double) {
     slot.b = slot.b * at.r + g * g * at.s;
     slot.a = slot.a * at.p + g * at.q;
-    const A rate = static_cast<A>(at.lr) / (sqrt(slot.b) / at.u + at.v);
-    w -= slot.a * rate / at.t;
-    soften_each(w, rate, l1);
+    const A rate = static_cast<A>(at.lr) / (sqrt(slot.b) * at.u + at.v);
+    w -= rate * slot.a * at.t;
+    soften_by(w, rate, l1);
 }
 
-// rate: what a step leaves of w
+// decay: of w, in learning rates
 __device__ inline void adamw(A &w, A g, Slots &slot, const Numbers &at, double l1, double any) {
-    w *= static_cast<A>(at.rate);
+    w -= static_cast<A>(at.lr) * static_cast<A>(at.decay) * w;
     adam(w, g, slot, at, l1, any);
 }
 
@@ -123,15 +118,15 @@ __device__ inline void ftrl(A &w, A g, Slots &slot, const Numbers &at, double l1
 // slot0, slot1, slot2 (n,)  null where the optimizer has fewer
 // n, penalised              l1 and l2 are for the first `penalised` parameters
 // l1, l2                    strengths of the penalties
-// rows, lr, rate, p to v    `optimizer_numbers`
+// rows, lr, decay, p to v   `optimizer_numbers`
 // numbers (10,) or null     take the place of these, where the device alone knows the step
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) optimizer_update(
     A *__restrict__ w, const O *__restrict__ gradient, A *__restrict__ slot0,
     A *__restrict__ slot1, A *__restrict__ slot2, long long n, long long penalised, double l1,
-    double l2, double rows, double lr, double rate, double p, double q, double r, double s,
+    double l2, double rows, double lr, double decay, double p, double q, double r, double s,
     double t, double u, double v, const double *__restrict__ numbers) {
     const auto pick = [&](int i, double given) { return numbers ? numbers[i] : given; };
-    const Numbers at = {pick(0, rows),  pick(1, lr),    pick(2, rate),  A(pick(3, p)),
+    const Numbers at = {pick(0, rows),  pick(1, lr),    pick(2, decay), A(pick(3, p)),
                         A(pick(4, q)),  A(pick(5, r)),  A(pick(6, s)),  A(pick(7, t)),
                         A(pick(8, u)),  A(pick(9, v))};
     if (at.rows == 0) return;

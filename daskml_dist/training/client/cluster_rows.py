@@ -38,7 +38,7 @@ _READ = "the rows to be read"
 
 
 class ClusterRows:
-    """Makes and holds the blocks of one fit.
+    """Blocks of one fit, made and held.
 
     Whatever is lost while rows are read is read again (`Gathering`, `HeldBlocks`).
 

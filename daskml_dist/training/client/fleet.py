@@ -63,7 +63,7 @@ class Seat:
 
 
 class Fleet:
-    """Starts, asks and discards the actors and tasks of a run.
+    """Actors and tasks of a run: started, asked and discarded.
 
     Parameters
     ----------

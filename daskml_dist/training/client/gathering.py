@@ -29,7 +29,7 @@ Start = Callable[[list[int]], Mapping[int, Any]]
 
 
 class Gathering:
-    """Runs tasks on a cluster whose workers come and go, and gets their results.
+    """Results of tasks on a cluster whose workers come and go.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ _CONFIRM = 0.5
 
 
 class Membership:
-    """Takes the roll of a cluster's workers.
+    """Roll of a cluster's workers.
 
     A process that is stopped, or that nobody can reach, stays on the scheduler's list for
     minutes. Its heartbeats end at once, though, so a worker without any for `lease` seconds is

@@ -24,7 +24,7 @@ _SOON = 0.3
 
 
 class Reasons:
-    """Finds the reasons for a new generation of a run.
+    """Reasons for a new generation of a run.
 
     Parameters
     ----------

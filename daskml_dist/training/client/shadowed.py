@@ -27,7 +27,7 @@ class Server:
 
 
 class Shadows:
-    """Sees that servers have shadows on other workers.
+    """Shadows of servers, on other workers.
 
     Parameters
     ----------

@@ -1,0 +1,348 @@
+"""Base class of the estimators trained by gradient steps: settings, fits that go on from others."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from abc import abstractmethod
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist._base import BaseOnRows
+from daskml_dist._checks import check_class_weight, check_count, check_number, seed_of
+from daskml_dist._run import Run
+from daskml_dist.compression import Compressor
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.models.base import StepModel
+from daskml_dist.optimizers import Optimizer, get_optimizer
+from daskml_dist.penalties import Penalty, get_penalty
+from daskml_dist.policies import POLICIES, Policy, get_policy
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import get_schedule
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.in_parts import train_in_parts
+from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.plan import Settings, make_fit
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["BaseSteps"]
+
+
+class BaseSteps(BaseOnRows):
+    """Base class of estimators trained by gradient steps under a policy.
+
+    A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
+    (:meth:`_set_parameters`). Its constructor has those of the parameters in `_defaults` that its
+    users are to choose.
+    """
+
+    _defaults = BaseOnRows._defaults | {
+        "penalty": None,
+        "alpha": 0.0,
+        "l1_ratio": 0.15,
+        "optimizer": "adam",
+        "learning_rate": "auto",
+        "policy": "allreduce",
+        "max_iter": 20,
+        "tol": None,
+        "n_iter_no_change": 5,
+        "batch_size": "auto",
+        "micro_batch_size": None,
+        "shuffle": True,
+        "clip": None,
+        "groups": None,
+        "average": False,
+        "class_weight": None,
+        "early_stopping": False,
+        "validation_fraction": 0.1,
+        "warm_start": False,
+        "checkpoint": None,
+        "random_state": None,
+    }
+    _run_used = tuple(Run().get_params())
+    #: The last fit's, to go on from.
+    _state: ShardState
+    _last_model: Any
+
+    @abstractmethod
+    def _model(self, rows: Rows, last: Any) -> StepModel:
+        """The model of these rows; `last` is that of the fit which this one goes on from."""
+
+    @abstractmethod
+    def _set_parameters(self, w: NDArray[Any], model: Any, rows: Rows) -> None:
+        """Set the fitted attributes from a model's parameters."""
+
+    def _parameters(self, state: ShardState) -> NDArray[Any]:
+        """Parameters to go on from, as the last model has them."""
+        return state.w
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def _settings(self, policy: str | Policy | None) -> Settings:
+        """Check every parameter, before any work is started."""
+        params = self._params()
+        self._check_numbers(params)
+        early = params["early_stopping"]
+        average = params["average"]
+        policy = get_policy(params["policy"] if policy is None else policy)
+        penalty, optimizer = _descent(params, policy)
+        run = self._run_settings()
+        _check_pushes(run.compression, policy)
+        return Settings(
+            penalty=penalty,
+            optimizer=optimizer,
+            schedule=get_schedule(
+                params["learning_rate"],
+                default=optimizer.default_learning_rate,
+                alpha=params["alpha"],
+                max_iter=params["max_iter"],
+            ),
+            policy=policy,
+            max_iter=int(params["max_iter"]),
+            tol=params["tol"],
+            n_iter_no_change=int(params["n_iter_no_change"]),
+            shuffle=bool(params["shuffle"]),
+            batch_size=params["batch_size"],
+            validation_fraction=float(params["validation_fraction"]) if early else 0.0,
+            average=int(average) if average else None,
+            class_weight=check_class_weight(params["class_weight"]),
+            seed=seed_of(params["random_state"]),
+            auto_rate=isinstance(params["learning_rate"], str)
+            and params["learning_rate"] == "auto",
+            run=run,
+            clip=params["clip"],
+            micro_batch=params["micro_batch_size"],
+            groups=params["groups"],
+        )
+
+    def _check_numbers(self, params: dict[str, Any]) -> None:
+        for name in ("max_iter", "n_iter_no_change"):
+            check_count(name, params[name])
+        if not isinstance(params["average"], bool | np.bool_):
+            check_count("average", params["average"], also="True or False")
+        for name in ("alpha", "l1_ratio"):
+            if not isinstance(params[name], Real):
+                raise InvalidParameterError(f"{name}={params[name]!r}: use a number.")
+        batch_size = params["batch_size"]
+        if batch_size is not None and batch_size != "auto":
+            check_count("batch_size", batch_size, also='"auto", or None for full batches')
+        fraction = params["validation_fraction"]
+        if not (isinstance(fraction, float | np.floating) and 0 < fraction < 1):
+            raise InvalidParameterError(
+                f"validation_fraction={fraction!r}: use a number between 0 and 1."
+            )
+        if params["micro_batch_size"] is not None:
+            check_count("micro_batch_size", params["micro_batch_size"], also="or None")
+        if params["clip"] is not None:
+            check_number("clip", params["clip"], lambda v: v > 0, "> 0, or None")
+        tol = params["tol"]
+        if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
+            raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
+        checkpoint = params["checkpoint"]
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise InvalidParameterError(
+                f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
+                "daskml_dist.training.checkpoint, or None."
+            )
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Train the model.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
+            Of shape (n_rows, n_features).
+        y : str, dask Array or Series, or array-like
+            A string names a column of the dataframe X, which is then no feature.
+        sample_weight : like `y`, or a float, or None
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, optional
+            Default: the current client.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        settings = self._settings(policy)
+        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        return self
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        settings: Settings,
+        client: Any,
+        classes: Any = None,
+        go_on: bool,
+    ) -> None:
+        """Fit from zero, or go on from the last fit's state."""
+        callbacks = self._callbacks(settings.max_iter)
+        collection = self._collection(X, y, sample_weight, reset=not go_on)
+        run, weighted = settings.run, sample_weight is not None
+        with open_engine(collection, client, run.memory_budget, run.device) as engine:
+            rows = self._rows(engine, run, classes, settings.class_weight, weighted)
+            initial = self._initial(rows, settings.optimizer) if go_on else None
+            # Parameters to go on from are relative to the same targets.
+            model = self._model(rows, None if initial is None else self._last_model)
+            fit = self._plan(settings, model, rows, initial, engine)
+            fit = fit.working(step_callbacks=callbacks.of_steps)
+            checkpoint = self._params()["checkpoint"]
+            if checkpoint is None:
+                result = engine.train(fit, callbacks)
+            else:
+                result = train_in_parts(engine, fit, callbacks, checkpoint)
+            self._keep(model, result, rows, more=initial is not None)
+            self._tell(settings, fit, result, engine)
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, self.n_iter_)
+        self._warn(settings, result)
+
+    def _plan(
+        self,
+        settings: Settings,
+        model: StepModel,
+        rows: Rows,
+        initial: ShardState | None,
+        engine: Engine,
+    ) -> FitSpec:
+        lanes = engine.lanes(
+            settings.run.n_lanes, shared=settings.policy.uses_threads, passes=settings.max_iter
+        )
+        scales = engine.scales() if settings.optimizer.uses_scales else None
+        return make_fit(settings, model, rows, lanes, initial, engine.streaming, scales)
+
+    def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
+        """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
+        state = result.state
+        assert isinstance(state, ShardState)
+        if not all(np.isfinite(slot).all() for slot in state.slots.values()):
+            raise DivergedError(
+                "The squares of the gradients overflow, so that steps are zero. Scale the features "
+                "(StandardScaler) and the targets."
+            )
+        self._set_parameters(state.w if state.average is None else state.average, model, rows)
+        self._state, self._last_model = state, model
+        self.n_iter_ = len(result.records)
+        seen = sum(record["rows"] for record in result.records) + result.partial_rows
+        self.t_: float = self.t_ + seen if more else seen
+
+    def _tell(self, settings: Settings, fit: FitSpec, result: FitResult, engine: Engine) -> None:
+        self._set_history(
+            fit,
+            result,
+            engine,
+            policy=settings.policy.name,
+            n_servers=len(fit.work.layout.slices()) if fit.work.uses_shards else 0,
+            partial_rows=result.partial_rows,
+            dropped_pushes=result.dropped,
+            compression=None if fit.work.compression is None else fit.work.compression.name,
+        )
+
+    def _warn(self, settings: Settings, result: FitResult) -> None:
+        reached = len(result.records) >= settings.max_iter
+        if settings.tol is not None and reached and not result.stopping.converged:
+            warnings.warn(
+                f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
+                "loss (or validation score) settled to tol. Increase max_iter, scale the features "
+                "(StandardScaler), or set tol=None to ask for just so many passes.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def _goes_on(self) -> bool:
+        return bool(self._params()["warm_start"]) and hasattr(self, "_state")
+
+    def _one_pass(
+        self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
+    ) -> None:
+        """One pass that goes on from the last state (``partial_fit``)."""
+        if self._params()["early_stopping"]:
+            raise InvalidParameterError(
+                "partial_fit makes one pass and cannot stop early. Set early_stopping=False, or "
+                "call fit."
+            )
+        settings = dataclasses.replace(self._settings(policy), max_iter=1, tol=None)
+        state = getattr(self, "_state", None)
+        if state is not None:
+            # Another order of rows in each call.
+            settings = dataclasses.replace(settings, seed=settings.seed + state.step)
+        self._fit(
+            X,
+            y,
+            sample_weight,
+            settings=settings,
+            client=client,
+            classes=classes,
+            go_on=state is not None,
+        )
+
+    def _initial(self, rows: Rows, optimizer: Optimizer) -> ShardState | None:
+        """The last fit's state, checked to be of such rows; None where there was none."""
+        state: ShardState | None = getattr(self, "_state", None)
+        if state is None:
+            return None
+        survey, classes = rows.survey, rows.classes
+        if survey.n_features != self.n_features_in_:
+            raise InvalidDataError(
+                f"X has {survey.n_features} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input. Select the columns of the first fit."
+            )
+        if classes is not None and not np.array_equal(classes, self.classes_):
+            raise InvalidDataError(
+                f"Going on needs the classes of the first fit, {self.classes_.tolist()}; y holds "
+                f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
+            )
+        cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
+        w = self._parameters(state).astype(survey.dtype)
+        slots = cast if cast.keys() == set(optimizer.slot_names) else {}
+        if self._params()["average"] is False:
+            return ShardState(w, slots, state.step, state.rows)
+        return dataclasses.replace(state, w=w, slots=slots)
+
+
+def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer]:
+    """The penalty, and the optimizer that goes with it."""
+    penalty = get_penalty(params["penalty"], params["alpha"], params["l1_ratio"])
+    optimizer = get_optimizer(params["optimizer"])
+    # Threads that race would lose the account that is kept of the penalty.
+    if penalty.l1 and not policy.uses_threads:
+        optimizer = optimizer.under_l1()
+    return penalty, optimizer
+
+
+def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
+    if compressor is None or policy.pushes_gradients:
+        return
+    names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
+    raise InvalidParameterError(
+        f"compression={compressor.name!r} is for pushes of gradients to servers, and the policy "
+        f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
+    )

@@ -1,0 +1,77 @@
+"""Functions of one entry of some arrays: as functions of whole arrays, without a compiler.
+
+A step of an optimizer is written once, for entry ``k`` (`Optimizer.at_entry`). `compiled.py` makes
+a loop of it; here the same lines are run with ``k = ...`` and an array library in the place of
+`math`. Both make the same operations on each entry in the same order, so their results are equal to
+the last bit.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from functools import cache
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["helpers", "of_arrays", "where"]
+
+#: What arrays call functions that Python has without an import.
+_BUILTINS = {"abs": "abs", "max": "maximum", "min": "minimum"}
+
+
+def where(condition: Any, one: Any, other: Any) -> Any:
+    """A branch that arrays can take as well: `one` where the condition holds, else `other`."""
+    return one if condition else other
+
+
+def helpers(function: Callable[..., Any]) -> dict[str, Any]:
+    """Functions of Python's that another one calls by global names."""
+    own: Any = function
+    found = {name: own.__globals__.get(name) for name in own.__code__.co_names}
+    return {name: value for name, value in found.items() if isinstance(value, FunctionType)}
+
+
+@cache
+def of_arrays(function: Callable[..., Any], xp: Any) -> Any:
+    """A function of entries as one of arrays.
+
+    Parameters
+    ----------
+    function : function
+        Arithmetic, `where`, functions of `math`, `min`, `max`, `abs`, and functions of these; no
+        branches.
+    xp : module
+        Of the arrays.
+
+    Raises
+    ------
+    InvalidParameterError
+        It calls something of `math` that arrays do not have.
+    """
+    own: Any = function
+    names = own.__globals__
+    found: dict[str, Any] = {
+        name: xp.where if value is where else of_arrays(value, xp)
+        for name, value in helpers(function).items()
+    }
+    for name in own.__code__.co_names:
+        value = names.get(name, getattr(builtins, name, None))
+        if value is math:
+            found[name] = xp
+        elif name in _BUILTINS and name not in names:
+            found[name] = getattr(xp, _BUILTINS[name])
+        elif isinstance(value, BuiltinFunctionType) and value.__module__ == "math":
+            found[name] = getattr(xp, name)
+    if math in names.values():
+        unknown = [n for n in own.__code__.co_names if hasattr(math, n) and not hasattr(xp, n)]
+        if unknown:
+            raise InvalidParameterError(
+                f"{own.__qualname__} calls math.{unknown[0]}, which arrays of {xp.__name__} do "
+                "not have. Give the optimizer a `_descend` of its own as well."
+            )
+    code, defaults, closure = own.__code__, own.__defaults__, own.__closure__
+    return FunctionType(code, {**names, **found}, own.__name__, defaults, closure)

@@ -1,0 +1,90 @@
+"""One reading of parameters, gradient and slots on the host: a whole step in a compiled loop.
+
+NumPy makes a pass over memory for each operation of a step. Here an entry's mean gradient, the l2
+penalty, the optimizer's `at_entry` and the l1 penalty follow each other while the entry is in a
+register; what the penalty and the optimizer compute, and so each bit, is the same.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.backends.base import Step
+from daskml_dist.backends.compiled import compiled_with
+
+__all__ = ["update", "update_loop"]
+
+
+# `_move` stands for an optimizer's `at_entry`, `_step` for one of the steps below.
+def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
+def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
+
+
+def _plain(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:
+    _move(state, k, grad, rate, numbers)
+
+
+def _proximal(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:
+    most = _move(state, k, grad, rate, numbers) * l1
+    state[0][k] -= max(min(state[0][k], most), -most)
+
+
+def _update(
+    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+) -> None:
+    """Take one step.
+
+    Parameters
+    ----------
+    state : tuple of (n_parameters,) floats
+        w and the slots.
+    grad : (n_parameters,) floats
+        Of the summed loss; not changed.
+    rows, rate, l1, l2 : floats of the same type
+    n_penalised : int
+        Leading parameters that penalties apply to.
+    numbers : floats
+        Of the optimizer.
+    """
+    w = state[0]
+    with_l2 = n_penalised if l2 > 0 else 0
+    # Numbers with a sign could count from the end, and each would be looked at.
+    for i in range(with_l2):
+        k = np.uint64(i)
+        _step(state, k, grad[k] / rows + l2 * w[k], rate, l1, numbers)
+    for i in range(with_l2, n_penalised):
+        k = np.uint64(i)
+        _step(state, k, grad[k] / rows, rate, l1, numbers)
+    # No strength is applied as well: digits do not depend on how the parameters are cut.
+    none = l1 - l1
+    for i in range(n_penalised, len(w)):
+        k = np.uint64(i)
+        _step(state, k, grad[k] / rows, rate, none, numbers)
+
+
+def update_loop(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
+    """`_update` for an optimizer with an `at_entry`, at some strength of l1 and learning rate."""
+    kind = type(optimizer)
+    if l1 > 0 and lr != 0 and kind.at_entry_l1 is not None:
+        step = kind.at_entry_l1
+    else:
+        form = _proximal if l1 > 0 else _plain
+        step = compiled_with(form, exact=True, _move=kind.at_entry)
+    loop: Callable[..., None] = compiled_with(_update, exact=True, _step=step)
+    return loop
+
+
+def update(optimizer: Any, step: Step) -> None:
+    """Take a step of an optimizer with an `at_entry`; arrays are contiguous, and of one dtype."""
+    number = step.w.dtype.type
+    loop = update_loop(optimizer, step.l1, step.lr)
+    numbers = tuple(map(number, optimizer.numbers(step.number)))
+    given = map(number, (step.rows, step.lr, step.l1, step.l2))
+    state = tuple([array.reshape(-1) for array in step.state(optimizer)])
+    n_penalised = np.int64(step.n_penalised * step.w.shape[1])
+    loop(state, step.grad.reshape(-1), *given, n_penalised, numbers)

@@ -1,0 +1,161 @@
+"""Copies of blocks to a device: through pinned memory, once, and none on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends import Backend, cupy_backend, get_backend
+from daskml_dist.backends.devices import stored_dtype
+from daskml_dist.backends.moved_once import MovedOnce
+from daskml_dist.backends.pinned_copy import PinnedCopy
+from daskml_dist.linear_model import SGDClassifier
+from tests.backends.batches import CONTAINERS, make_rows
+from tests.cuda_emulation import EmulatedCupy
+from tests.fake_cupy import plug_in
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 24, (1 << 24) + 1, 3 * (1 << 24) + 5])
+def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
+    """The driver's part is played by memmove; a buffer is not filled before it was sent."""
+    cuda = _FakeCuda()
+    copy = PinnedCopy(cuda, lambda size, dtype: np.empty(size, dtype))
+    source = np.random.default_rng(0).integers(0, 255, size, dtype=np.uint8)
+    out = copy(source)
+    np.testing.assert_array_equal(out, source)
+    assert cuda.waits == ["queued work"]
+
+
+def test_copies_have_the_dtype_and_shape_of_their_source(stored: str) -> None:
+    source = np.arange(6.0).reshape(2, 3).astype(stored_dtype(stored))
+    out = PinnedCopy(_FakeCuda(), lambda size, dtype: np.empty(size, dtype))(source)
+    assert out.dtype == source.dtype
+    np.testing.assert_array_equal(out, source)
+
+
+def test_what_blocks_share_is_moved_once(backend: Backend) -> None:
+    once, shared = MovedOnce(backend), np.arange(3.0)
+    moved = once.to_device(shared)
+    assert once.to_device(shared) is moved
+    assert once.to_device(moved) is moved
+    for k in range(100):  # whose memory may be that of the one before
+        other = once.to_device(np.full(3, float(k)))
+        np.testing.assert_array_equal(backend.to_numpy(other), [k] * 3)
+    assert once.device == backend.device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_arrays_there_and_back(dtype: str) -> None:
+    """While the device still works on what the memory held before."""
+    backend = get_backend("gpu")
+    rows = np.random.default_rng(0).normal(size=((1 << 23) + 5, 1)).astype(dtype)
+    for scale in (1, -3):
+        work = backend.to_device(np.ones((2000, 2000)))
+        for _ in range(20):
+            work = work @ work / 2000
+        moved = backend.to_device(scale * rows)
+        np.testing.assert_array_equal(backend.to_numpy(moved), scale * rows)
+        del work, moved
+
+
+def test_only_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes through pinned memory is there on return; numbers of rows are sent in each step."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here")
+    waited = []
+
+    def copy(array: NDArray[Any]) -> NDArray[Any]:
+        waited.append(array.shape)
+        return array.copy()
+
+    monkeypatch.setattr(cupy_backend, "_PINNED_FROM", 400)
+    monkeypatch.setattr(cupy_backend, "pinned_copy", lambda cupy: copy)
+    monkeypatch.setattr(EmulatedCupy, "problem", lambda: None)
+    plug_in(EmulatedCupy, monkeypatch)
+    dense = np.random.default_rng(0).normal(size=(240, 2))
+    X, y = sparse.csr_array(dense), np.digitize(dense[:, 0], [-1, 1])
+    options = {"loss": "hinge", "batch_size": 80, "max_iter": 2, "tol": None, "random_state": 0}
+    clf = SGDClassifier(device="gpu", **options).fit(X, y)
+    assert waited == [a.shape for a in (X.data, X.indices, X.indptr, y)]
+    np.testing.assert_allclose(clf.coef_, SGDClassifier(device="cpu", **options).fit(X, y).coef_)
+
+
+class _FakeCuda:
+    """What a copy asks of CuPy: arrays, a stream and events."""
+
+    uint8 = np.uint8
+
+    def __init__(self) -> None:
+        self.cuda = self.runtime = self
+        self.ptr = 0
+        self.waits: list[str] = []
+        self.memcpyHostToDevice = 1
+        self._sent: list[tuple[int, int, int]] = []
+        self._done = 0
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        return np.empty(shape, dtype).view(_WithPointer)
+
+    def Stream(self, non_blocking: bool) -> _FakeCuda:
+        assert non_blocking
+        return self
+
+    def Event(self, disable_timing: bool) -> _FakeEvent:
+        return _FakeEvent(self)
+
+    def get_current_stream(self) -> _FakeCuda:
+        return self
+
+    def record(self) -> str:
+        return "queued work"
+
+    def wait_event(self, event: str) -> None:
+        self.waits.append(event)
+
+    def memcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
+        # Sent when somebody waits for it, so that a buffer filled too early shows.
+        self._sent.append((to, source, size))
+
+    def synchronize(self) -> None:
+        self.send(len(self._sent))
+
+    def send(self, upto: int) -> None:
+        """Do what was asked for first."""
+        while self._done < upto:
+            ctypes.memmove(*self._sent[self._done])
+            self._done += 1
+
+
+class _FakeEvent:
+    def __init__(self, cuda: _FakeCuda) -> None:
+        self._cuda = cuda
+        self._at = 0
+
+    def record(self, stream: _FakeCuda) -> None:
+        self._at = len(stream._sent)
+
+    def synchronize(self) -> None:
+        self._cuda.send(self._at)
+
+
+class _WithPointer(np.ndarray):  # type: ignore[type-arg]
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+@CONTAINERS
+def test_blocks_on_the_cpu_are_not_copied(container: Any) -> None:
+    backend = get_backend("cpu")
+    X = container(make_rows())
+    assert backend.to_device(X) is X
+    if not sparse.issparse(X):
+        assert np.shares_memory(backend.rows(X, slice(2, 9)), X)

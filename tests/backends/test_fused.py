@@ -1,0 +1,91 @@
+"""Gradients and steps that a backend has a kernel for: as its products have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.base import Step
+from daskml_dist.losses import Huber, LogLoss
+from daskml_dist.optimizers import Adam
+from tests.backends.batches import ROWS, P, draw_floats, make_rows
+
+
+@pytest.mark.parametrize("rows", ["gathered", "slice"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [0, 1])
+@pytest.mark.parametrize("container", [np.asarray, sparse.csr_array], ids=lambda c: c.__name__)
+def test_fused_gradients(
+    backend: Backend, container: Any, intercept: int, weighted: bool, rows: str
+) -> None:
+    """Where a backend has a kernel it does what its products do; else nothing."""
+    X, loss = make_rows(), Huber(0.5)
+    batch = backend.rows(backend.to_device(container(X)), ROWS[rows])
+    dense = X[ROWS[rows]]
+    y, w = draw_floats(len(dense)), draw_floats(P + intercept, 1)
+    weight = np.abs(draw_floats(len(dense))) if weighted else None
+    start = draw_floats(P + intercept + 1, 1)[1:]
+    out = backend.to_device(start.copy())
+    moved = None if weight is None else backend.to_device(weight)
+    found = backend.add_fused(
+        loss.kernel,
+        backend.to_device(w),
+        batch,
+        backend.to_device(y),
+        moved,
+        out,
+        loss.parameters,
+    )
+    if found is None:
+        assert backend.name == "numpy"
+        np.testing.assert_array_equal(backend.to_numpy(out), start)
+        return
+    values, g = loss.value_and_gradient(y, dense @ w[:P, 0] + (w[P, 0] if intercept else 0))
+    values, g = (values, g) if weight is None else (values * weight, g * weight)
+    gradient = np.append(dense.T @ g, g.sum())[: P + intercept, None]
+    assert float(found) == pytest.approx(values.sum(), rel=1e-12)
+    np.testing.assert_allclose(backend.to_numpy(out), start + gradient, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("container", [np.asarray, sparse.csr_array], ids=lambda c: c.__name__)
+def test_fused_softmax(backend: Backend, container: Any, weighted: bool) -> None:
+    X, loss = make_rows(), LogLoss()
+    batch = backend.rows(backend.to_device(container(X)), slice(3, 20))
+    y = np.arange(17, dtype=np.int32) % 3
+    w, start = draw_floats(P + 1, 3), draw_floats(P + 2, 3)[1:]
+    weight = np.abs(draw_floats(17)) if weighted else None
+    out = backend.to_device(start.copy())
+    moved = [None if a is None else backend.to_device(a) for a in (w, y, weight)]
+    found = backend.add_fused(loss.kernel, moved[0], batch, moved[1], moved[2], out)
+    if found is None:
+        assert backend.name == "numpy"
+        return
+    values, g = loss.value_and_gradient(y, X[3:20] @ w[:P] + w[P])
+    values, g = (values, g) if weight is None else (values * weight, g * weight[:, None])
+    gradient = np.vstack([X[3:20].T @ g, g.sum(axis=0)])
+    assert float(found) == pytest.approx(values.sum(), rel=1e-12)
+    np.testing.assert_allclose(backend.to_numpy(out), start + gradient, rtol=1e-11, atol=1e-13)
+
+
+def test_fused_steps(backend: Backend) -> None:
+    """Adam with both penalties on all rows but the last, as its own lines have it."""
+    optimizer, w = Adam(), draw_floats(P, 2)
+    slots = optimizer.init(w)
+    device_w = backend.to_device(w.copy())
+    device_slots = {name: backend.to_device(slot.copy()) for name, slot in slots.items()}
+    strengths = np.r_[np.full(P - 1, 0.3), 0.0][:, None]
+    for number in (1, 2, 3):
+        grad = draw_floats(P, 2) / number
+        moved = backend.to_device(4 * grad)
+        step = Step(device_w, moved, device_slots, 4.0, 0.1, number, 0.3, 0.2, P - 1)
+        if not backend.update(optimizer, step):
+            assert backend.name == "numpy"
+            return
+        grad[:-1] += 0.2 * w[:-1]
+        optimizer.update(w, grad, slots, 0.1, number, strengths)
+    np.testing.assert_allclose(backend.to_numpy(device_w), w, rtol=1e-12, atol=1e-14)

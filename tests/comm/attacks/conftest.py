@@ -1,0 +1,42 @@
+"""Servers under attack, with TLS and without."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+import pytest
+from distributed import Security
+
+from daskml_dist.comm.listener import Credentials
+from tests.comm.attacks.served import PATIENCE, SECRET, Served
+
+
+@pytest.fixture(scope="module")
+def contexts() -> dict[bool, dict[str, ssl.SSLContext]]:
+    """TLS contexts of a cluster, and none, by whether there is TLS."""
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    listen = security.get_listen_args("worker")["ssl_context"]
+    return {
+        True: {
+            "listen": listen,
+            "connect": security.get_connection_args("worker")["ssl_context"],
+        },
+        False: {},
+    }
+
+
+@pytest.fixture(params=[False, True], ids=["tcp", "tls"])
+def credentials(
+    request: pytest.FixtureRequest, contexts: dict[bool, dict[str, ssl.SSLContext]]
+) -> Credentials:
+    """What the fit's own have; without shared memory, so that bytes go by the sockets."""
+    return Credentials(SECRET, shared_memory=False, patience=PATIENCE, **contexts[request.param])
+
+
+@pytest.fixture
+def served(credentials: Credentials) -> Iterator[Served]:
+    served = Served(credentials)
+    yield served
+    served.listener.close()

@@ -1,0 +1,89 @@
+"""A server of a fit that is attacked; all of it on the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from daskml_dist.comm.base import Wait
+from daskml_dist.comm.bounds import Bounds
+from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.remote import RemoteConnection, serve
+from daskml_dist.errors import CommunicationError
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Asynchronous
+from daskml_dist.ps.messages import Request
+from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import Constant
+from tests.rules import one_group
+
+HOST, KEY, SECRET = "127.0.0.1", "run-0-1", b"s" * 32
+BOUNDS = Bounds("float64", 8, 1, 2)
+#: Seconds that a handshake may take here.
+PATIENCE = 1.0
+
+
+def make_server() -> ParameterServer:
+    rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 8, 1.0)
+    return ParameterServer(
+        Asynchronous(), [0, 1], Shard(rule, ShardState(np.zeros((8, 1)), {})), None, 1
+    )
+
+
+class Served:
+    """A server at its listener, and the losses that it has noticed."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self.losses = threading.Semaphore(0)
+        answer = partial(serve, make_server(), bounds=BOUNDS, on_loss=self.losses.release)
+        self.listener = Listener(HOST, credentials, on_pair=answer, key=KEY)
+        self.endpoint = self.listener.endpoint
+
+    def works(self) -> None:
+        """See that a trainer of the fit is still served; a machine under load is slow at times."""
+        for _ in range(20):
+            with suppress(CommunicationError):
+                return self._exchange()
+        raise AssertionError("nobody is served")
+
+    def _exchange(self) -> None:
+        patient = replace(self.credentials, patience=20)
+        connection = RemoteConnection(self.endpoint, patient, Wait(20), BOUNDS)
+        connection.send(Request((0,), 0, 1))
+        assert connection.receive(0).values is not None
+        connection.close()
+
+    def dial(self) -> socket.socket:
+        """A socket of somebody who knows the address, under TLS where the fit has it."""
+        sock = socket.create_connection((HOST, self.endpoint.port), timeout=20)
+        if self.credentials.connect is not None:
+            sock = self.credentials.connect.wrap_socket(sock, server_hostname=HOST)
+        return sock
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a state."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.01)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other side closes a socket, whatever it says before."""
+    sock.settimeout(20)
+    with suppress(OSError):
+        while sock.recv(1 << 16):
+            pass
+    return True

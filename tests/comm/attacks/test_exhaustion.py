@@ -1,0 +1,123 @@
+"""Connections by the thousand, half and repeated ones, and a system that lacks descriptors."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from daskml_dist.comm import handshake
+from daskml_dist.comm import listener as module
+from daskml_dist.comm.allreduce import PeerListener
+from daskml_dist.comm.base import Wait
+from daskml_dist.comm.handshake import NAME, UP
+from daskml_dist.comm.listener import Credentials, call_peer
+from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, Served, is_closed, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay, and say nothing: those of the fit come in nevertheless, and all is forgotten."""
+    monkeypatch.setattr(module, "_GRACE", 0.1)
+    threads = threading.active_count()
+    with ExitStack() as stack:
+        most = 0
+        for i in range(1000):
+            sock = socket.socket()
+            stack.enter_context(closing(sock))
+            sock.setblocking(False)
+            sock.connect_ex((HOST, served.endpoint.port))
+            if i % 100 == 0:
+                most = max(most, threading.active_count())
+        served.works()
+        assert most <= threads + module._MOST_GREETED + 1
+    listener = served.listener
+    until(lambda: not listener._guests and not listener._open and not listener._half)
+
+
+@pytest.mark.parametrize("fault", ["descriptors", "threads"])
+def test_the_listener_outlives_what_the_system_lacks(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 5
+
+    def lacks(start: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            nonlocal left
+            mine = getattr(self, "name", "daskml-serve") == "daskml-serve"
+            if left and mine:
+                left -= 1
+                raise error
+            return start(self, *args)
+
+        return call
+
+    served = Served(Credentials(SECRET, shared_memory=False, patience=PATIENCE))
+    try:
+        if fault == "descriptors":
+            no_file = OSError(errno.EMFILE, "Too many open files")
+            monkeypatch.setattr(socket.socket, "accept", lacks(socket.socket.accept, no_file))
+        else:
+            no_thread = RuntimeError("can't start new thread")
+            start = lacks(threading.Thread.start, no_thread)
+            monkeypatch.setattr(threading.Thread, "start", start)
+            for _ in range(5):
+                with closing(served.dial()) as sock:
+                    assert is_closed(sock)
+        served.works()
+        assert left == 0
+    finally:
+        served.listener.close()
+
+
+def test_half_a_connection_expires(served: Served) -> None:
+    listener = served.listener
+    endpoint, credentials = served.endpoint, served.credentials
+    up = module._open_channel(endpoint, credentials, UP, b"n" * NAME)
+    try:
+        until(lambda: bool(listener._half))
+        until(lambda: not listener._half and not listener._open)
+        assert is_closed(up.sock)
+        # The other half that comes too late finds nothing.
+        late = module._open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME)
+        until(lambda: not listener._half and not listener._open)
+        late.close()
+    finally:
+        up.close()
+    served.works()
+
+
+def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(2):
+            channel = module._open_channel(served.endpoint, served.credentials, UP, b"n" * NAME)
+            stack.enter_context(closing(channel))
+        assert is_closed(channel.sock)
+    until(lambda: not served.listener._open)
+    served.works()
+
+
+def test_a_rank_comes_once() -> None:
+    listener = PeerListener(HOST, Credentials(SECRET), KEY)
+    first = call_peer(listener.endpoint, Credentials(SECRET), 1)
+    inbox = listener.inbox(1, Wait(20))
+    second = call_peer(listener.endpoint, Credentials(SECRET), 1)
+    assert is_closed(second)
+    first.sendall(b"x")
+    got = bytearray(1)
+    inbox.read_into(memoryview(got))
+    assert got == b"x"
+    for end in (first, second, listener):
+        end.close()
+
+
+def test_closed_connections_are_forgotten(served: Served) -> None:
+    for _ in range(3):
+        served.works()
+    until(lambda: not served.listener._open and not served.listener._guests)

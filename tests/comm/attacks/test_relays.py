@@ -1,0 +1,128 @@
+"""Parties that hear a handshake, and repeat it elsewhere or later: it is worth nothing there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from daskml_dist.comm import handshake
+from daskml_dist.comm.base import Endpoint
+from daskml_dist.comm.handshake import NAME, PEER, UP, Deadline
+from daskml_dist.comm.listener import Credentials, Listener, call_peer
+from daskml_dist.errors import CommunicationError
+from tests.comm.attacks.relay import Relay
+from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, is_closed, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def peer_listener(came: list[int], announced: str | None = None) -> Iterator[Listener]:
+    """A listener for other trainers, and the ranks that came."""
+
+    def take(rank: int, sock: socket.socket) -> None:
+        came.append(rank)
+        sock.close()
+
+    listener = Listener(HOST, Credentials(SECRET), on_peer=take, key=KEY, announced=announced)
+    with closing(listener):
+        yield listener
+
+
+def _as_rank(rank: int) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        fixed = len(handshake._PROTOCOL) + 1
+        if not data.startswith(handshake._PROTOCOL):
+            return data
+        return data[:fixed] + rank.to_bytes(NAME, "big") + data[fixed + NAME :]
+
+    return change
+
+
+def _as_channel(data: bytes) -> bytes:
+    return data.replace(handshake._PROTOCOL + PEER, handshake._PROTOCOL + UP)
+
+
+@pytest.mark.parametrize("change", [_as_rank(7), _as_channel, bytes], ids=["rank", "role", "port"])
+def test_a_relayed_proof_is_worth_nothing(change: Callable[[bytes], bytes]) -> None:
+    """With another rank or role, or to another listener than the one that was called."""
+    came: list[int] = []
+    with peer_listener(came) as listener:
+        relay = Relay(listener.endpoint, change)
+        try:
+            announced = Endpoint(KEY, HOST, relay.port)
+            with pytest.raises(CommunicationError, match="Cannot connect"):
+                call_peer(announced, Credentials(SECRET, patience=PATIENCE), 3)
+        finally:
+            relay.close()
+        call_peer(listener.endpoint, Credentials(SECRET), 5).close()
+        until(lambda: bool(came))
+    assert came == [5]
+
+
+def test_a_call_meant_for_another_listener_is_refused() -> None:
+    """The same port, but a listener of another name: it was another rank's, or another run's."""
+    came: list[int] = []
+    with peer_listener(came) as listener:
+        other = replace(listener.endpoint, key="run-0-2")
+        with pytest.raises(CommunicationError, match="Cannot connect"):
+            call_peer(other, Credentials(SECRET, patience=PATIENCE), 3)
+    assert came == []
+
+
+def test_a_replayed_handshake_is_refused() -> None:
+    came: list[int] = []
+    with peer_listener(came) as listener:
+        # The caller is told the relay's address as the listener's own: it stands in the path.
+        relay = Relay(listener.endpoint)
+        listener.endpoint = replace(listener.endpoint, port=relay.port)
+        try:
+            call_peer(listener.endpoint, Credentials(SECRET), 3).close()
+            until(lambda: came == [3])
+            with closing(socket.create_connection((HOST, listener.port))) as sock:
+                sock.sendall(relay.said)
+                assert is_closed(sock)
+        finally:
+            relay.close()
+    assert came == [3]
+
+
+def test_reflected_proofs_are_refused() -> None:
+    """What a caller says, or its own listener answers, is no proof of the side it faces."""
+
+    def echo(server: socket.socket) -> None:
+        sock, _ = server.accept()
+        with sock:
+            sock.settimeout(20)
+            hello = sock.recv(1 << 16)
+            # Its nonce as ours, and then whatever it says as ours.
+            sock.sendall(hello[-32:] + hello[-32:])
+            with suppress(OSError):
+                sock.sendall(sock.recv(1 << 16))
+
+    with socket.create_server((HOST, 0)) as server, ThreadPoolExecutor(1) as pool:
+        mirror = pool.submit(echo, server)
+        with pytest.raises(CommunicationError, match="secret"):
+            call_peer(Endpoint(KEY, HOST, server.getsockname()[1]), Credentials(SECRET), 0)
+        mirror.result(20)
+    came: list[int] = []
+    with peer_listener(came) as listener:
+        with closing(socket.create_connection((HOST, listener.port), timeout=20)) as sock:
+            sock.sendall(handshake._HELLO.pack(handshake._PROTOCOL, PEER, bytes(NAME), bytes(32)))
+            answer = Deadline(20).receive(sock, 64)
+            sock.sendall(answer[32:])  # the listener's proof as the caller's
+            assert is_closed(sock)
+    assert came == []
+
+
+def test_a_listener_on_all_addresses_goes_by_the_name_that_is_announced() -> None:
+    came: list[int] = []
+    with peer_listener(came, announced="localhost") as listener:
+        assert listener.endpoint.host == "localhost"
+        call_peer(listener.endpoint, Credentials(SECRET), 4).close()
+        until(lambda: came == [4])

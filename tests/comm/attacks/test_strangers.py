@@ -1,0 +1,131 @@
+"""Strangers, who know no secret: refused in bounded time, while the fit's own get through."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+
+import pytest
+
+from daskml_dist.comm import handshake, wire
+from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.handshake import NAME, PEER, UP, Secret
+from daskml_dist.comm.listener import Credentials, Listener, call_listener, call_peer
+from daskml_dist.comm.remote import RemoteConnection
+from daskml_dist.comm.ring import Offer
+from daskml_dist.errors import CommunicationError
+from tests.comm.attacks.relay import Relay
+from tests.comm.attacks.served import BOUNDS, HOST, KEY, PATIENCE, SECRET, Served, is_closed
+
+pytestmark = pytest.mark.timeout(60)
+
+
+_HELLO = handshake._HELLO.pack(handshake._PROTOCOL, UP, bytes(NAME), bytes(32))
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(100),
+    os.urandom(1 << 16),
+    b"daskml 2X" + bytes(100),
+    _HELLO.replace(UP, PEER) + bytes(32),  # proofs of nothing
+    _HELLO + bytes(Offer.SIZE + 32),
+    pickle.dumps(print),
+    *(_HELLO[:n] for n in (0, 5, len(_HELLO) - 1, len(_HELLO))),  # and then no more
+]
+
+
+def test_garbage_is_refused_and_others_are_served(served: Served) -> None:
+    with ExitStack() as stack:
+        socks = [stack.enter_context(closing(served.dial())) for _ in GARBAGE]
+        for sock, words in zip(socks, GARBAGE, strict=True):
+            with suppress(OSError):
+                sock.sendall(words)
+        served.works()
+        assert all(map(is_closed, socks))
+    served.works()
+
+
+def test_a_byte_now_and_then_does_not_prolong_a_handshake(served: Served) -> None:
+    with closing(socket.create_connection((HOST, served.endpoint.port), timeout=20)) as sock:
+        since = time.monotonic()
+        with suppress(OSError):
+            for byte in bytes(10_000):
+                sock.sendall(bytes([byte]))
+                time.sleep(PATIENCE / 20)
+        assert time.monotonic() - since < 10_000 * PATIENCE / 20 / 4
+
+
+def test_the_listener_proves_itself_first() -> None:
+    """A rogue on a port that a worker had gets a nonce, and nothing of the fit."""
+    heard: list[bytes] = []
+
+    def answer(server: socket.socket, words: bytes) -> None:
+        sock, _ = server.accept()
+        with sock:
+            sock.settimeout(20)
+            heard.append(sock.recv(1 << 16))
+            sock.sendall(words)
+            with suppress(OSError):
+                heard.append(sock.recv(1 << 16))
+
+    reply = wire._CALL.pack(wire.CALL, 1 << 30) + pickle.dumps(print)
+    for words in (reply, bytes(64), os.urandom(64), b""):
+        heard.clear()
+        with socket.create_server((HOST, 0)) as server, ThreadPoolExecutor(1) as pool:
+            rogue = pool.submit(answer, server, words)
+            endpoint = Endpoint(KEY, HOST, server.getsockname()[1])
+            with pytest.raises(CommunicationError, match="another program may have its port"):
+                call_listener(endpoint, Credentials(SECRET, patience=0.3))
+            rogue.result(20)
+        assert len(heard[0]) == handshake._HELLO.size
+        assert not any(heard[1:])
+
+
+def test_a_certificate_alone_is_not_enough(served: Served) -> None:
+    """Nor is the secret alone, where the cluster has certificates."""
+    others = [replace(served.credentials, secret=b"other")]
+    if served.credentials.connect is not None:
+        others.append(Credentials(SECRET, patience=PATIENCE))
+    for other in others:
+        with pytest.raises(CommunicationError, match="Cannot connect"):
+            RemoteConnection(served.endpoint, other, Wait(20), BOUNDS)
+    served.works()
+
+
+def test_a_rogue_without_a_certificate_hears_nothing(
+    contexts: dict[bool, dict[str, ssl.SSLContext]],
+) -> None:
+    heard: list[bytes] = []
+    rogue = Listener(HOST, Credentials(SECRET, patience=PATIENCE), on_pair=lambda *_: None)
+    relay = Relay(rogue.endpoint)
+    try:
+        endpoint = Endpoint("", HOST, relay.port)
+        with pytest.raises(CommunicationError, match="Cannot connect"):
+            call_peer(endpoint, Credentials(SECRET, patience=PATIENCE, **contexts[True]), 1)
+        heard.append(relay.said)
+    finally:
+        rogue.close()
+        relay.close()
+    assert handshake._PROTOCOL not in heard[0]
+
+
+def test_a_listener_that_says_nothing_is_left() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        endpoint = Endpoint(KEY, HOST, server.getsockname()[1])
+        with pytest.raises(CommunicationError, match="timed out"):
+            call_peer(endpoint, Credentials(SECRET, patience=0.2), 0)
+
+
+def test_an_empty_secret_opens_nothing() -> None:
+    with closing(Listener(HOST, Credentials(b""))) as listener:
+        with pytest.raises(CommunicationError, match="Cannot connect"):
+            call_peer(listener.endpoint, Credentials(b"", patience=PATIENCE), 4)
+        with closing(socket.create_connection((HOST, listener.port), timeout=20)) as sock:
+            sock.sendall(_HELLO)
+            assert is_closed(sock)
+    assert "ssss" not in repr(Credentials(SECRET))
+    assert str(secret := Secret.make()) == repr(pickle.loads(pickle.dumps(secret))) == "Secret(...)"
