@@ -6,14 +6,14 @@ import dataclasses
 import warnings
 from abc import abstractmethod
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import BaseOnRows
-from daskml_dist._checks import check_class_weight, check_count, seed_of
+from daskml_dist._checks import check_class_weight, check_count, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist.compression import Compressor
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
@@ -39,9 +39,33 @@ class BaseSteps(BaseOnRows):
     """Base class of estimators trained by gradient steps under a policy.
 
     A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
-    (:meth:`_set_parameters`). The parameters of its constructor are those that are read here.
+    (:meth:`_set_parameters`). Its constructor has those of the parameters in `_defaults` that its
+    users are to choose.
     """
 
+    _defaults = BaseOnRows._defaults | {
+        "penalty": None,
+        "alpha": 0.0,
+        "l1_ratio": 0.15,
+        "optimizer": "adam",
+        "learning_rate": "auto",
+        "policy": "allreduce",
+        "max_iter": 20,
+        "tol": None,
+        "n_iter_no_change": 5,
+        "batch_size": "auto",
+        "micro_batch_size": None,
+        "shuffle": True,
+        "clip": None,
+        "groups": None,
+        "average": False,
+        "class_weight": None,
+        "early_stopping": False,
+        "validation_fraction": 0.1,
+        "warm_start": False,
+        "checkpoint": None,
+        "random_state": None,
+    }
     _run_used = tuple(Run().get_params())
     #: The last fit's, to go on from.
     _state: ShardState
@@ -63,7 +87,7 @@ class BaseSteps(BaseOnRows):
 
     def _settings(self, policy: str | Policy | None) -> Settings:
         """Check every parameter, before any work is started."""
-        params = self.get_params(deep=False)
+        params = self._params()
         self._check_numbers(params)
         early = params["early_stopping"]
         average = params["average"]
@@ -88,11 +112,14 @@ class BaseSteps(BaseOnRows):
             batch_size=params["batch_size"],
             validation_fraction=float(params["validation_fraction"]) if early else 0.0,
             average=int(average) if average else None,
-            class_weight=check_class_weight(params.get("class_weight")),
+            class_weight=check_class_weight(params["class_weight"]),
             seed=seed_of(params["random_state"]),
             auto_rate=isinstance(params["learning_rate"], str)
             and params["learning_rate"] == "auto",
             run=run,
+            clip=params["clip"],
+            micro_batch=params["micro_batch_size"],
+            groups=params["groups"],
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -111,6 +138,10 @@ class BaseSteps(BaseOnRows):
             raise InvalidParameterError(
                 f"validation_fraction={fraction!r}: use a number between 0 and 1."
             )
+        if params["micro_batch_size"] is not None:
+            check_count("micro_batch_size", params["micro_batch_size"], also="or None")
+        if params["clip"] is not None:
+            check_number("clip", params["clip"], lambda v: v > 0, "> 0, or None")
         tol = params["tol"]
         if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
             raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
@@ -122,6 +153,44 @@ class BaseSteps(BaseOnRows):
             )
 
     # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Train the model.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
+            Of shape (n_rows, n_features).
+        y : str, dask Array or Series, or array-like
+            A string names a column of the dataframe X, which is then no feature.
+        sample_weight : like `y`, or a float, or None
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, optional
+            Default: the current client.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        settings = self._settings(policy)
+        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        return self
 
     def _fit(
         self,
@@ -145,7 +214,7 @@ class BaseSteps(BaseOnRows):
             model = self._model(rows, None if initial is None else self._last_model)
             fit = self._plan(settings, model, rows, initial, engine)
             fit = fit.working(step_callbacks=callbacks.of_steps)
-            checkpoint = self.get_params(deep=False)["checkpoint"]
+            checkpoint = self._params()["checkpoint"]
             if checkpoint is None:
                 result = engine.train(fit, callbacks)
             else:
@@ -209,13 +278,13 @@ class BaseSteps(BaseOnRows):
             )
 
     def _goes_on(self) -> bool:
-        return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")
+        return bool(self._params()["warm_start"]) and hasattr(self, "_state")
 
     def _one_pass(
         self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
     ) -> None:
         """One pass that goes on from the last state (``partial_fit``)."""
-        if self.get_params(deep=False)["early_stopping"]:
+        if self._params()["early_stopping"]:
             raise InvalidParameterError(
                 "partial_fit makes one pass and cannot stop early. Set early_stopping=False, or "
                 "call fit."
@@ -254,7 +323,7 @@ class BaseSteps(BaseOnRows):
         cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
         w = self._parameters(state).astype(survey.dtype)
         slots = cast if cast.keys() == set(optimizer.slot_names) else {}
-        if self.get_params(deep=False)["average"] is False:
+        if self._params()["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)
 

@@ -1,0 +1,86 @@
+"""Blocks on a device that travel between workers."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.comm.utils import from_frames, to_frames
+from distributed.protocol import to_serialize
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+from numpy.typing import NDArray
+
+from daskml_dist.data import Block, make_block
+from tests.data.rows import X
+from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+
+#: What Dask's ucx asks for, and its tcp.
+UCX, TCP = ("cuda", "dask", "pickle", "error"), ("dask", "pickle", "error")
+
+
+def _sent(block: Block, serializers: tuple[str, ...]) -> tuple[list[Any], Block]:
+    """The frames of a message with a block, and what is read of them."""
+    frames = asyncio.run(to_frames({"block": to_serialize(block)}, serializers=serializers))
+    again = asyncio.run(from_frames(frames, deserializers=serializers))["block"]
+    return frames, again
+
+
+def _device_block(there: Any) -> Block:
+    return make_block(3, there, np.arange(4), np.ones(4, "float32"), classification=True)
+
+
+def _check_sent(block: Block, again: Block, rows: NDArray[Any]) -> None:
+    np.testing.assert_array_equal(again.X, rows)
+    assert again.X.dtype == rows.dtype
+    np.testing.assert_array_equal(again.y, block.y)
+    np.testing.assert_array_equal(again.sample_weight, block.sample_weight)
+    assert (again.index, again.device) == (block.index, block.device)
+
+
+def test_rows_on_a_device_travel_as_they_are_under_ucx_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plug_in(FakeCupy, monkeypatch)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
+    cuda_serialize.register(DeviceArray, lambda array: ({}, [array]))
+    cuda_deserialize.register(DeviceArray, lambda _, frames: frames[0])
+    block = _device_block(DeviceArray(X.astype("float32")))
+    frames, again = _sent(block, UCX)
+    assert any(frame is block.rows for frame in frames)
+    assert again.rows is block.rows
+    assert DeviceArray.copied == 0
+    _check_sent(block, again, X.astype("float32"))
+    frames, again = _sent(block, TCP)
+    assert not any(isinstance(frame, DeviceArray) for frame in frames)
+    assert isinstance(again.rows, np.ndarray)
+    _check_sent(block, again, X.astype("float32"))
+
+
+@pytest.mark.parametrize("serializers", [UCX, TCP])
+def test_rows_in_host_memory_travel_so_on_any_network(serializers: tuple[str, ...]) -> None:
+    block = make_block(3, X, np.arange(4), np.ones(4), classification=True)
+    _check_sent(block, _sent(block, serializers)[1], X)
+
+
+def test_rows_on_a_device_travel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody has read them in host memory too."""
+    plug_in(FakeCupy, monkeypatch)
+    block = _device_block(DeviceArray(np.zeros((4, 1000), "float32")))
+    before = len(pickle.dumps(block))
+    np.testing.assert_array_equal(block.X, 0)
+    assert len(pickle.dumps(block)) == before
+
+
+@pytest.mark.gpu
+def test_cupys_rows_travel_as_they_are() -> None:
+    import cupy
+
+    rows = X.astype("float32")
+    block = _device_block(cupy.asarray(rows))
+    frames, again = _sent(block, UCX)
+    assert any(isinstance(frame, cupy.ndarray) for frame in frames)
+    assert isinstance(again.rows, cupy.ndarray)
+    _check_sent(block, again, rows)

@@ -1,0 +1,180 @@
+"""What no metric is computed of, and what the errors say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+
+from daskml_dist import metrics
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.metrics import METRICS
+from tests.metrics.rows import (
+    BINARY,
+    CHUNKS,
+    CLASSES,
+    GUESSES,
+    PROBA,
+    RANKING,
+    SCORES,
+    TEXT,
+    N,
+    data_for,
+    lazy,
+    series,
+    unknown,
+)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("make", [np.asarray, lazy])
+def test_nan(name: str, make: Callable[[Any], Any]) -> None:
+    y_true, y_pred = (column.astype(float) for column in data_for(name))
+    block = "Block 2: " if make is lazy else ""
+    row = "row 3" if make is lazy else "row 10"
+    for which in (0, 1):
+        columns = [y_true.copy(), y_pred.copy()]
+        columns[which][10] = np.nan
+        with pytest.raises(InvalidDataError, match=rf"^{block}Input y_\w+ contains NaN.*{row}"):
+            METRICS[name](*map(make, columns))
+    weight = np.ones(N)
+    weight[10] = np.nan
+    with pytest.raises(InvalidDataError, match=f"^{block}Input sample_weight contains NaN"):
+        METRICS[name](make(y_true), make(y_pred), sample_weight=make(weight))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_missing_labels_and_lengths(name: str) -> None:
+    y_true, y_pred = data_for(name)
+    with pytest.raises(InvalidDataError, match="inconsistent numbers of samples"):
+        METRICS[name](y_true[:-1], y_pred)
+    with pytest.raises(InvalidDataError, match="inconsistent numbers of samples"):
+        METRICS[name](lazy(y_true[:-1], (30, 29)), lazy(y_pred))
+    other = (8, 0, 29, 1, 22)
+    with pytest.raises(InvalidDataError, match=r"Block \d: .*y_true has \d+ rows.*compute_chunk"):
+        METRICS[name](unknown(y_true, other), unknown(y_pred))
+    with pytest.raises(InvalidDataError, match=r"cannot be aligned.*y is y_true"):
+        METRICS[name](unknown(y_true, (30, 30)), unknown(y_pred))
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("make", [np.asarray, lazy])
+def test_several_targets(name: str, make: Callable[[Any], Any]) -> None:
+    y_true, y_pred = data_for(name)
+    two = np.column_stack([y_true, y_true])
+    with pytest.raises(InvalidDataError, match=r"1d array.*Pass one column"):
+        METRICS[name](make(two), make(y_pred))
+    if list(inspect.signature(METRICS[name]).parameters)[1] == "y_pred":
+        with pytest.raises(InvalidDataError, match=r"y_pred should be a 1d.*Pass one column"):
+            METRICS[name](make(y_true), make(two))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_no_rows(name: str) -> None:
+    y_true, y_pred = data_for(name)
+    nothing = da.from_array(np.zeros(N, bool), chunks=(CHUNKS,))
+    with pytest.raises(InvalidDataError, match="no rows"):
+        METRICS[name](lazy(y_true)[nothing], lazy(y_pred)[nothing])
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("make", [np.asarray, lazy])
+def test_no_weight(name: str, make: Callable[[Any], Any]) -> None:
+    y_true, y_pred = data_for(name)
+    with pytest.raises(InvalidDataError, match="sum to zero"):
+        METRICS[name](make(y_true), make(y_pred), sample_weight=make(np.zeros(N)))
+
+
+def test_mixed_labels() -> None:
+    for name in ("accuracy_score", "confusion_matrix"):
+        with pytest.raises(InvalidDataError, match="Mix of label input types"):
+            METRICS[name](lazy(TEXT[CLASSES]), lazy(GUESSES))
+    with pytest.raises(InvalidDataError, match="continuous values, not labels"):
+        metrics.accuracy_score(lazy(BINARY), lazy(SCORES))
+    mixed = lazy(np.array([1, "a"] * (N // 2), dtype=object))
+    with pytest.raises(InvalidDataError, match="different types"):
+        metrics.confusion_matrix(mixed, mixed)
+
+
+def test_missing_strings() -> None:
+    named = pd.Series(TEXT[CLASSES])
+    named[3] = None
+    for make in (series, np.asarray):
+        with pytest.raises(InvalidDataError, match="y_true contains NaN"):
+            metrics.accuracy_score(make(named), make(TEXT[GUESSES]))
+
+
+@pytest.mark.parametrize("make", [np.asarray, lazy])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("confusion_matrix", {"normalize": "rows"}),
+        ("confusion_matrix", {"labels": []}),
+        ("roc_auc_score", {"max_thresholds": 0}),
+        ("average_precision_score", {"max_thresholds": -1}),
+        ("log_loss", {"labels": [1]}),
+    ],
+)
+def test_parameters(make: Callable[[Any], Any], name: str, options: dict[str, Any]) -> None:
+    y_true, y_pred = data_for(name)
+    with pytest.raises(InvalidParameterError):
+        METRICS[name](make(y_true), make(y_pred), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"multi_class": "raise"},
+        {"multi_class": "ovo"},
+        {"labels": None},
+        {"labels": [0, 1]},
+        {"labels": [2, 1, 0]},
+        {"average": "samples"},
+        {"max_fpr": 0.5},
+    ],
+)
+def test_parameters_of_several_classes(options: dict[str, Any]) -> None:
+    options = {"multi_class": "ovr", "labels": [0, 1, 2]} | options
+    with pytest.raises(InvalidParameterError):
+        metrics.roc_auc_score(lazy(CLASSES), lazy(PROBA), **options)
+
+
+def test_scores_that_do_not_fit() -> None:
+    fit = {"multi_class": "ovr", "labels": [0, 1, 2]}
+    with pytest.raises(InvalidDataError, match=r"y_score\[:, 1\]"):
+        metrics.roc_auc_score(lazy(BINARY), lazy(PROBA[:, :2]))
+    with pytest.raises(InvalidDataError, match=r"y_score\[:, 1\]"):
+        metrics.average_precision_score(lazy(BINARY), lazy(PROBA))
+    with pytest.raises(InvalidDataError, match="more than two labels"):
+        metrics.roc_auc_score(lazy(CLASSES), lazy(SCORES))
+    with pytest.raises(InvalidDataError, match="sum up to 1"):
+        metrics.roc_auc_score(lazy(CLASSES), lazy(PROBA * 2), **fit)
+    with pytest.raises(InvalidDataError, match=r"contains values \[3\]"):
+        metrics.roc_auc_score(lazy(CLASSES + 1), lazy(PROBA), **fit)
+    for name in (*RANKING, "r2_score"):
+        with pytest.raises(InvalidDataError, match="Negative values in sample_weight"):
+            METRICS[name](lazy(BINARY), lazy(SCORES), sample_weight=lazy(-np.ones(N)))
+
+
+def test_positive_label_that_is_not_there() -> None:
+    for make in (np.asarray, lazy):
+        with pytest.raises(InvalidDataError, match="pos_label=5 is not a valid label"):
+            metrics.average_precision_score(make(BINARY), make(SCORES), pos_label=5)
+
+
+def test_probabilities_that_do_not_fit() -> None:
+    with pytest.raises(InvalidDataError, match="no probabilities"):
+        metrics.log_loss(lazy(BINARY), lazy(SCORES * 3))
+    with pytest.raises(InvalidDataError, match="only one label"):
+        metrics.log_loss(lazy(BINARY * 0), lazy(SCORES))
+    with pytest.raises(InvalidDataError, match="Pass one column a label"):
+        metrics.log_loss(lazy(CLASSES), lazy(SCORES))
+    with pytest.raises(InvalidDataError, match="Pass one column a label"):
+        metrics.log_loss(lazy(BINARY), lazy(PROBA))
+    with pytest.raises(InvalidDataError, match=r"contains values \[2\]"):
+        metrics.log_loss(lazy(CLASSES), lazy(SCORES), labels=[0, 1])
