@@ -75,6 +75,16 @@ def _optimizer(names: dict[str, Any]) -> None:
     np.testing.assert_allclose(w, expected, rtol=1e-12)
 
 
+def _curve(rng: Any) -> tuple[Any, Any]:
+    X = rng.normal(size=(N_ROWS, 6))
+    return X, np.sin(2 * X[:, 0]) + X[:, 1]
+
+
+def _steps(names: dict[str, Any]) -> None:
+    _fits(names, "model", 0.9)
+    assert names["predicted"].shape == (N_ROWS,)
+
+
 def _clusters(rng: Any) -> tuple[Any, None]:
     return rng.normal(size=(N_ROWS, 6)) + rng.normal(scale=2, size=(3, 6))[
         rng.integers(3, size=N_ROWS)
@@ -93,6 +103,7 @@ def _rounds(names: dict[str, Any]) -> None:
 SECTIONS: dict[str, tuple[Callable[[Any], tuple[Any, Any]], Callable[[dict[str, Any]], None]]] = {
     "A loss": (_regression, _loss),
     "An optimizer": (_classes, _optimizer),
+    "A model": (_curve, _steps),
     "A statistic, its solver and its estimator": (_clusters, _rounds),
 }
 
