@@ -107,6 +107,9 @@ class _Rounds:
         in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
             total = self._in_order(self._sums.parts(statistic, number, left), statistic)
+            if isinstance(statistic, OwnedStatistic):
+                own = slice(*self._bounds(statistic)[self._context.communicator.rank :][:2])
+                total = self._finished(total[own], total[-EXTRA:], statistic)
         elif isinstance(statistic, OwnedStatistic):
             total = self._scattered(self._sums.total(statistic, number, left), statistic)
         else:
@@ -155,9 +158,6 @@ class _Rounds:
         for part in others:
             statistic.merge(total[:-EXTRA].reshape(shape), part[:-EXTRA].reshape(shape))
             total[-EXTRA:] += part[-EXTRA:]
-        if isinstance(statistic, OwnedStatistic):
-            own = slice(*self._bounds(statistic)[self._context.communicator.rank :][:2])
-            return self._finished(total[own], total[-EXTRA:], statistic)
         return total
 
     def _scattered(
