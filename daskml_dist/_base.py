@@ -30,8 +30,8 @@ __all__ = ["BaseOnRows"]
 class BaseOnRows(BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
-    An estimator has the parameters `run`, `device`, `callbacks` and `verbose`. A fit ends with
-    setting ``n_features_in_``.
+    Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
+    those that its users are to choose. A fit ends with setting ``n_features_in_``.
     """
 
     #: Whether y holds labels.
@@ -40,8 +40,10 @@ class BaseOnRows(BaseEstimator):
     _multi_output: ClassVar[bool] = False
     #: Parameters of a `Run` that are used; another that is set is an error.
     _run_used: ClassVar[tuple[str, ...]]
-    run: Run | None
-    device: str
+    #: Values of the parameters that a constructor does not have.
+    _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0}
+    run: Run | None = None
+    device: str = "auto"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -57,12 +59,16 @@ class BaseOnRows(BaseEstimator):
 
     # -- fitting -------------------------------------------------------------------------------
 
+    def _params(self) -> dict[str, Any]:
+        """Every parameter of a fit."""
+        return {**self._defaults, **self.get_params(deep=False)}
+
     def _run_settings(self) -> RunSettings:
         """What the user asked of the run, checked."""
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
     def _callbacks(self, max_iter: int | None) -> CallbackList:
-        params = self.get_params(deep=False)
+        params = self._params()
         given = params["callbacks"]
         callbacks = list(given) if isinstance(given, list | tuple) else [given]
         if params["verbose"]:

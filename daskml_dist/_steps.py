@@ -6,14 +6,14 @@ import dataclasses
 import warnings
 from abc import abstractmethod
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import BaseOnRows
-from daskml_dist._checks import check_class_weight, check_count, seed_of
+from daskml_dist._checks import check_class_weight, check_count, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist.compression import Compressor
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
@@ -22,7 +22,7 @@ from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import get_schedule
+from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
@@ -39,9 +39,33 @@ class BaseSteps(BaseOnRows):
     """Base class of estimators trained by gradient steps under a policy.
 
     A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
-    (:meth:`_set_parameters`). The parameters of its constructor are those that are read here.
+    (:meth:`_set_parameters`). Its constructor has those of the parameters in `_defaults` that its
+    users are to choose.
     """
 
+    _defaults = BaseOnRows._defaults | {
+        "penalty": None,
+        "alpha": 0.0,
+        "l1_ratio": 0.15,
+        "optimizer": "adam",
+        "learning_rate": "auto",
+        "policy": "allreduce",
+        "max_iter": 20,
+        "tol": None,
+        "n_iter_no_change": 5,
+        "batch_size": "auto",
+        "micro_batch_size": None,
+        "shuffle": True,
+        "clip": None,
+        "groups": None,
+        "average": False,
+        "class_weight": None,
+        "early_stopping": False,
+        "validation_fraction": 0.1,
+        "warm_start": False,
+        "checkpoint": None,
+        "random_state": None,
+    }
     _run_used = tuple(Run().get_params())
     #: The last fit's, to go on from.
     _state: ShardState
@@ -63,10 +87,11 @@ class BaseSteps(BaseOnRows):
 
     def _settings(self, policy: str | Policy | None) -> Settings:
         """Check every parameter, before any work is started."""
-        params = self.get_params(deep=False)
+        params = self._params()
         self._check_numbers(params)
-        early = params["early_stopping"]
-        average = params["average"]
+        early, average, rate = (
+            params[name] for name in ("early_stopping", "average", "learning_rate")
+        )
         policy = get_policy(params["policy"] if policy is None else policy)
         penalty, optimizer = _descent(params, policy)
         run = self._run_settings()
@@ -74,12 +99,7 @@ class BaseSteps(BaseOnRows):
         return Settings(
             penalty=penalty,
             optimizer=optimizer,
-            schedule=get_schedule(
-                params["learning_rate"],
-                default=optimizer.default_learning_rate,
-                alpha=params["alpha"],
-                max_iter=params["max_iter"],
-            ),
+            schedule=_schedule(params, optimizer),
             policy=policy,
             max_iter=int(params["max_iter"]),
             tol=params["tol"],
@@ -88,11 +108,13 @@ class BaseSteps(BaseOnRows):
             batch_size=params["batch_size"],
             validation_fraction=float(params["validation_fraction"]) if early else 0.0,
             average=int(average) if average else None,
-            class_weight=check_class_weight(params.get("class_weight")),
+            class_weight=check_class_weight(params["class_weight"]),
             seed=seed_of(params["random_state"]),
-            auto_rate=isinstance(params["learning_rate"], str)
-            and params["learning_rate"] == "auto",
+            auto_rate=isinstance(rate, str) and rate == "auto",
             run=run,
+            clip=params["clip"],
+            micro_batch=params["micro_batch_size"],
+            groups=params["groups"],
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -111,6 +133,10 @@ class BaseSteps(BaseOnRows):
             raise InvalidParameterError(
                 f"validation_fraction={fraction!r}: use a number between 0 and 1."
             )
+        if params["micro_batch_size"] is not None:
+            check_count("micro_batch_size", params["micro_batch_size"], also="or None")
+        if params["clip"] is not None:
+            check_number("clip", params["clip"], lambda v: v > 0, "> 0, or None")
         tol = params["tol"]
         if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
             raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
@@ -122,6 +148,49 @@ class BaseSteps(BaseOnRows):
             )
 
     # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
+            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
+            a list of `dask.delayed.Delayed`, a block of rows each.
+        y : str, dask Array or Series, or array-like, of shape (n_rows,)
+            A string names a column of the dataframe X, which is then no feature.
+            Labels of a classifier: strings, booleans or integers.
+        sample_weight : like `y`, or a float, or None
+            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
+            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, optional
+            Default: the current client. Without one, rows in memory are trained in this process
+            and a Dask collection on a cluster inside it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on, for instance because a worker was lost.
+        """
+        settings = self._settings(policy)
+        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        return self
 
     def _fit(
         self,
@@ -145,7 +214,7 @@ class BaseSteps(BaseOnRows):
             model = self._model(rows, None if initial is None else self._last_model)
             fit = self._plan(settings, model, rows, initial, engine)
             fit = fit.working(step_callbacks=callbacks.of_steps)
-            checkpoint = self.get_params(deep=False)["checkpoint"]
+            checkpoint = self._params()["checkpoint"]
             if checkpoint is None:
                 result = engine.train(fit, callbacks)
             else:
@@ -209,13 +278,13 @@ class BaseSteps(BaseOnRows):
             )
 
     def _goes_on(self) -> bool:
-        return bool(self.get_params(deep=False)["warm_start"]) and hasattr(self, "_state")
+        return bool(self._params()["warm_start"]) and hasattr(self, "_state")
 
     def _one_pass(
         self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
     ) -> None:
         """One pass that goes on from the last state (``partial_fit``)."""
-        if self.get_params(deep=False)["early_stopping"]:
+        if self._params()["early_stopping"]:
             raise InvalidParameterError(
                 "partial_fit makes one pass and cannot stop early. Set early_stopping=False, or "
                 "call fit."
@@ -254,7 +323,7 @@ class BaseSteps(BaseOnRows):
         cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
         w = self._parameters(state).astype(survey.dtype)
         slots = cast if cast.keys() == set(optimizer.slot_names) else {}
-        if self.get_params(deep=False)["average"] is False:
+        if self._params()["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)
 
@@ -267,6 +336,15 @@ def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer
     if penalty.l1 and not policy.uses_threads:
         optimizer = optimizer.under_l1()
     return penalty, optimizer
+
+
+def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
+    return get_schedule(
+        params["learning_rate"],
+        default=optimizer.default_learning_rate,
+        alpha=params["alpha"],
+        max_iter=params["max_iter"],
+    )
 
 
 def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:

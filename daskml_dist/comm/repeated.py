@@ -100,6 +100,8 @@ def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:
 
 def _form_of(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
     """What tells an object's form from all others, and its arrays; None: it holds other things."""
+    if not hasattr(thing, "__dict__"):
+        return None
     key: list[Any] = [type(thing)]
     arrays = []
     for name, value in vars(thing).items():

@@ -194,18 +194,13 @@ class StepModel(Model):
     Attributes
     ----------
     parameters : Parameters
+        Set when the model is made.
     linear : LinearForm or None
         Of a linear model, for which there are kernels; None for all others.
     """
 
-    @property
-    @abstractmethod
-    def parameters(self) -> Parameters: ...
-
-    @property
-    def linear(self) -> LinearForm | None:
-        """What kernels must know; None for models that are not linear."""
-        return None
+    parameters: Parameters
+    linear: LinearForm | None = None
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,18 +48,16 @@ class LinearModel(StepModel):
     target_shift: tuple[float, ...] = ()
     first_intercept: float = 0.0
 
-    @cached_property
-    def linear(self) -> LinearForm:
-        """What kernels must know of it."""
-        return LinearForm(self.loss, self.n_features, self.fit_intercept)
+    parameters: Parameters = field(init=False, repr=False, compare=False)
+    linear: LinearForm = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def parameters(self) -> Parameters:
-        """The coefficients and, without a penalty, the intercepts."""
+    def __post_init__(self) -> None:
         parts = [Part("coef", (self.n_features, self.width))]
         if self.fit_intercept:
             parts.append(Part("intercept", (1, self.width), penalised=False))
-        return Parameters(tuple(parts), self.width)
+        linear = LinearForm(self.loss, self.n_features, self.fit_intercept)
+        object.__setattr__(self, "parameters", Parameters(tuple(parts), self.width))
+        object.__setattr__(self, "linear", linear)
 
     @property
     def width(self) -> int:

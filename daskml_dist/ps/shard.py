@@ -142,7 +142,8 @@ class Shard:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once, where the state lies."""
-        return self.rule.steps_alone and _knows(self.rule.only.optimizer)
+        known = not self.on_device or _knows(self.rule.groups[0].optimizer)
+        return known and self.rule.steps_alone
 
     def empty_step(self) -> Step:
         """A step of no rows, which changes nothing."""

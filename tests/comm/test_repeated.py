@@ -62,6 +62,15 @@ def test_the_bytes_and_the_objects_are_those_of_the_plain_way() -> None:
         _same(reader.unpack(np.frombuffer(bytearray(data), np.uint8)), unpack_object(data, KNOWN))
 
 
+@pytest.mark.parametrize("thing", [{"a": np.ones(3)}, [1, np.ones(2)], "text", None, np.ones(4)])
+def test_what_is_no_object_goes_the_plain_way(thing: Any) -> None:
+    packer = RepeatedObjects({})
+    for _ in range(2):
+        data = b"".join(packer.pack(thing))
+        again = packer.unpack(np.frombuffer(bytearray(data), np.uint8))
+        assert repr(again) == repr(thing)
+
+
 def test_many_forms_are_not_all_remembered() -> None:
     sender, reader = RepeatedObjects(KNOWN), RepeatedObjects(KNOWN)
     for count in range(300):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import pickle
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,17 @@ def test_continues_from_its_slots(name: str) -> None:
         if step == 6:
             optimizer, w, slots = pickle.loads(pickle.dumps((optimizer, w, slots)))
         optimizer.update(w, gradient.copy(), slots, 0.1, step, 0.01)
+    np.testing.assert_array_equal(w, expected)
+
+
+def test_a_rule_may_stand_beside_arrays() -> None:
+    """As in a notebook, whose global names hold its user's data."""
+    names = {"X": np.ones((3, 2)), "math": math}
+    rule = staticmethod(FunctionType(Adagrad.at_entry.__code__, names))
+    own: Any = type("Own", (Adagrad,), {"at_entry": rule})
+    w, expected, grad = np.ones(5), np.ones(5), np.arange(5.0)
+    for optimizer, parameters in ((own(), w), (Adagrad(), expected)):
+        optimizer.update(parameters, grad.copy(), optimizer.init(w), 0.1, 1)
     np.testing.assert_array_equal(w, expected)
 
 

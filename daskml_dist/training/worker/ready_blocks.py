@@ -52,24 +52,18 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         Where the block does not fit on the device beside the others.
     """
     backend = backend_of(fit)
-    X = _features(block, fit, backend)
-    y = (
-        None
-        if block.y is None
-        else fit.work.model.encode(block.y, fit.rows.classes, fit.rows.dtype)
-    )
-    weight = None
-    if fit.rows.weight_scale is not None:
-        weight = np.full(block.n_rows, fit.rows.weight_scale)
+    X, rows = _features(block, fit, backend), fit.rows
+    y: Any = None
+    weight: Any = None
+    if block.y is not None:
+        y = fit.work.model.encode(block.y, rows.classes, rows.dtype)
+    if rows.weight_scale is not None:
+        weight = np.full(block.n_rows, rows.weight_scale)
         if block.sample_weight is not None:
             weight *= block.sample_weight
-        if (
-            fit.rows.class_weight is not None
-            and fit.rows.classes is not None
-            and block.y is not None
-        ):
-            weight *= fit.rows.class_weight[np.searchsorted(fit.rows.classes, block.y)]
-        weight = weight.astype(fit.rows.dtype)
+        if rows.class_weight is not None and rows.classes is not None and block.y is not None:
+            weight *= rows.class_weight[np.searchsorted(rows.classes, block.y)]
+        weight = weight.astype(rows.dtype)
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         y, weight = (None if a is None else backend.to_device(a) for a in (y, weight))
         return ReadyBlock(backend.to_device(X), y, weight)

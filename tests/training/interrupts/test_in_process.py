@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.linear_model import LogisticRegression, SGDClassifier
+from daskml_dist.linear_model import LogisticRegression, PoissonRegressor, SGDClassifier
 from daskml_dist.optimizers import SGD
 from daskml_dist.policies import POLICIES
+from daskml_dist.svm import LinearSVC
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.in_process import InProcessEngine
 from tests.training.interrupts.endless import (
@@ -62,6 +63,22 @@ def test_a_round_solver_keeps_its_last_iterate(solver: str, penalty: str) -> Non
     assert clf.score(X, y) > 0.9
     clf.set_params(callbacks=None).fit(X, y)
     np.testing.assert_allclose(clf.coef_, truth.coef_, rtol=1e-3)
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression, PoissonRegressor, LinearSVC])
+def test_an_interrupted_round_fit_has_what_a_whole_one_has(estimator: Any) -> None:
+    """Every attribute, in its shape."""
+    X, y = make_rows()
+    tight = {"tol": 1e-9, "max_iter": 1000}
+    whole, cut = estimator(**tight).fit(X, y), estimator(callbacks=At(6), **tight)
+    with pytest.raises(KeyboardInterrupt):
+        cut.fit(X, y)
+    assert cut.history_.interrupted
+    shapes = [
+        {name: np.shape(value) for name, value in vars(fitted).items() if name.endswith("_")}
+        for fitted in (whole, cut)
+    ]
+    assert shapes[1] == shapes[0] | {"history_": np.shape(cut.history_)}
 
 
 def test_before_the_first_step_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,9 @@ class _Rounds:
         in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
             total = self._in_order(self._sums.parts(statistic, number, left), statistic)
+            if isinstance(statistic, OwnedStatistic):
+                own = slice(*self._bounds(statistic)[self._context.communicator.rank :][:2])
+                total = self._finished(total[own], total[-EXTRA:], statistic)
         elif isinstance(statistic, OwnedStatistic):
             total = self._scattered(self._sums.total(statistic, number, left), statistic)
         else:
@@ -124,8 +127,10 @@ class _Rounds:
     def _in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
     ) -> NDArray[np.float64]:
-        """Gather the parts of all lanes, and merge them in the order of the lanes."""
+        """Merge the parts of all lanes in the order of the lanes, or else of the trainers."""
         parts[0][1][2 - EXTRA :] = self._sums.bytes_moved()
+        if not self._context.fit.run.deterministic:
+            return self._in_pairs([part for _, part in parts], statistic)
         arrays: list[NDArray[Any]] = [np.array([number for number, _ in parts])]
         gathered = self._context.communicator.allgather([*arrays, *(part for _, part in parts)])
         of_lane = {
@@ -133,14 +138,26 @@ class _Rounds:
             for numbers, *rest in gathered
             for number, part in zip(numbers.tolist(), rest, strict=True)
         }
-        first, *others = (of_lane[number] for number in sorted(of_lane))
+        return self._merged([of_lane[number] for number in sorted(of_lane)], statistic)
+
+    def _in_pairs(
+        self, parts: list[NDArray[np.float64]], statistic: Statistic
+    ) -> NDArray[np.float64]:
+        """Merge this trainer's lanes, then trainers in pairs: nobody gathers all there is."""
+        own = self._merged(parts, statistic)
+        (total,) = self._context.communicator.reduce(
+            [own], lambda lower, higher: [self._merged([*lower, *higher], statistic)]
+        )
+        return total
+
+    def _merged(
+        self, parts: list[NDArray[np.float64]], statistic: Statistic
+    ) -> NDArray[np.float64]:
+        first, *others = parts
         total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
         for part in others:
             statistic.merge(total[:-EXTRA].reshape(shape), part[:-EXTRA].reshape(shape))
             total[-EXTRA:] += part[-EXTRA:]
-        if isinstance(statistic, OwnedStatistic):
-            own = slice(*self._bounds(statistic)[self._context.communicator.rank :][:2])
-            return self._finished(total[own], total[-EXTRA:], statistic)
         return total
 
     def _scattered(

@@ -1,0 +1,62 @@
+"""The pass ledger: reports of several passes at once."""
+
+from __future__ import annotations
+
+import time
+
+from daskml_dist.policies import Synchronous
+from daskml_dist.ps.ledger import PassLedger, StoppingRule
+from daskml_dist.ps.messages import Call, Status
+from daskml_dist.ps.server import ParameterServer
+
+
+def _server(max_iter: int = 100) -> tuple[ParameterServer, PassLedger]:
+    ledger = PassLedger([0, 1, 2], StoppingRule(max_iter, tol=None), lockstep=True)
+    return ParameterServer(Synchronous(), [0, 1, 2], None, ledger, n_trainers=1), ledger
+
+
+def _report(server: ParameterServer, first: int, sums: list[list[float]]) -> Call:
+    answers: list[Call] = []
+    payload = {"generation": 0, "first": first, "sums": sums}
+    server.call("report_sums", payload, answers.append)
+    (answer,) = answers
+    return answer
+
+
+def test_sums_that_are_reported_together_are_passes_each_with_its_own_time() -> None:
+    server, ledger = _server()
+    ledger.start_clock()
+    since = time.perf_counter()
+    time.sleep(0.06)
+    sums = [[6.0, 3.0, 10.0, 20.0, 0.05], [3.0, 3.0, 11.0, 21.0, 0.02]]
+    assert _report(server, 1, sums) == {"status": 0, "stop": False}
+    first, second = ledger.records
+    assert (first["pass"], first["loss"], first["rows"], first["steps"]) == (1, 2.0, 3, 1)
+    assert (second["pass"], second["bytes_pushed"], second["bytes_pulled"]) == (2, 11, 21)
+    elapsed = time.perf_counter() - since
+    assert first["seconds"] >= 0.01 - 1e-6
+    assert second["seconds"] >= 0.03 - 1e-6
+    assert first["seconds"] + second["seconds"] <= elapsed - 0.02 + 1e-3
+
+
+def test_sums_that_are_known_are_ignored_and_no_time_runs_backwards() -> None:
+    server, ledger = _server()
+    _report(server, 1, [[1.0, 1.0, 0.0, 0.0, 0.0]])
+    # A trainer that takes over reports from the beginning, and its clock is another.
+    sums = [[9.0, 1.0, 0.0, 0.0, 50.0], [2.0, 1.0, 0.0, 0.0, 40.0], [3.0, 1.0, 0.0, 0.0, 0.0]]
+    _report(server, 1, sums)
+    assert [record["loss"] for record in ledger.records] == [1.0, 2.0, 3.0]
+    assert min(record["seconds"] for record in ledger.records) >= 0.0
+
+
+def test_the_answer_tells_that_the_fit_ends() -> None:
+    server, ledger = _server(max_iter=3)
+    sums = [[1.0, 1.0, 0.0, 0.0, 0.0]] * 2
+    assert not _report(server, 1, sums)["stop"]
+    assert _report(server, 3, sums)["stop"]
+    assert len(ledger.records) == 4
+    server, _ = _server()
+    server.stop()
+    assert _report(server, 1, sums)["stop"]
+    server.abort("over")
+    assert _report(server, 3, sums) == {"status": int(Status.ABORTED)}

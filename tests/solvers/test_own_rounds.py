@@ -1,0 +1,377 @@
+"""A user's own round algorithm in one file: k-means by Lloyd's steps, on rows without targets.
+
+Its model, its statistic, the memory of its rows, its solver and its estimator follow; then the
+tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans as Peer
+from sklearn.datasets import make_blobs
+
+from daskml_dist import Run
+from daskml_dist._checks import check_count
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.backends import Backend, get_backend
+from daskml_dist.backends.namespace import cast, namespace, scalar, total
+from daskml_dist.data.collection import as_collection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.base import BatchRows, Model
+from daskml_dist.solvers import OwnedStatistic, RowState, Solution, Solver, Statistic, Sums
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_plan import Rows, make_solver_fit
+from daskml_dist.training.survey import Survey
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Points(Model):
+    """Rows without targets.
+
+    Parameters
+    ----------
+    n_features : int
+    gate : str
+        A file that later rounds wait for, so that a test can strike meanwhile; empty: none.
+    """
+
+    n_features: int
+    gate: str = ""
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        raise NotImplementedError
+
+
+def nearest(centres: Array, X: Any, backend: Backend) -> tuple[Any, Any]:
+    """The nearest centre of each row, and the squared distance to it, but for that of the row."""
+    xp = namespace(X)
+    there = cast(backend.to_device(centres), X.dtype)
+    apart = total(there * there, axis=1) - 2 * backend.dot(X, there.T)
+    return xp.argmin(apart, axis=1), xp.min(apart, axis=1)
+
+
+@dataclass(frozen=True)
+class Labels(RowState):
+    """The centre that each row belonged to; -1 at the beginning."""
+
+    name = "labels"
+    centres: Array | None
+
+    def make(self, model: Points, rows: BatchRows, backend: Backend) -> Any:
+        if self.centres is None:
+            return backend.to_device(np.full(rows.X.shape[0], -1))
+        return nearest(self.centres, rows.X, backend)[0]
+
+
+@dataclass(frozen=True)
+class Assignment(Statistic):
+    """Weight and weighted sum of the rows of each centre; last, how many rows have changed theirs.
+
+    Parameters
+    ----------
+    centres : ndarray of shape (k, n_features)
+    before : ndarray or None
+        Those of the round before.
+    round : int
+    """
+
+    centres: Array
+    before: Array | None
+    round: int
+
+    @property
+    def state(self) -> Labels:
+        return Labels(self.before)
+
+    def shape(self, model: Points) -> tuple[int, ...]:
+        return len(self.centres) + 1, 1 + model.n_features
+
+    def add(self, model: Points, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        while self.round == 3 and model.gate and not os.path.exists(model.gate):
+            time.sleep(0.005)
+        X, xp = rows.X, namespace(rows.X)
+        labels, apart = nearest(self.centres, X, backend)
+        each = xp.ones((X.shape[0], 1), dtype=X.dtype)
+        backend.add_rows(each, labels, rows.weight, out[:-1, :1])
+        backend.add_rows(X, labels, rows.weight, out[:-1, 1:])
+        out[-1, 0] += total(cast(labels != rows.state, xp.float64))
+        rows.state[...] = labels
+        distance = apart + total(X * X, axis=1)
+        return scalar(total(distance if rows.weight is None else distance * rows.weight))
+
+
+@dataclass(frozen=True)
+class Lloyd(Solver):
+    """Lloyd's steps, until no row changes its centre or the centres hardly move.
+
+    Parameters
+    ----------
+    max_iter : int
+    tol : float
+        Squared way of all centres together at which it stops.
+    """
+
+    name = "lloyd"
+    max_iter: int
+    tol: float
+
+    @property
+    def max_passes(self) -> int:
+        return self.max_iter
+
+    def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
+        centres, before, first = start, None, 1
+        if (kept := sums.kept) is not None:
+            centres, before, first = kept["centres"], kept["before"], int(kept["n_iter"]) + 1
+        assert centres is not None
+        for n_iter in range(first, self.max_iter + 1):
+            found = sums(Assignment(centres, before, n_iter))
+            before, centres = centres, found[:-1, 1:] / found[:-1, :1]
+            if not found[-1, 0] or ((centres - before) ** 2).sum() <= self.tol:
+                return Solution(centres, n_iter)
+            if sums.should_stop:
+                break
+            state = {"centres": centres, "before": before, "n_iter": np.array(n_iter)}
+            sums.keep(centres, lambda state=state: state)
+        return Solution(centres, n_iter, False, "rows still change their centres")
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """The nearest centre of each row."""
+
+    centres: Array
+
+    def __call__(self, X: Any, out: Any = None) -> NDArray[Any]:
+        labels: NDArray[Any] = nearest(self.centres, X, get_backend("cpu"))[0]
+        return labels
+
+
+class KMeans(BaseRounds):
+    """k-means from given centres.
+
+    Parameters
+    ----------
+    init : ndarray of shape (k, n_features)
+    max_iter : int
+    gate : str
+        As of `Points`.
+    callbacks : list
+    run : Run
+    """
+
+    def __init__(
+        self, init: Any = None, *, max_iter: int = 300, gate: str = "", callbacks: Any = None,
+        run: Run | None = None,
+    ) -> None:  # fmt: skip
+        self.init = init
+        self.max_iter = max_iter
+        self.gate = gate
+        self.callbacks = callbacks
+        self.run = run
+
+    def fit(self, X: Any, y: None = None, *, client: Client | None = None) -> KMeans:
+        self._fit(X, None, None, client)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return self._map(None, X, np.intp, None)
+
+    def _check_params(self) -> None:
+        check_count("max_iter", self.max_iter)
+
+    def _problem(self, rows: Rows) -> tuple[Points, Lloyd]:
+        return Points(rows.survey.n_features, self.gate), Lloyd(self.max_iter, 1e-20)
+
+    def _start(self, model: Points, rows: Rows) -> Array:
+        return np.asarray(self.init)
+
+    def _set_fitted(self, solution: Solution, model: Points, rows: Rows) -> None:
+        self.cluster_centers_, self.n_iter_ = solution.w, solution.n_iter
+        self.n_features_in_ = model.n_features
+
+    def _raw(self) -> Nearest:
+        return Nearest(self.cluster_centers_)
+
+
+# --- the tests -----------------------------------------------------------------------------------
+
+N_ROWS, K = 1200, 5
+X = make_blobs(N_ROWS, 6, centers=K, cluster_std=6.0, random_state=0)[0]
+INIT = X[np.random.default_rng(1).choice(N_ROWS, K, replace=False)]
+EXACT = Run(n_lanes=3, deterministic=True)
+LAZY = da.from_array(X, chunks=(400, -1))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Two workers of this file's own, since a test kills one."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+        ) as made,
+        Client(made) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def alone() -> KMeans:
+    """The fit in one process."""
+    return KMeans(INIT, run=EXACT).fit(LAZY.compute())
+
+
+def _same(ours: KMeans, theirs: KMeans) -> None:
+    np.testing.assert_array_equal(ours.cluster_centers_, theirs.cluster_centers_)
+    assert ours.n_iter_ == theirs.n_iter_
+    assert [r["loss"] for r in ours.history_] == [r["loss"] for r in theirs.history_]
+    assert {r["rows"] for r in ours.history_} == {N_ROWS}
+
+
+def test_it_is_lloyds_algorithm(alone: KMeans) -> None:
+    peer = Peer(K, init=INIT, n_init=1, algorithm="lloyd", tol=1e-20).fit(X)
+    np.testing.assert_allclose(alone.cluster_centers_, peer.cluster_centers_, rtol=1e-10)
+    np.testing.assert_array_equal(alone.predict(X), peer.labels_)
+    assert alone.n_iter_ == peer.n_iter_ > 6
+
+
+def test_two_workers_find_what_one_does(client: Client, alone: KMeans) -> None:
+    _same(KMeans(INIT, run=EXACT).fit(LAZY, client=client), alone)
+    quick = KMeans(INIT).fit(LAZY, client=client)
+    np.testing.assert_allclose(quick.cluster_centers_, alone.cluster_centers_, rtol=1e-10)
+
+
+@pytest.mark.parametrize("held", [2**26, 0], ids=["held", "made again"])
+def test_streamed_rows_remember_too(client: Client, held: int) -> None:
+    """In blocks that are read in each pass, their labels held or made again."""
+    rows = da.from_array(np.repeat(X, 3, axis=0), chunks=(100, -1))
+    run = Run(n_lanes=2, deterministic=True)
+    kept = KMeans(INIT, run=run).fit(rows, client=client)
+    with dask.config.set({"daskml_dist.row_states": held}):
+        streamed = KMeans(INIT, run=replace(run, memory_budget=60_000)).fit(rows, client=client)
+    assert streamed.history_.extra["streamed"]
+    assert not kept.history_.extra["streamed"]
+    np.testing.assert_array_equal(streamed.cluster_centers_, kept.cluster_centers_)
+    assert streamed.n_iter_ == kept.n_iter_
+
+
+class Killer:
+    """Kills the worker of a trainer after the first pass, and opens the gate."""
+
+    def __init__(self, client: Client, rank: int, gate: Path) -> None:
+        self.client, self.rank, self.gate = client, rank, gate
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if not self.gate.exists():
+            address = run.trainer_addresses[self.rank]
+            (pid,) = self.client.run(os.getpid, workers=[address]).values()
+            os.kill(pid, signal.SIGKILL)
+            self.gate.touch()
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["who leads", "who follows"])
+def test_a_killed_worker_changes_nothing(
+    client: Client, alone: KMeans, rank: int, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    killer = Killer(client, rank, gate)
+    clusters = KMeans(INIT, gate=str(gate), callbacks=[killer], run=EXACT)
+    clusters.fit(LAZY, client=client)
+    _same(clusters, alone)
+    assert clusters.history_.extra["generations"]
+    client.wait_for_workers(2, timeout=60)
+
+
+# --- a sum that each trainer finishes a range of --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Quartiles(OwnedStatistic):
+    """The bins in which the quarters of each feature end, of histograms that nobody has whole."""
+
+    remembered: ClassVar[bool] = False
+    n_bins: int = 32
+
+    def shape(self, model: Points) -> tuple[int, ...]:
+        return model.n_features, self.n_bins
+
+    def answer_shape(self, model: Points) -> tuple[int, ...]:
+        return model.n_features, 3
+
+    def add(self, model: Points, rows: BatchRows, out: Any, backend: Backend) -> float:
+        bins = np.clip(rows.X + self.n_bins // 2, 0, self.n_bins - 1).astype(int)
+        for feature, column in enumerate(bins.T):
+            out[feature] += np.bincount(column, minlength=self.n_bins)
+        return 0.0
+
+    def finish(self, model: Points, own: Array, at: slice) -> Array:
+        assert len(own) == at.stop - at.start
+        shares = own.cumsum(axis=1) / own.sum(axis=1, keepdims=True)
+        return np.stack([(shares < q).sum(axis=1) for q in (0.25, 0.5, 0.75)], axis=1)
+
+
+class MergedQuartiles(Quartiles):
+    """The same, said not to add."""
+
+    additive = False
+
+
+@dataclass(frozen=True)
+class Asks(Solver):
+    """Asks so many times, and finds the last answer."""
+
+    name = "asks"
+    times: int
+    max_passes: int = 3
+    statistic: Statistic = Quartiles()
+
+    def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
+        assert start is None
+        return Solution([sums(self.statistic) for _ in range(self.times)][-1])
+
+
+def _asked(solver: Solver, client: Client | None, **run: Any) -> Array:
+    settings = RunSettings(n_lanes=3, **run)
+    with open_engine(as_collection(LAZY if client else X), client) as engine:
+        rows = Rows.of(Survey(engine.survey(3)), None, None, False)
+        lanes = engine.lanes(3, shared=True, passes=3)
+        fit = make_solver_fit(Points(6), solver, rows, lanes, None, None, settings)
+        result = engine.train(fit, CallbackList([]))
+    assert isinstance(result.state, Solution)
+    return result.state.w
+
+
+def test_each_trainer_finishes_a_range_of_its_own(client: Client) -> None:
+    out = np.zeros((6, 32))
+    Quartiles().add(Points(6), BatchRows(X), out, None)  # type: ignore[arg-type]
+    truth = Quartiles().finish(Points(6), out, slice(0, 6))
+    for where in (client, None):
+        for statistic, exact in (
+            (Quartiles(), True),
+            (Quartiles(), False),
+            (MergedQuartiles(), False),
+        ):
+            found = _asked(Asks(2, statistic=statistic), where, deterministic=exact)
+            np.testing.assert_array_equal(found, truth)
+
+
+def test_a_solver_may_not_ask_more_than_it_says() -> None:
+    with pytest.raises(InvalidParameterError, match="max_passes=3 sums"):
+        _asked(Asks(4), None)

@@ -1,0 +1,112 @@
+"""Sums of round solvers: which are reported when, and what is remembered of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from sklearn.datasets import load_breast_cancer
+from sklearn.preprocessing import scale
+
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.training.worker.loops import lane_sums, sum_log
+from daskml_dist.training.worker.loops.lane_sums import SumReports
+from daskml_dist.training.worker.loops.sum_log import SumLog
+
+CANCER = (scale(load_breast_cancer().data), load_breast_cancer().target)
+
+
+class _Ledger:
+    """A connection that keeps what is reported, and says to stop from a sum on."""
+
+    def __init__(self, last: int = 1000) -> None:
+        self.calls: list[tuple[int, list[list[float]]]] = []
+        self._last = last
+
+    def call(self, op: str, *, first: int, sums: list[list[float]]) -> dict[str, Any]:
+        assert op == "report_sums"
+        self.calls.append((first, [list(each) for each in sums]))
+        return {"stop": first + len(sums) > self._last}
+
+
+def _reports(ledger: _Ledger, size: int) -> SumReports:
+    context: Any = SimpleNamespace(communicator=SimpleNamespace(size=size))
+    connection: Any = ledger
+    return SumReports(context, connection)
+
+
+def test_one_that_sums_alone_reports_each_sum_at_once() -> None:
+    ledger = _Ledger(last=2)
+    reports = _reports(ledger, 1)
+    for n in range(1, 4):
+        reports.add(np.full(4, float(n)))
+        assert [first for first, _ in ledger.calls] == list(range(1, n + 1))
+        assert reports.should_stop == (n >= 2)
+    reports.send()
+    assert len(ledger.calls) == 3
+
+
+def test_where_others_wait_sums_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_sums, "_EVERY", 1e6)
+    ledger = _Ledger(last=2)
+    reports = _reports(ledger, 2)
+    for n in range(1, 51):
+        reports.add(np.full(4, float(n)))
+    assert len(ledger.calls) == 1  # a progress bar sees the first pass at once
+    assert not reports.should_stop
+    reports.send()
+    (_, (one,)), (first, rest) = ledger.calls
+    assert (one[:4], first, len(rest)) == ([1.0] * 4, 2, 49)
+    assert [sums[:4] for sums in rest] == [[float(n)] * 4 for n in range(2, 51)]
+    ages = [sums[4] for sums in rest]
+    assert ages == sorted(ages, reverse=True)
+    assert reports.should_stop
+    monkeypatch.setattr(lane_sums, "_EVERY", 0.0)
+    eager = _reports(ledger, 2)
+    for n in range(3):
+        eager.add(np.full(4, float(n)))
+    assert len(ledger.calls) == 5
+
+
+def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_log, "_MEMORY", 3 * 8 * 200_000)
+    log = SumLog(10)
+    given = []
+    for value, n in enumerate((5, 200_000, 200_000, 3)):
+        room = log.room(n)
+        room[:] = value
+        log.add(room)
+        given.append(room)
+    for value, room in enumerate(given):
+        with pytest.raises(ValueError, match="read-only"):
+            room[0] = 7
+        assert (room == value).all()  # none lies over another
+    assert all(kept is room for kept, room in zip(log.sums, given, strict=True))
+    other = SumLog(10)
+    other.become(log.sums)
+    assert other.is_whole
+    for _ in range(2):
+        log.add(log.room(200_000))
+        assert not log.is_whole
+        assert not log.sums
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_round_solver_among_workers_stops_where_it_is_told_to(client: Client) -> None:
+    X, y = (da.from_array(part, chunks=(100, -1)[: part.ndim]) for part in CANCER)
+
+    class Stop:
+        def on_pass_end(self, run: Any, record: Any) -> None:
+            if record["pass"] == 3:
+                run.stop()
+
+    clf = LogisticRegression(tol=0, max_iter=10**6, C=1e6, callbacks=[Stop()]).fit(X, y)
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, len(records) + 1))
+    assert {record["rows"] for record in records} == {len(CANCER[1])}
+    assert all(record["bytes_pushed"] > 0 for record in records)
+    assert 3 <= len(records) < 10_000
