@@ -26,7 +26,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Rooms that a user does not import from; the few names in them that users do meet are listed
 # in docs/api.md by hand.
-ENGINE = {"backends", "comm", "data", "diagnostics", "inference", "models", "ps", "training"}
+ENGINE = {"backends", "comm", "data", "diagnostics", "inference", "ps", "training"}
 
 # What users' code relies on. A name may be added without an entry here, never lost.
 EXPORTS = {
