@@ -46,11 +46,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
     InvalidParameterError
         One of them is not valid, or set while the estimator does not use it.
     """
-    run = Run() if run is None else run
-    if not isinstance(run, Run):
-        raise InvalidParameterError(
-            f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
-        )
+    run = _as_run(run)
     if unused := [given for given in run.changed() if given not in used]:
         raise InvalidParameterError(
             f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; of a Run it "
@@ -72,6 +68,16 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
         memory_budget=check_budget(run.memory_budget),
         on_lost_data=run.on_lost_data,
         compression=get_compressor(run.compression),
+    )
+
+
+def _as_run(run: Any) -> Run:
+    if run is None:
+        return Run()
+    if isinstance(run, Run):
+        return run
+    raise InvalidParameterError(
+        f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import BaseOnRows
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers import Solution, Solver
+from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.rounds_in_parts import train_rounds_in_parts
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.solver_plan import Rows, make_solver_fit
 
@@ -47,9 +50,36 @@ class BaseRounds(BaseOnRows):
         """Set what an estimator has of this."""
         self.n_iter_: Any = solution.n_iter
 
+    def _forget(self) -> None:
+        """Drop what the fit before set and this one may not."""
+
     def _start(self, model: Any, rows: Rows) -> NDArray[Any] | None:
         """Parameters to start from; None: zeros."""
         return None
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times. Least squares take a `y` of several columns too.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._forget()
+        self._fit(X, y, sample_weight, client)
+        return self
 
     def _fit(
         self,
@@ -57,35 +87,47 @@ class BaseRounds(BaseOnRows):
         y: Any,
         sample_weight: Any,
         client: Any,
-        class_weight: Any = None,
         *,
         classes: Any = None,
         reset: bool = True,
-    ) -> Solution:
+    ) -> None:
         """Fit, and set the fitted attributes.
 
         `classes` are the labels where y need not hold all of them; without `reset`, X must have
         the features of the fit before.
         """
         self._check_params()
-        run = self._run_settings()
+        run, weighted = self._run_settings(), sample_weight is not None
+        class_weight = self.get_params(deep=False).get("class_weight")
         collection = self._collection(X, y, sample_weight, reset=reset)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
-            rows = self._rows(engine, run, classes, class_weight, sample_weight is not None)
+            rows = self._rows(engine, run, classes, class_weight, weighted)
             model, solver = self._problem(rows)
             start = self._start(model, rows)
             lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
             fit = make_solver_fit(model, solver, rows, lanes, start, engine.streaming, run)
-            result = engine.train(fit, self._callbacks(None))
+            callbacks = self._callbacks(None, aside=(Checkpoint,))
+            if (checkpoint := self._checkpoint()) is None:
+                result = engine.train(fit, callbacks)
+            else:
+                result = train_rounds_in_parts(engine, fit, callbacks, checkpoint)
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
+            self._set_n_iter(solution)
             self._set_history(fit, result, engine)
         if result.interrupted is not None:
-            self._set_n_iter(solution)
             raise_interrupt(result.interrupted, len(self.history_))
         self._warn(solution)
-        return solution
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """The one among the callbacks; None without."""
+        given = self._params()["callbacks"]
+        every = given if isinstance(given, list | tuple) else [given]
+        found = [callback for callback in every if isinstance(callback, Checkpoint)]
+        if len(found) > 1:
+            raise InvalidParameterError("callbacks hold several Checkpoints. Give one.")
+        return found[0] if found else None
 
     def _warn(self, solution: Solution) -> None:
         for text in solution.extra.get("warnings", ()):

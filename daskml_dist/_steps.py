@@ -22,7 +22,7 @@ from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Policy, get_policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import get_schedule
+from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
@@ -89,8 +89,9 @@ class BaseSteps(BaseOnRows):
         """Check every parameter, before any work is started."""
         params = self._params()
         self._check_numbers(params)
-        early = params["early_stopping"]
-        average = params["average"]
+        early, average, rate = (
+            params[name] for name in ("early_stopping", "average", "learning_rate")
+        )
         policy = get_policy(params["policy"] if policy is None else policy)
         penalty, optimizer = _descent(params, policy)
         run = self._run_settings()
@@ -98,12 +99,7 @@ class BaseSteps(BaseOnRows):
         return Settings(
             penalty=penalty,
             optimizer=optimizer,
-            schedule=get_schedule(
-                params["learning_rate"],
-                default=optimizer.default_learning_rate,
-                alpha=params["alpha"],
-                max_iter=params["max_iter"],
-            ),
+            schedule=_schedule(params, optimizer),
             policy=policy,
             max_iter=int(params["max_iter"]),
             tol=params["tol"],
@@ -114,8 +110,7 @@ class BaseSteps(BaseOnRows):
             average=int(average) if average else None,
             class_weight=check_class_weight(params["class_weight"]),
             seed=seed_of(params["random_state"]),
-            auto_rate=isinstance(params["learning_rate"], str)
-            and params["learning_rate"] == "auto",
+            auto_rate=isinstance(rate, str) and rate == "auto",
             run=run,
             clip=params["clip"],
             micro_batch=params["micro_batch_size"],
@@ -163,19 +158,24 @@ class BaseSteps(BaseOnRows):
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
-        """Train the model.
+        """Fit the model.
 
         Parameters
         ----------
         X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
-            Of shape (n_rows, n_features).
-        y : str, dask Array or Series, or array-like
+            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
+            a list of `dask.delayed.Delayed`, a block of rows each.
+        y : str, dask Array or Series, or array-like, of shape (n_rows,)
             A string names a column of the dataframe X, which is then no feature.
+            Labels of a classifier: strings, booleans or integers.
         sample_weight : like `y`, or a float, or None
+            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
+            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
         policy : str or Policy, optional
             For this fit only.
         client : distributed.Client, optional
-            Default: the current client.
+            Default: the current client. Without one, rows in memory are trained in this process
+            and a Dask collection on a cluster inside it.
 
         Returns
         -------
@@ -186,7 +186,7 @@ class BaseSteps(BaseOnRows):
         InvalidParameterError, InvalidDataError
             Before any step, naming the remedy (NaN and infinity: during the first pass).
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot go on, for instance because a worker was lost.
         """
         settings = self._settings(policy)
         self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
@@ -336,6 +336,15 @@ def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer
     if penalty.l1 and not policy.uses_threads:
         optimizer = optimizer.under_l1()
     return penalty, optimizer
+
+
+def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
+    return get_schedule(
+        params["learning_rate"],
+        default=optimizer.default_learning_rate,
+        alpha=params["alpha"],
+        max_iter=params["max_iter"],
+    )
 
 
 def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:

@@ -66,7 +66,7 @@ def of_arrays(function: Callable[..., Any], xp: Any) -> Any:
             found[name] = getattr(xp, _BUILTINS[name])
         elif isinstance(value, BuiltinFunctionType) and value.__module__ == "math":
             found[name] = getattr(xp, name)
-    if math in names.values():
+    if any(value is math for value in names.values()):
         unknown = [n for n in own.__code__.co_names if hasattr(math, n) and not hasattr(xp, n)]
         if unknown:
             raise InvalidParameterError(

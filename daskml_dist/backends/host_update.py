@@ -10,14 +10,19 @@ Importing this module loads numba (about half a second), so it is imported at fi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numba
 import numpy as np
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 
-__all__ = ["update", "update_loop"]
+__all__ = ["compiles", "update", "update_loop"]
+
+#: Classes of optimizers that numba does not compile.
+_refused: set[type] = set()
 
 
 # `_move` stands for an optimizer's `at_entry`, `_step` for one of the steps below.
@@ -79,12 +84,35 @@ def update_loop(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
     return loop
 
 
-def update(optimizer: Any, step: Step) -> None:
-    """Take a step of an optimizer with an `at_entry`; arrays are contiguous, and of one dtype."""
+def compiles(optimizer: Any, step: Step) -> bool:
+    """Whether numba compiles an optimizer's `at_entry`: a user's is tried on the first row."""
+    if type(optimizer).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return True
+    w, slots = step.w[:1].copy(), {name: slot[:1].copy() for name, slot in step.slots.items()}
+    number, k = step.number or 1, min(step.n_penalised, 1)
+    one = replace(step, w=w, grad=w * 0, slots=slots, rows=1.0, number=number, n_penalised=k)
+    return update(optimizer, one)
+
+
+def update(optimizer: Any, step: Step) -> bool:
+    """Take a step of an optimizer with an `at_entry`; arrays are contiguous, and of one dtype.
+
+    Returns
+    -------
+    bool
+        False where numba cannot compile a user's `at_entry`, and nothing was done.
+    """
+    if type(optimizer) in _refused:
+        return False
     number = step.w.dtype.type
     loop = update_loop(optimizer, step.l1, step.lr)
     numbers = tuple(map(number, optimizer.numbers(step.number)))
     given = map(number, (step.rows, step.lr, step.l1, step.l2))
     state = tuple([array.reshape(-1) for array in step.state(optimizer)])
     n_penalised = np.int64(step.n_penalised * step.w.shape[1])
-    loop(state, step.grad.reshape(-1), *given, n_penalised, numbers)
+    try:
+        loop(state, step.grad.reshape(-1), *given, n_penalised, numbers)
+    except numba.errors.NumbaError:
+        _refused.add(type(optimizer))
+        return False
+    return True

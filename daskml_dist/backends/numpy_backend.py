@@ -213,8 +213,7 @@ class NumpyBackend(Backend):
             return False
         from daskml_dist.backends import host_update
 
-        host_update.update(optimizer, step)
-        return True
+        return host_update.update(optimizer, step)
 
     def steps_gathered(self, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
@@ -242,9 +241,11 @@ class NumpyBackend(Backend):
         fit = all(array.dtype == chooser.dtype and array.flags.c_contiguous for array in state)
         if not fit or optimizer.at_entry is None:
             return None
-        from daskml_dist.backends.host_chooser import BatchSteps
+        from daskml_dist.backends import host_chooser, host_update
 
-        return BatchSteps(chooser, optimizer, step)
+        if not host_update.compiles(optimizer, step):
+            return None
+        return host_chooser.BatchSteps(chooser, optimizer, step)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""

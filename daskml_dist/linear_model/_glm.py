@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss, Tweedie
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers import PenalisedSolver, get_solver
+from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["GeneralizedLinearRegressor"]
@@ -69,44 +69,10 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
             pass  # fit says so
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`. A weight of k equals a row
-            repeated k times.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass); also for
-            a target outside the distribution's domain.
-        TrainingError
-            When the fit cannot go on.
-        """
-        solution = self._fit(X, y, sample_weight, client)
-        self.intercept_ = self.intercept_[0]
-        self.n_iter_ = solution.n_iter
-        return self
-
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """D^2, the share of the deviance that the model explains, in one pass over the blocks.
 
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-            1 is best; NaN where y is constant.
+        Of rows, targets and weights as in :meth:`fit`. 1 is best; NaN where y is constant.
         """
         statistic = partial(_deviances, self._deviance())
         found: _Deviances = self._score_sums(statistic, X, y, sample_weight)
@@ -119,6 +85,10 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
     def _loss(self) -> Loss:
         loss: Loss = self._deviance()
         return loss
+
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+        super()._set_fitted(solution, model, rows)
+        self.intercept_ = self.intercept_[0]
 
     def _check_params(self) -> None:
         check_number("alpha", self.alpha)

@@ -13,6 +13,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import Solution
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
 
@@ -60,6 +61,9 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
             "eps": float(np.finfo(np.float64 if sparse else survey.dtype).eps),
             "sparse": sparse,
         }
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        """Nothing: these solvers do not iterate."""
 
     def _set_coef(
         self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import CoordinateDescent, Solver
+from daskml_dist.solvers import CoordinateDescent, Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["ElasticNet"]
@@ -47,10 +47,8 @@ class ElasticNet(BaseLeastSquares):
         Of the features drawn, for ``selection="random"``.
     selection : {"cyclic", "random"}, default="cyclic"
         Which feature comes next.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -62,11 +60,8 @@ class ElasticNet(BaseLeastSquares):
         Duality gap of the mean objective.
     n_iter_ : int or list of int
         Cycles of each target.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------
@@ -108,42 +103,17 @@ class ElasticNet(BaseLeastSquares):
         self.device = device
         self.callbacks = callbacks
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.LinearRegression.fit`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        if self.alpha == 0:
-            warnings.warn(
-                "With alpha=0 coordinate descent does not converge well: use LinearRegression.",
-                stacklevel=2,
-            )
-        extra = self._fit(X, y, sample_weight, client).extra
-        gaps, n_iter = extra["dual_gap"], extra["n_iter"]
-        if len(gaps) == 1:
-            self.dual_gap_, self.n_iter_ = gaps[0], n_iter[0]
-        else:
-            self.dual_gap_, self.n_iter_ = np.array(gaps), n_iter
-        return self
-
     @property
     def sparse_coef_(self) -> Any:
         """`coef_` as a sparse matrix."""
         return sparse.csr_matrix(self.coef_)
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        gaps, n_iter = solution.extra["dual_gap"], solution.extra["n_iter"]
+        if len(gaps) == 1:
+            self.dual_gap_, self.n_iter_ = gaps[0], n_iter[0]
+        else:
+            self.dual_gap_, self.n_iter_ = np.array(gaps), n_iter
 
     def _check_params(self) -> None:
         check_flag("fit_intercept", self.fit_intercept)
@@ -154,6 +124,11 @@ class ElasticNet(BaseLeastSquares):
         check_count("max_iter", self.max_iter)
         if self.selection not in ("cyclic", "random"):
             raise InvalidParameterError(f'selection={self.selection!r}: use "cyclic" or "random".')
+        if self.alpha == 0:
+            warnings.warn(
+                "With alpha=0 coordinate descent does not converge well: use LinearRegression.",
+                stacklevel=4,
+            )
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
         model = self._model(rows)

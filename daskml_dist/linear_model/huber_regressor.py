@@ -15,7 +15,7 @@ from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.losses import Huber, Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import Solver
+from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.huber import HuberScale
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
@@ -43,10 +43,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     fit_intercept : bool, default=True
     tol : float, default=1e-5
         Largest component of the gradient at which the solver stops.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -59,11 +57,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     outliers_ : ndarray of bool of shape (n_rows,), or None
         Rows further off than ``epsilon * scale_``. None where the rows are a Dask collection:
         ``abs(y - reg.predict(X)) > reg.epsilon * reg.scale_`` is the mask, lazily.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data: the solver's evaluations.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------
@@ -103,31 +98,15 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
         X, y, sample_weight = take_columns(X, y, sample_weight)
-        solution = self._fit(X, y, sample_weight, client)
-        self.intercept_ = self.intercept_[0]
-        self.n_iter_ = solution.n_iter
-        self.scale_ = solution.extra["scale"]
+        self._fit(X, y, sample_weight, client)
         self.outliers_ = self._outliers(X, y)
         return self
+
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+        super()._set_fitted(solution, model, rows)
+        self.intercept_ = self.intercept_[0]
+        self.scale_ = solution.extra["scale"]
 
     def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
         if is_dask(X) or is_dask(y):

@@ -20,40 +20,17 @@ class Lasso(ElasticNet):
     ----------
     alpha : float, default=1.0
         Strength of the penalty.
-    fit_intercept : bool, default=True
-    max_iter : int, default=1000
-        Cycles over the features at most; none of them reads a row.
-    tol : float, default=1e-4
-        Coordinate descent stops once the duality gap is at most `tol` times the mean squared
-        (centred) target.
-    warm_start : bool, default=False
-        Start from the last fit's coefficients instead of from zero.
-    positive : bool, default=False
-        No coefficient is negative.
-    random_state : int, RandomState or None, default=None
-        Of the features drawn, for ``selection="random"``.
-    selection : {"cyclic", "random"}, default="cyclic"
-        Which feature comes next.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    fit_intercept, max_iter, tol, warm_start, positive, random_state, selection
+        As in :class:`~daskml_dist.linear_model.ElasticNet`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for more than one target
-    sparse_coef_ : CSR matrix of shape (1, n_features) or (n_targets, n_features)
-        `coef_` as a sparse matrix.
-    intercept_ : float or ndarray of shape (n_targets,)
-    dual_gap_ : float or ndarray of shape (n_targets,)
-        Duality gap of the mean objective.
-    n_iter_ : int or list of int
-        Cycles of each target.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data.
+    coef_, sparse_coef_, intercept_, dual_gap_, n_iter_
+        As in :class:`~daskml_dist.linear_model.ElasticNet`.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

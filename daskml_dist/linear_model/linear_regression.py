@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from daskml_dist._checks import check_flag, check_number
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import OrdinaryLeastSquares, Solver
+from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["LinearRegression"]
@@ -32,10 +32,8 @@ class LinearRegression(BaseLeastSquares):
         those too small for one look to tell from zero (about 1e-6 for a thousand features).
     positive : bool, default=False
         No coefficient is negative (dense rows only).
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -45,11 +43,8 @@ class LinearRegression(BaseLeastSquares):
         Of X, centred where there is an intercept. Of dense rows without `positive`, as the next.
     singular_ : ndarray of float64 of shape (min(n_rows, n_features),)
         Singular values of X.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------
@@ -86,34 +81,14 @@ class LinearRegression(BaseLeastSquares):
         tags.input_tags.sparse = not self.positive
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDRegressor.fit`. A weight of k equals a row
-            repeated k times.
-        y : str, dask Array, Series or DataFrame, or array-like
-            Of shape (n_rows,) or (n_rows, n_targets). A string names a column of the dataframe X.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
+    def _forget(self) -> None:
         for name in ("rank_", "singular_"):
             self.__dict__.pop(name, None)
-        extra = self._fit(X, y, sample_weight, client).extra
-        if "rank" in extra:
-            self.rank_, self.singular_ = extra["rank"], extra["singular"]
-        return self
+
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+        super()._set_fitted(solution, model, rows)
+        if "rank" in solution.extra:
+            self.rank_, self.singular_ = solution.extra["rank"], solution.extra["singular"]
 
     def _check_params(self) -> None:
         check_flag("fit_intercept", self.fit_intercept)

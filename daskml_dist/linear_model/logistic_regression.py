@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         Iterations of the solver at most.
     warm_start : bool, default=False
         Start from the last fit's coefficients instead of from zero.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
+    verbose, run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
@@ -62,11 +60,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     intercept_ : ndarray of shape (1,) or (n_classes,)
     n_iter_ : ndarray of int32 of shape (1,)
         Iterations of the solver.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data: the solver's evaluations.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------
@@ -110,30 +105,6 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         self.run = run
         self.device = device
         self.callbacks = callbacks
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
-            repeated k times.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        solution = self._fit(X, y, sample_weight, client, self.class_weight)
-        self._set_n_iter(solution)
-        return self
 
     def _set_n_iter(self, solution: Solution) -> None:
         self.n_iter_ = np.array([solution.n_iter], dtype=np.int32)

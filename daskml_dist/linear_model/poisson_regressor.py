@@ -28,10 +28,8 @@ class PoissonRegressor(GeneralizedLinearRegressor):
         Largest component of the gradient at which the solver stops.
     warm_start : bool, default=False
         Start from the last fit's coefficients.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -39,11 +37,8 @@ class PoissonRegressor(GeneralizedLinearRegressor):
     intercept_ : float
     n_iter_ : int
         Iterations of the solver.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data: the solver's evaluations.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import RidgeLeastSquares, Solver
+from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["Ridge"]
@@ -38,10 +38,8 @@ class Ridge(BaseLeastSquares):
         ``"lbfgs"`` stands for ``positive=True``, whose solution is found by an active set.
     positive : bool, default=False
         No coefficient is negative.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
@@ -51,11 +49,8 @@ class Ridge(BaseLeastSquares):
         As in scikit-learn, where the solver does not iterate.
     solver_ : str
         The one used.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------
@@ -87,29 +82,9 @@ class Ridge(BaseLeastSquares):
         self.device = device
         self.callbacks = callbacks
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.LinearRegression.fit`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        solution = self._fit(X, y, sample_weight, client)
+    def _set_n_iter(self, solution: Solution) -> None:
         self.n_iter_ = None
         self.solver_ = solution.extra["solver"]
-        return self
 
     def _check_params(self) -> None:
         check_flag("fit_intercept", self.fit_intercept)

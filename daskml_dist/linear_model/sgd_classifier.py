@@ -113,8 +113,6 @@ class SGDClassifier(LinearClassifier, BaseSGD):
     True
     """
 
-    _classification = True
-
     def __init__(
         self,
         loss: str | Loss = "log_loss",
@@ -167,49 +165,6 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         self.device = device
         self.callbacks = callbacks
         self.checkpoint = checkpoint
-
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        policy: str | Policy | None = None,
-        client: Any = None,
-    ) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
-            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
-            a list of `dask.delayed.Delayed`, a block of rows each.
-        y : str, dask Array or Series, or array-like, of shape (n_rows,)
-            A string names a column of the dataframe X, which is then no feature.
-            Labels: strings, booleans or integers.
-        sample_weight : like `y`, or a float, or None
-            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
-            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
-        policy : str or Policy, optional
-            For this fit only.
-        client : distributed.Client, optional
-            Default: the current client. Without one, rows in memory are trained in this process
-            and a Dask collection on a cluster inside it.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any step, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on, for instance because a worker was lost.
-        """
-        settings = self._settings(policy)
-        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
-        return self
 
     def partial_fit(
         self,

@@ -25,83 +25,27 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         ``"squared_epsilon_insensitive"``, ``"quantile"``, or with a log link ``"poisson"``,
         ``"gamma"`` or ``"tweedie"``, or an object
         with other parameters such as ``Quantile(0.9)``.
-    penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
-        ``"l1"`` makes coefficients exactly zero, about those that are zero at the optimum, with the
-        optimizers ``"adagrad"``, ``"sgd"`` and ``"ftrl"``, which keep account of the penalty that
-        each coefficient owes (McMahan 2011). Others take proximal steps, whose zeros the noise of
-        the batches undoes. Few or none are with `average`, under ``"local"`` and ``"average"``,
-        which average lanes, and ``"hogwild"``, whose lanes race.
-    alpha : float, default=0.0001
-        Strength of the penalty; the intercept is not penalised.
-    l1_ratio : float, default=0.15
-        Share of l1 in ``"elasticnet"``.
+    penalty, alpha, l1_ratio
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`, with the same defaults.
     fit_intercept : bool, default=True
         The intercept begins near the targets: at their mean, or for losses that outliers do not
         bend at a rough median (at its logarithm for those with a log link).
-    max_iter : int, default=20
-        Passes over the data at most.
-    tol : float or None, default=1e-3
-        Stop once the training loss (or the validation score) has not improved by `tol` for
-        `n_iter_no_change` passes; None always makes `max_iter` passes, and a fit that made them
-        without stopping gives no ConvergenceWarning.
-    shuffle : bool, default=True
-        Visit the rows in a new order in each pass.
-    verbose : int, default=0
-        Show progress.
-    random_state : int, RandomState or None, default=None
-        Decides the order of the rows and the rows held out. With an int, ``"sync"``,
-        ``"allreduce"``, ``"local"`` and ``"average"`` give the same coefficients at each run.
-    early_stopping : bool, default=False
-        Hold out rows and stop on their score.
-    validation_fraction : float, default=0.1
-        Share of rows held out with `early_stopping`.
-    n_iter_no_change : int, default=5
-    warm_start : bool, default=False
-        Go on from the last fit instead of from zero.
-    average : bool or int, default=False
-        Average the parameters over the steps (Polyak and Juditsky 1992); an int starts once so
-        many rows were seen.
-    batch_size : int, "auto" or None, default="auto"
-        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 32 to 256
-        rows; None takes all rows of the lane (full-batch gradient descent).
-    optimizer : str or Optimizer, default="adagrad"
-        See :mod:`daskml_dist.optimizers`.
+    max_iter, tol, shuffle, verbose, random_state, early_stopping, validation_fraction
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+    n_iter_no_change, warm_start, average, batch_size, optimizer
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"`` is the optimizer's own rate, constant; in units of the targets' standard
         deviation where the optimizer is adaptive. See :mod:`daskml_dist.schedules`.
-    policy : str or Policy, default="sync"
-        How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
-    run : Run or None, default=None
-        Lanes, servers, memory and the like: see :class:`daskml_dist.Run`, whose defaults are
-        those of None.
-    device : {"auto", "cpu", "gpu"}, default="auto"
-        Resolved on each worker.
-    callbacks : object or list, default=None
-        Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
-        ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
-    checkpoint : Checkpoint or None, default=None
-        Where and how often :meth:`fit` saves itself, see
-        :class:`daskml_dist.training.checkpoint.Checkpoint`.
+    policy, run, device, callbacks, checkpoint
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
     coef_ : ndarray of shape (n_features,)
     intercept_ : ndarray of shape (1,)
-    n_iter_ : int
-        Passes made.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass.
-    t_ : float
-        Rows that the parameters were trained on.
-
-    Notes
-    -----
-    Weights scale the loss of a row. With full batches (``batch_size=None``, or fewer rows than a
-    batch holds) weighting a row equals repeating it; smaller batches are drawn by rows, so there
-    the two agree only in the mean.
+    n_iter_, n_features_in_, feature_names_in_, history_, t_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`, where the notes hold too.
 
     Examples
     --------
@@ -112,8 +56,6 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     >>> reg.score(X, y / y.std()) > 0.9
     True
     """
-
-    _classification = False
 
     def __init__(
         self,
@@ -165,49 +107,6 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.device = device
         self.callbacks = callbacks
         self.checkpoint = checkpoint
-
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        policy: str | Policy | None = None,
-        client: Any = None,
-    ) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
-            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
-            a list of `dask.delayed.Delayed`, a block of rows each.
-        y : str, dask Array or Series, or array-like, of shape (n_rows,)
-            A string names a column of the dataframe X, which is then no feature.
-            Targets.
-        sample_weight : like `y`, or a float, or None
-            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
-            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
-        policy : str or Policy, optional
-            For this fit only.
-        client : distributed.Client, optional
-            Default: the current client. Without one, rows in memory are trained in this process
-            and a Dask collection on a cluster inside it.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any step, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on, for instance because a worker was lost.
-        """
-        settings = self._settings(policy)
-        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
-        return self
 
     def partial_fit(
         self,

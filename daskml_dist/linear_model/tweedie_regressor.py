@@ -26,38 +26,16 @@ class TweedieRegressor(GeneralizedLinearRegressor):
         The variance of a target is its mean to this power: 0 normal, 1 Poisson, between 1 and 2
         compound Poisson-gamma (y >= 0, with exact zeros), 2 gamma, 3 inverse Gaussian (y > 0). No
         distribution exists between 0 and 1, and a number there is refused.
-    alpha : float, default=1.0
-        Strength of the penalty ``alpha / 2 * |coef|^2``, beside half the mean deviance. The
-        intercept is not penalised.
-    fit_intercept : bool, default=True
     link : {"auto", "identity", "log"}, default="auto"
         What the linear model predicts: the mean itself or its logarithm. ``"auto"`` is
         ``"identity"`` for ``power <= 0``, else ``"log"``.
-    solver : {"lbfgs", "newton-cholesky"}, default="lbfgs"
-        ``"newton-cholesky"`` takes few passes and suits many rows and few features: its sums
-        have the square of their number.
-    max_iter : int, default=100
-        Iterations of the solver at most.
-    tol : float, default=1e-4
-        Largest component of the gradient at which the solver stops.
-    warm_start : bool, default=False
-        Start from the last fit's coefficients.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDRegressor`.
+    alpha, fit_intercept, solver, max_iter, tol, warm_start, verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.PoissonRegressor`.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : float
-    n_iter_ : int
-        Iterations of the solver.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data: the solver's evaluations.
+    coef_, intercept_, n_iter_, n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.PoissonRegressor`.
 
     Examples
     --------

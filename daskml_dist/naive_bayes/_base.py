@@ -42,29 +42,11 @@ class BaseNB(BaseClassifier, BaseRounds):
     def _update(self, total: Array) -> None:
         """Make the fitted attributes of the sums of all rows so far."""
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the classifier, in one pass over the rows.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
-            repeated k times.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Naming the remedy.
-        TrainingError
-            When the fit cannot go on.
-        """
+    def _forget(self) -> None:
         self.__dict__.pop("_sums", None)
-        self._fit(X, y, sample_weight, client)
-        return self
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        """Nothing: it is one pass."""
 
     def partial_fit(
         self,
@@ -128,20 +110,11 @@ class BaseNB(BaseClassifier, BaseRounds):
         return self._map_classes(np.asarray, X)
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        """Logarithm of :meth:`predict_proba`, of the same shape."""
         return self._map_classes(_log_proba, X)
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of shape (n_rows, n_classes)
-        """
+        """Probabilities of the classes, as :meth:`predict_joint_log_proba` with sums of 1 a row."""
         return self._map_classes(_proba, X)
 
     def _map_classes(self, function: Any, X: Any) -> Any:

@@ -34,9 +34,7 @@ class GaussianNB(BaseNB):
         Probabilities of the classes; by default their shares of the rows.
     var_smoothing : float, default=1e-9
         Share of the largest variance of a feature that is added to all variances.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
+    verbose, run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
@@ -49,10 +47,8 @@ class GaussianNB(BaseNB):
         Mean and variance of each feature in each class.
     epsilon_ : float
         What was added to the variances.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------

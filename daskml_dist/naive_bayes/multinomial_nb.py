@@ -26,32 +26,17 @@ class MultinomialNB(BaseDiscreteNB):
 
     Parameters
     ----------
-    alpha : float or array-like of shape (n_features,), default=1.0
-        Added to each count, so that what was never seen is not impossible.
-    force_alpha : bool, default=True
-        False: an `alpha` below 1e-10 is made that, with a warning.
-    fit_prior : bool, default=True
-        Whether the classes' probabilities are their shares of the rows, or all the same.
-    class_prior : array-like of shape (n_classes,), optional
-        The classes' probabilities, if known.
-    verbose : int, default=0
-        Show progress.
-    run, device, callbacks
+    alpha, force_alpha, fit_prior, class_prior
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+    verbose, run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
     ----------
-    classes_ : ndarray of shape (n_classes,)
-    class_count_ : ndarray of float64 of shape (n_classes,)
-        Weight of the rows of each class.
-    class_log_prior_ : ndarray of float64 of shape (n_classes,)
-    feature_count_ : ndarray of float64 of shape (n_classes, n_features)
-        Weighted sum of the rows of each class.
-    feature_log_prob_ : ndarray of float64 of shape (n_classes, n_features)
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
+    classes_, class_count_, class_log_prior_, feature_count_, feature_log_prob_
+        As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     References
     ----------

@@ -65,14 +65,19 @@ class Optimizer:
     at_entry: ClassVar[Any] = None
     at_entry_l1: ClassVar[Any] = None
     single_rows: ClassVar[bool] = False
+    #: `at_entry` and `at_entry_l1` as :meth:`update` has them.
+    _rules: ClassVar[tuple[Any, Any]] = (None, None)
 
     def __init_subclass__(cls) -> None:
         # A rule that is written anew is not its parent's, in part or in another form.
         own = cls.__dict__.keys()
-        if {"update", "_descend"} & own and "at_entry" not in own:
-            cls.at_entry = None
-        if {"update", "_descend", "at_entry"} & own and "at_entry_l1" not in own:
-            cls.at_entry_l1 = None
+        if {"_descend", "at_entry"} & own:
+            for name in {"at_entry", "at_entry_l1"} - own:
+                setattr(cls, name, None)
+            cls._rules = cls.at_entry, cls.at_entry_l1
+        # What is done around the parent's `update`, no loop does; the parent goes by its own rules.
+        if "update" in own and "at_entry" not in own:
+            cls.at_entry = cls.at_entry_l1 = None
 
     def numbers(self, step: int) -> tuple[float, ...]:
         """Numbers that a step (from 1) needs for each entry; given to it in the dtype of `w`."""
@@ -132,8 +137,8 @@ class Optimizer:
             Strength of the l1 penalty.
         """
         penalised = not (isinstance(l1, float) and l1 == 0)
-        if penalised and lr != 0 and self.at_entry_l1 is not None:
-            move, state, rate, numbers = self._over(self.at_entry_l1, w, slots, lr, step)
+        if penalised and lr != 0 and self._rules[1] is not None:
+            move, state, rate, numbers = self._over(self._rules[1], w, slots, lr, step)
             move(state, ..., grad, rate, l1, numbers)
             return
         rate = self._descend(w, grad, slots, lr, step)
@@ -142,15 +147,13 @@ class Optimizer:
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Any:
         """`at_entry` on whole arrays."""
-        move, state, rate, numbers = self._over(self.at_entry, w, slots, lr, step)
+        move, state, rate, numbers = self._over(self._rules[0], w, slots, lr, step)
         return move(state, ..., grad, rate, numbers)
 
     def _over(self, rule: Any, w: Array, slots: Slots, lr: float, step: int) -> Any:
         """A rule for entries as one for arrays, and what it is given beside gradients."""
         xp = namespace(w)
-        rate: Any = lr
-        if xp is np and w.dtype == _NARROW:
-            # As a compiled loop has it: its product with another number is rounded so as well.
-            rate = np.float32(lr)
+        # As a compiled loop has it: its product with another number is rounded so as well.
+        rate = np.float32(lr) if xp is np and w.dtype == _NARROW else lr
         state = w, *[slots[name] for name in self.slot_names]
         return of_arrays(rule, xp), state, rate, self.numbers(step)

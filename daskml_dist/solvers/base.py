@@ -28,12 +28,15 @@ __all__ = [
     "Solution",
     "Solver",
     "Space",
+    "State",
     "Statistic",
     "Sums",
     "start_of",
 ]
 
 Array = NDArray[np.float64]
+#: Makes all that a solver needs to go on from where it is.
+State = Callable[[], dict[str, Array]]
 
 
 class RowState(ABC):
@@ -92,10 +95,14 @@ class Statistic(ABC):
         begins again after a loss. False for what is too large: it is summed anew.
     state : RowState or None
         What is remembered of each row. A field or a property of a subclass.
+    n_numbers : int
+        With how many numbers the flattened sum begins, before vectors of the parameters' size;
+        for solvers in ranges.
     """
 
     additive: ClassVar[bool] = True
     remembered: ClassVar[bool] = True
+    n_numbers: ClassVar[int] = 0
     # No annotation: a subclass may make a field of it, or a property.
     state = None
 
@@ -191,9 +198,7 @@ class Sums(Protocol):
     def __call__(self, statistic: Statistic) -> Array:
         """The sum over all rows, float64; read-only, since it is remembered."""
 
-    def keep(
-        self, w: Array, state: Callable[[], dict[str, Array]] | None = None, again: int = 0
-    ) -> None:
+    def keep(self, w: Array, state: State | None = None, again: int = 0) -> None:
         """Take note that an iteration ended at `w`: a fit that is interrupted ends there.
 
         Parameters
@@ -202,7 +207,8 @@ class Sums(Protocol):
         state : callable, optional
             Makes all that the solver needs to go on from here to the same digits. It is called
             now and then, once much is remembered: the sums so far are then forgotten. A solver
-            that gives it looks at `kept` when it begins.
+            that gives it looks at `kept` when it begins, and goes on as if the iteration had just
+            ended; after its last iteration it gives none.
         again : int, default=0
             How many of the last sums it asks for again, in their order, when it goes on.
         """
@@ -240,11 +246,21 @@ class Ranges(Space, Protocol):
     @property
     def should_stop(self) -> bool: ...
 
-    def loss_gradient(self, w: Array) -> tuple[float, Array]:
-        """Sum of the losses at `w`, and the own range of its gradient."""
+    def whole(self, own: Array) -> Array:
+        """A vector of the parameters' size, of the ranges of all processes."""
+
+    def __call__(self, statistic: Statistic) -> Array:
+        """The own range of a sum over all rows, flat.
+
+        What the sum begins with (:attr:`Statistic.n_numbers`) every process gets; the rest are
+        vectors of the parameters' size, of each of which a process gets its own range.
+        """
 
     def keep(self, n_iter: int) -> None:
-        """Take note that an iteration ended at the last `w`, to go on from there after a loss."""
+        """Take note that an iteration ended at the last vector that :meth:`whole` gathered.
+
+        After a loss the fit goes on from there.
+        """
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,11 @@ class Boosting(PenalisedSolver):
             raise InvalidParameterError(
                 f'solver="boosting" minimises the log loss, not {model.loss!r}. Use "lbfgs".'
             )
-        reach = _reach(model, float(sums(LongestRow())[0]))
-        w, n_iter = start_of(model, start), 0
+        if (kept := sums.kept) is None:
+            w, n_iter = start_of(model, start), 0
+            reach = _reach(model, float(sums(LongestRow())[0]))
+        else:
+            w, n_iter, reach = kept["w"], int(kept["n_iter"]), float(kept["reach"])
         l1, l2 = np.zeros((len(w), 1)), np.zeros((len(w), 1))
         l1[: model.n_penalised], l2[: model.n_penalised] = self.penalty.l1, self.penalty.l2
         while True:
@@ -142,6 +146,12 @@ class Boosting(PenalisedSolver):
             more, less = np.maximum([total[1] - total[0], total[1] + total[0]], 0) / 2
             w = _moved(w, more, less, reach, l1, l2)
             n_iter += 1
+            sums.keep(w, partial(_state, w, n_iter, reach))
+
+
+def _state(w: Array, n_iter: int, reach: float) -> dict[str, Array]:
+    """All that the next rounds need."""
+    return {"w": w, "n_iter": np.array(float(n_iter)), "reach": np.array(reach)}
 
 
 def _reach(model: Any, longest: float) -> float:

@@ -20,7 +20,7 @@ from daskml_dist.solvers.base import (
     Sums,
     start_of,
 )
-from daskml_dist.solvers.objective import SmoothObjective, row_strengths
+from daskml_dist.solvers.objective import LossGradient, SmoothObjective, row_strengths
 from daskml_dist.solvers.owlqn import orthant_wise
 
 __all__ = ["LBFGS", "quasi_newton"]
@@ -73,7 +73,8 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 max_iter=self.max_iter,
                 tol=self.tol,
                 should_stop=lambda: sums.should_stop,
-                on_step=lambda _: sums.keep(last),
+                on_step=lambda _, state: sums.keep(last, state),
+                kept=sums.kept,
             )
         found = quasi_newton(
             evaluate,
@@ -105,9 +106,9 @@ class LBFGS(PenalisedSolver, RangedSolver):
         )
 
         def evaluate(w: Array) -> tuple[float, Array]:
-            loss, gradient = ranges.loss_gradient(w)
+            loss, *_ = total = ranges(LossGradient(ranges.whole(w).reshape(model.shape)))
             pull = l2 * w
-            gradient = gradient / ranges.n_rows + pull
+            gradient = total[1:] / ranges.n_rows + pull
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
 
         found = orthant_wise(
@@ -118,7 +119,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             tol=self.tol,
             should_stop=lambda: ranges.should_stop,
             space=ranges,
-            on_step=ranges.keep,
+            on_step=lambda n_iter, _: ranges.keep(n_iter),
         )
         return dataclasses.replace(found, n_iter=found.n_iter + ranges.n_done)
 
@@ -140,7 +141,7 @@ def quasi_newton(
     evaluate : callable
         Value and gradient at a flat vector.
     start : ndarray of shape (n,)
-    sums : Sums, start_of
+    sums : Sums
         Knows whether the fit is to stop.
     maxiter : int
     bounds : list of (low, high), optional

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,9 +121,11 @@ class NewtonCholesky(PenalisedSolver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
-        run = NewtonSteps(model, sums, self.penalty, self.tol).run(
-            start_of(model, start), self.max_iter
-        )
+        steps = NewtonSteps(model, sums, self.penalty, self.tol)
+        if (kept := sums.kept) is None:
+            run = steps.run(start_of(model, start), self.max_iter)
+        else:
+            run = steps.run(kept["w"], self.max_iter, int(kept["n_iter"]), float(kept["before"]))
         if run.trouble:
             return self._by_lbfgs(model, sums, run)
         message = f"the limit of {self.max_iter} iterations was reached"
@@ -148,7 +151,7 @@ class NewtonSteps:
     Parameters
     ----------
     model : LinearModel
-    sums : Sums, start_of
+    sums : Sums
     penalty : Penalty
     tol : float
     loss : Loss or None
@@ -188,11 +191,25 @@ class NewtonSteps:
         free[self._loose, -1] = False
         self._free = np.flatnonzero(free)
 
-    def run(self, start: Array, max_iter: int) -> NewtonRun:
-        """Take steps until the objective is solved, or something ends them."""
+    def run(
+        self, start: Array, max_iter: int, n_iter: int = 0, before: float = np.inf, **also: float
+    ) -> NewtonRun:
+        """Take steps until the objective is solved, or something ends them.
+
+        Parameters
+        ----------
+        start : ndarray of shape ``model.shape``
+        max_iter : int
+        n_iter : int
+            Iterations made before, where a fit goes on after a loss.
+        before : float
+            Largest component of the gradient before the last of them.
+        **also : float
+            What else the solver must know to go on.
+        """
         w = start.copy()
         w[self._loose] -= w[self._loose, -1:]
-        point, n_iter, before = self._at(w), 0, np.inf
+        point = self._at(w)
         while n_iter < max_iter and not self._sums.should_stop:
             # Newton's gradients shrink by ever larger factors. Where the next is likely small
             # enough, its Hessian would not be needed.
@@ -207,10 +224,15 @@ class NewtonSteps:
                 reason = "" if solved else str(trouble)
                 return NewtonRun(self._symmetric(point.w), n_iter, solved, reason)
             n_iter += 1
-            self._sums.keep(self._symmetric(new.w))
-            if self._is_solved(new, point.hessian, step):
+            state = partial(_state, new.w, n_iter=n_iter, before=before, **also)
+            # The last sum is that of the new point, unless that was asked for without a Hessian.
+            whole = new.hessian is not None
+            solved = self._is_solved(new, point.hessian, step)
+            goes_on = whole and not solved
+            self._sums.keep(self._symmetric(new.w), state if goes_on else None, again=1)
+            if solved:
                 return NewtonRun(self._symmetric(new.w), n_iter, True)
-            point = new if new.hessian is not None else self._at(new.w)
+            point = new if whole else self._at(new.w)
         return NewtonRun(self._symmetric(point.w), n_iter, False)
 
     def _symmetric(self, w: Array) -> Array:
@@ -266,6 +288,11 @@ class NewtonSteps:
         if hessian is None or point.slope > self._tol:
             return False
         return float(step @ hessian @ step) / 2 <= self._tol
+
+
+def _state(w: Array, **numbers: float) -> dict[str, Array]:
+    """All that the next steps need."""
+    return {"w": w, **{name: np.array(float(number)) for name, number in numbers.items()}}
 
 
 def _solve(hessian: Array, gradient: Array) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class LossGradient(Statistic):
     """Sum of the losses, and its gradient, at `w`: ``[loss, *gradient.ravel()]``."""
 
     w: Array
+    n_numbers: ClassVar[int] = 1
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1 + self.w.size,)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from daskml_dist.solvers.base import Array, Solution, Space
+from daskml_dist.solvers.base import Array, Solution, Space, State
 
 __all__ = ["orthant_wise", "pseudo_gradient"]
 
@@ -35,7 +36,8 @@ def orthant_wise(
     tol: float,
     should_stop: Callable[[], bool],
     space: Space | None = None,
-    on_step: Callable[[int], None] = lambda n_iter: None,
+    on_step: Callable[[int, State | None], None] = lambda n_iter, state: None,
+    kept: dict[str, Array] | None = None,
 ) -> Solution:
     """Minimise ``evaluate(w) + sum(l1 * |w|)``; what the l1 part holds at zero is exactly 0.
 
@@ -58,7 +60,10 @@ def orthant_wise(
     space : Space, optional
         Dot products and largest components; by default of whole vectors.
     on_step : callable, optional
-        Told the number of iterations after each; the last point evaluated is where it ended.
+        Takes the number of iterations after each, and what makes the state to go on from (None
+        after the last); the last point evaluated is where it ended.
+    kept : dict from str to ndarray, or None
+        A state to go on from; None: from `start`.
 
     Returns
     -------
@@ -66,11 +71,14 @@ def orthant_wise(
         With `w` in the shape of `start`.
     """
     space = space or _Whole()
-    w = start.ravel().copy()
     pairs: deque[_Pair] = deque(maxlen=_MEMORY)
-    smooth, gradient = evaluate(w)
-    value = smooth + space.dot(l1, np.abs(w))
-    n_iter, message = 0, ""
+    if kept is None:
+        w, n_iter = start.ravel().copy(), 0
+        smooth, gradient = evaluate(w)
+        value = smooth + space.dot(l1, np.abs(w))
+    else:
+        w, gradient, value, n_iter = _restored(kept, pairs)
+    message = ""
     while True:
         pseudo = pseudo_gradient(w, gradient, l1)
         if space.largest(pseudo) <= tol or should_stop():
@@ -87,7 +95,6 @@ def orthant_wise(
             message = "no step along the gradient lowers the objective any more"
             break
         n_iter += 1
-        on_step(n_iter)
         new, new_value, new_gradient = found
         step, change = new - w, new_gradient - gradient
         curvature, square = space.dot(step, change), space.dot(change, change)
@@ -96,7 +103,9 @@ def orthant_wise(
         gain = (value - new_value) / max(abs(value), abs(new_value), 1.0)
         w, value, gradient = new, new_value, new_gradient
         if gain <= _FTOL:
+            on_step(n_iter, None)
             break
+        on_step(n_iter, partial(_state, w, gradient, value, n_iter, pairs))
     return Solution(w.reshape(start.shape), n_iter, not message, message)
 
 
@@ -124,6 +133,28 @@ class _Pair(NamedTuple):
     change: Array
     curvature: float
     square: float
+
+
+def _state(
+    w: Array, gradient: Array, value: float, n_iter: int, pairs: deque[_Pair]
+) -> dict[str, Array]:
+    """All that the next iterations need."""
+    return {
+        "w": w,
+        "gradient": gradient,
+        "numbers": np.array([value, n_iter]),
+        "steps": np.array([pair.step for pair in pairs]),
+        "changes": np.array([pair.change for pair in pairs]),
+        "products": np.array([[pair.curvature, pair.square] for pair in pairs]),
+    }
+
+
+def _restored(kept: dict[str, Array], pairs: deque[_Pair]) -> tuple[Array, Array, float, int]:
+    """Undo `_state`: point, gradient, value and iterations; `pairs` is filled."""
+    rows = zip(kept["steps"], kept["changes"], kept["products"].tolist(), strict=True)
+    pairs.extend(_Pair(step, change, *products) for step, change, products in rows)
+    value, n_iter = kept["numbers"].tolist()
+    return kept["w"], kept["gradient"], value, int(n_iter)
 
 
 def _search(

@@ -75,12 +75,17 @@ class TubeNewton(PenalisedSolver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
-        w, n_iter = start_of(model, start), 0
-        for width in _WIDTHS:
+        w, n_done, first = start_of(model, start), 0, 0
+        made: dict[str, Any] = {}
+        if (kept := sums.kept) is not None:
+            w, n_done, first = kept["w"], int(kept["n_done"]), int(kept["width"])
+            made = {"n_iter": int(kept["n_iter"]), "before": float(kept["before"])}
+        for number, width in enumerate(_WIDTHS[first:], first):
             loss = RoundedTube(self.epsilon, width * self.spread)
             steps = NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)
-            left = self.max_iter - n_iter
-            run = steps.run(w, left if width == _WIDTHS[-1] else min(left, _MOST))
-            w, n_iter = run.w, n_iter + run.n_iter
+            left = self.max_iter - n_done
+            most = left if width == _WIDTHS[-1] else min(left, _MOST)
+            run = steps.run(w, most, **made, width=number, n_done=n_done)
+            w, n_done, made = run.w, n_done + run.n_iter, {}
         message = run.trouble or f"the limit of {self.max_iter} iterations was reached"
-        return Solution(w, n_iter, run.solved or sums.should_stop, message)
+        return Solution(w, n_done, run.solved or sums.should_stop, message)

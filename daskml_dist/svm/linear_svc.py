@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from daskml_dist._checks import check_class_weight
 from daskml_dist._linear_classifier import LinearClassifier
@@ -42,13 +42,11 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
     class_weight : dict, "balanced" or None, default=None
         A row has the weight of its class in the problems of all classes (liblinear: in that of
         its own class alone, where there are more than two).
-    verbose : int, default=0
-        Show progress.
     random_state : object, default=None
         For scikit-learn's sake: nothing here is random.
     max_iter : int, default=1000
         Iterations of the solver at most.
-    run, device, callbacks
+    verbose, run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Attributes
@@ -58,11 +56,8 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
     intercept_ : ndarray of shape (1,) or (n_classes,)
     n_iter_ : int
         Iterations of the solver.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had string column names.
-    history_ : History
-        One record a pass over the data: the solver's evaluations.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
     Examples
     --------
@@ -107,28 +102,6 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
         self.run = run
         self.device = device
         self.callbacks = callbacks
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        self.n_iter_ = self._fit(X, y, sample_weight, client, self.class_weight).n_iter
-        return self
 
     def _loss(self) -> Loss:
         return SquaredHinge()

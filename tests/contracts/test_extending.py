@@ -10,6 +10,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+import sklearn.cluster
 from distributed import Client
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -74,10 +75,36 @@ def _optimizer(names: dict[str, Any]) -> None:
     np.testing.assert_allclose(w, expected, rtol=1e-12)
 
 
+def _curve(rng: Any) -> tuple[Any, Any]:
+    X = rng.normal(size=(N_ROWS, 6))
+    return X, np.sin(2 * X[:, 0]) + X[:, 1]
+
+
+def _steps(names: dict[str, Any]) -> None:
+    _fits(names, "model", 0.9)
+    assert names["predicted"].shape == (N_ROWS,)
+
+
+def _clusters(rng: Any) -> tuple[Any, None]:
+    return rng.normal(size=(N_ROWS, 6)) + rng.normal(scale=2, size=(3, 6))[
+        rng.integers(3, size=N_ROWS)
+    ], None
+
+
+def _rounds(names: dict[str, Any]) -> None:
+    model, X = names["model"], names["X"].compute()
+    peer = sklearn.cluster.KMeans(3, init=X[:3], n_init=1, tol=0).fit(X)
+    np.testing.assert_allclose(model.cluster_centers_, peer.cluster_centers_, rtol=1e-6)
+    np.testing.assert_array_equal(names["labels"], peer.labels_)
+    assert model.n_iter_ == len(model.history_.records) > 3
+
+
 #: Rows that a section's block is given, and what must be so afterwards.
 SECTIONS: dict[str, tuple[Callable[[Any], tuple[Any, Any]], Callable[[dict[str, Any]], None]]] = {
     "A loss": (_regression, _loss),
     "An optimizer": (_classes, _optimizer),
+    "A model": (_curve, _steps),
+    "A statistic, its solver and its estimator": (_clusters, _rounds),
 }
 
 
@@ -92,7 +119,7 @@ def test_block_of_the_page(section: str, client: Client) -> None:
     names: dict[str, Any] = {
         "__name__": "__main__",
         "X": da.from_array(X, chunks=(N_ROWS // 4, -1)),
-        "y": da.from_array(y, chunks=N_ROWS // 4),
+        "y": None if y is None else da.from_array(y, chunks=N_ROWS // 4),
     }
     exec(BLOCKS[section][0], names)
     check(names)

@@ -58,7 +58,9 @@ class _Sums:
             statistic.merge(out, part)
         return out
 
-    def keep(self, w: Any) -> None:
+    kept = None
+
+    def keep(self, w: Any, state: Any = None, again: int = 0) -> None:
         """Nobody interrupts."""
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,14 +23,16 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans as Peer
 from sklearn.datasets import make_blobs
 
-from daskml_dist.backends import Backend
+from daskml_dist import Run
+from daskml_dist._checks import check_count
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import OwnedStatistic, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.engine import FitResult
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import Rows, make_solver_fit
@@ -142,47 +144,71 @@ class Lloyd(Solver):
         for n_iter in range(first, self.max_iter + 1):
             found = sums(Assignment(centres, before, n_iter))
             before, centres = centres, found[:-1, 1:] / found[:-1, :1]
-            sums.keep(
-                centres,
-                lambda now=(centres, before, n_iter): dict(
-                    zip(("centres", "before", "n_iter"), map(np.asarray, now), strict=True)
-                ),
-            )
             if not found[-1, 0] or ((centres - before) ** 2).sum() <= self.tol:
                 return Solution(centres, n_iter)
             if sums.should_stop:
                 break
+            state = {"centres": centres, "before": before, "n_iter": np.array(n_iter)}
+            sums.keep(centres, lambda state=state: state)
         return Solution(centres, n_iter, False, "rows still change their centres")
 
 
-class KMeans:
-    """k-means from given centres."""
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """The nearest centre of each row."""
 
-    def __init__(self, init: Array, max_iter: int = 300, **run: Any) -> None:
-        self.init, self.max_iter, self.run = init, max_iter, RunSettings(**run)
+    centres: Array
 
-    def fit(
-        self, X: Any, client: Client | None = None, *, gate: str = "", callbacks: Any = ()
-    ) -> KMeans:
-        collection = as_collection(X)
-        with open_engine(collection, client, self.run.memory_budget) as engine:
-            survey = Survey(engine.survey(self.run.n_lanes))
-            rows = Rows.of(survey, None, None, False)
-            solver, model = Lloyd(self.max_iter, 1e-20), Points(survey.n_features, gate)
-            lanes = engine.lanes(self.run.n_lanes, shared=True, passes=solver.max_passes)
-            fit = make_solver_fit(model, solver, rows, lanes, self.init, engine.streaming, self.run)
-            result: FitResult = engine.train(fit, CallbackList(list(callbacks)))
-            self.streamed = engine.streaming is not None
-        assert isinstance(result.state, Solution)
-        self.cluster_centers_, self.n_iter_ = result.state.w, result.state.n_iter
-        self.records_, self.events_ = result.records, result.events
+    def __call__(self, X: Any, out: Any = None) -> NDArray[Any]:
+        labels: NDArray[Any] = nearest(self.centres, X, get_backend("cpu"))[0]
+        return labels
+
+
+class KMeans(BaseRounds):
+    """k-means from given centres.
+
+    Parameters
+    ----------
+    init : ndarray of shape (k, n_features)
+    max_iter : int
+    gate : str
+        As of `Points`.
+    callbacks : list
+    run : Run
+    """
+
+    def __init__(
+        self, init: Any = None, *, max_iter: int = 300, gate: str = "", callbacks: Any = None,
+        run: Run | None = None,
+    ) -> None:  # fmt: skip
+        self.init = init
+        self.max_iter = max_iter
+        self.gate = gate
+        self.callbacks = callbacks
+        self.run = run
+
+    def fit(self, X: Any, y: None = None, *, client: Client | None = None) -> KMeans:
+        self._fit(X, None, None, client)
         return self
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        from daskml_dist.backends import get_backend
+    def predict(self, X: Any) -> Any:
+        return self._map(None, X, np.intp, None)
 
-        labels: NDArray[Any] = nearest(self.cluster_centers_, X, get_backend("cpu"))[0]
-        return labels
+    def _check_params(self) -> None:
+        check_count("max_iter", self.max_iter)
+
+    def _problem(self, rows: Rows) -> tuple[Points, Lloyd]:
+        return Points(rows.survey.n_features, self.gate), Lloyd(self.max_iter, 1e-20)
+
+    def _start(self, model: Points, rows: Rows) -> Array:
+        return np.asarray(self.init)
+
+    def _set_fitted(self, solution: Solution, model: Points, rows: Rows) -> None:
+        self.cluster_centers_, self.n_iter_ = solution.w, solution.n_iter
+        self.n_features_in_ = model.n_features
+
+    def _raw(self) -> Nearest:
+        return Nearest(self.cluster_centers_)
 
 
 # --- the tests -----------------------------------------------------------------------------------
@@ -190,6 +216,7 @@ class KMeans:
 N_ROWS, K = 1200, 5
 X = make_blobs(N_ROWS, 6, centers=K, cluster_std=6.0, random_state=0)[0]
 INIT = X[np.random.default_rng(1).choice(N_ROWS, K, replace=False)]
+EXACT = Run(n_lanes=3, deterministic=True)
 LAZY = da.from_array(X, chunks=(400, -1))
 
 
@@ -208,14 +235,14 @@ def client() -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def alone() -> KMeans:
     """The fit in one process."""
-    return KMeans(INIT, n_lanes=3, deterministic=True).fit(LAZY.compute())
+    return KMeans(INIT, run=EXACT).fit(LAZY.compute())
 
 
 def _same(ours: KMeans, theirs: KMeans) -> None:
     np.testing.assert_array_equal(ours.cluster_centers_, theirs.cluster_centers_)
     assert ours.n_iter_ == theirs.n_iter_
-    assert [r["loss"] for r in ours.records_] == [r["loss"] for r in theirs.records_]
-    assert {r["rows"] for r in ours.records_} == {N_ROWS}
+    assert [r["loss"] for r in ours.history_] == [r["loss"] for r in theirs.history_]
+    assert {r["rows"] for r in ours.history_} == {N_ROWS}
 
 
 def test_it_is_lloyds_algorithm(alone: KMeans) -> None:
@@ -226,8 +253,8 @@ def test_it_is_lloyds_algorithm(alone: KMeans) -> None:
 
 
 def test_two_workers_find_what_one_does(client: Client, alone: KMeans) -> None:
-    _same(KMeans(INIT, n_lanes=3, deterministic=True).fit(LAZY, client), alone)
-    quick = KMeans(INIT).fit(LAZY, client)
+    _same(KMeans(INIT, run=EXACT).fit(LAZY, client=client), alone)
+    quick = KMeans(INIT).fit(LAZY, client=client)
     np.testing.assert_allclose(quick.cluster_centers_, alone.cluster_centers_, rtol=1e-10)
 
 
@@ -235,12 +262,12 @@ def test_two_workers_find_what_one_does(client: Client, alone: KMeans) -> None:
 def test_streamed_rows_remember_too(client: Client, held: int) -> None:
     """In blocks that are read in each pass, their labels held or made again."""
     rows = da.from_array(np.repeat(X, 3, axis=0), chunks=(100, -1))
-    run = {"n_lanes": 2, "deterministic": True}
-    kept = KMeans(INIT, **run).fit(rows, client)
+    run = Run(n_lanes=2, deterministic=True)
+    kept = KMeans(INIT, run=run).fit(rows, client=client)
     with dask.config.set({"daskml_dist.row_states": held}):
-        streamed = KMeans(INIT, **run, memory_budget=60_000).fit(rows, client)
-    assert streamed.streamed
-    assert not kept.streamed
+        streamed = KMeans(INIT, run=replace(run, memory_budget=60_000)).fit(rows, client=client)
+    assert streamed.history_.extra["streamed"]
+    assert not kept.history_.extra["streamed"]
     np.testing.assert_array_equal(streamed.cluster_centers_, kept.cluster_centers_)
     assert streamed.n_iter_ == kept.n_iter_
 
@@ -265,10 +292,10 @@ def test_a_killed_worker_changes_nothing(
 ) -> None:
     gate = tmp_path / "gate"
     killer = Killer(client, rank, gate)
-    clusters = KMeans(INIT, n_lanes=3, deterministic=True)
-    clusters.fit(LAZY, client, gate=str(gate), callbacks=[killer])
+    clusters = KMeans(INIT, gate=str(gate), callbacks=[killer], run=EXACT)
+    clusters.fit(LAZY, client=client)
     _same(clusters, alone)
-    assert clusters.events_
+    assert clusters.history_.extra["generations"]
     client.wait_for_workers(2, timeout=60)
 
 

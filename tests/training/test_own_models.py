@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist._classifier import BaseClassifier
-from daskml_dist._steps import BaseSteps
+from daskml_dist._checks import seed_of
 from daskml_dist.backends import get_backend
-from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
+from daskml_dist.base import BaseClassifier, BaseSteps
+from daskml_dist.errors import CheckpointError, InvalidParameterError, TrainingError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.models import BatchRows, Parameters, Part, StepModel
+from daskml_dist.optimizers import GroupOptions, get_optimizer
 from daskml_dist.policies import POLICIES
+from daskml_dist.training.checkpoint import Checkpoint
+from tests.quick import quick
 
 N_ROWS, N_FEATURES, N_HIDDEN = 3_000, 6, 16
 EXACT = ["sync", "allreduce", "local", "average"]
@@ -180,3 +189,190 @@ def test_trains_on_workers_under_every_policy(client: Client, policy: str) -> No
     found = _classifier(policy=policy, max_iter=15).fit(*_lazy())
     assert found.score(*_rows()) > 0.85
     assert found.history_.extra["n_lanes"] == 2
+
+
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[Client]:
+    """A client of one worker in this process."""
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("policy", EXACT)
+def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, policy: str) -> None:
+    """Random masks are the lanes' too, and not the workers'; without them it is another model."""
+    params = {"policy": policy, "max_iter": 3, "dropout": 0.3, "micro_batch_size": 12}
+    one, two = (_classifier(**params).fit(*_lazy(), client=c) for c in (one_worker, client))
+    np.testing.assert_array_equal(one.w_, two.w_)
+    plain = _classifier(**params | {"dropout": 0.0}).fit(*_lazy(), client=client)
+    assert not np.array_equal(two.w_, plain.w_)
+
+
+class _Slow:
+    """Makes the steps of a fit last long enough that one can do something meanwhile."""
+
+    def on_step_end(self, step: Any) -> None:
+        time.sleep(0.003)
+
+
+class _Kill:
+    """Ends a worker by SIGKILL, once, when the fit has gone on for a while."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.events: list[Any] = []
+        self.struck = False
+        self.began = 0.0
+
+    def on_fit_begin(self, run: Any) -> None:
+        self.began = time.monotonic()
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        # By then servers have standbys.
+        if not self.struck and record["pass"] > 2 and time.monotonic() - self.began > 0.7:
+            self.struck = True
+            (pid,) = self.client.run(os.getpid, workers=[run.trainer_addresses[-1]]).values()
+            os.kill(pid, signal.SIGKILL)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize("policy", quick(EXACT, "allreduce"))
+def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> None:
+    params = {"policy": policy, "dropout": 0.3, "max_iter": 15}
+    params["run"] = Run(n_lanes=3, deterministic=True)
+    with Client(crew) as client:
+        client.wait_for_workers(3)
+        calm = _classifier(**params).fit(*_lazy())
+        kill = _Kill(client)
+        struck = _classifier(**params, callbacks=[kill, _Slow()]).fit(*_lazy())
+    assert kill.events
+    np.testing.assert_array_equal(struck.w_, calm.w_)
+    assert {record["rows"] for record in struck.history_.records} == {N_ROWS}
+
+
+@pytest.mark.parametrize("policy", quick(["sync", "allreduce"], "sync"))
+def test_a_checkpoint_resumes_to_the_bit(tmp_path: Path, policy: str) -> None:
+    params = {"policy": policy, "dropout": 0.3}
+    whole = _classifier(**params, max_iter=5).fit(*_rows())
+    saved = Checkpoint(tmp_path / "network", every=1, resume=True)
+    _classifier(**params, max_iter=2, checkpoint=saved).fit(*_rows())
+    resumed = _classifier(**params, max_iter=5, checkpoint=saved).fit(*_rows())
+    assert len(resumed.history_.records) == 5
+    np.testing.assert_array_equal(resumed.w_, whole.w_)
+    with pytest.raises(CheckpointError, match="its layers is"):
+        _classifier(**params, n_hidden=7, checkpoint=saved).fit(*_rows())
+
+
+def test_micro_batches_sum_to_their_batch() -> None:
+    whole, cut = (_classifier(max_iter=2, micro_batch_size=n).fit(*_rows()) for n in (None, 7))
+    np.testing.assert_allclose(cut.w_, whole.w_, rtol=1e-9)
+
+
+def test_the_last_fit_goes_on() -> None:
+    first = _classifier(max_iter=2, warm_start=True).fit(*_rows())
+    before = first.history_.records[-1]["loss"]
+    assert first.fit(*_rows()).history_.records[-1]["loss"] < before
+
+
+def test_held_out_rows_stop_the_fit() -> None:
+    found = _classifier(early_stopping=True, max_iter=3).fit(*_rows())
+    assert 0.5 < found.history_.records[-1]["val_score"] < 1
+
+
+def _begun(found: Any) -> Any:
+    """Parameters that a fit began with."""
+    return found.model_.init(seed_of(found.random_state), np.float64)
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+def test_clipped_steps_are_no_longer_than_asked(policy: str) -> None:
+    once = {"max_iter": 1, "batch_size": None, "optimizer": "sgd", "policy": policy, "clip": 0.02}
+    found = _classifier(**once, learning_rate=1.0).fit(*_rows())
+    begun = _begun(found)
+    assert np.linalg.norm(found.w_ - begun) == pytest.approx(0.02)
+    with pytest.raises(InvalidParameterError, match="Use n_servers=1"):
+        _classifier(**once, run=Run(n_servers=2)).fit(*_rows())
+    with pytest.raises(InvalidParameterError, match="clip"):
+        _classifier(clip=0).fit(*_rows())
+
+
+def test_groups_of_parts_have_their_own_rates_and_optimizers() -> None:
+    frozen = {"hidden.*": GroupOptions(rate=0.0), "out.bias": GroupOptions(get_optimizer("sgd"))}
+    found = _classifier(groups=frozen, max_iter=1).fit(*_rows())
+    views, begun = (found.model_.parameters.views(w) for w in (found.w_, _begun(found)))
+    moved = {name for name in views if not np.array_equal(views[name], begun[name])}
+    assert moved == {"out.weight", "out.bias"}
+    with pytest.raises(InvalidParameterError, match=r"No part .*hidden\.weight"):
+        _classifier(groups={"layer9": GroupOptions()}).fit(*_rows())
+
+
+@pytest.mark.parametrize("policy", quick(EXACT, "sync", "allreduce"))
+def test_a_buffer_is_the_mean_of_what_all_lanes_saw(policy: str) -> None:
+    class Seen(StepModel):
+        """Nothing but the mean of the features of each batch."""
+
+        parameters = Parameters((Part("mean", (N_FEATURES,), buffer=True),))
+
+        def encode(self, y: Any, classes: Any, dtype: Any) -> Any:
+            return np.searchsorted(classes, y)
+
+        def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Any) -> float:
+            old = self.parameters.views(w)["mean"]
+            self.parameters.views(out)["mean"][...] += len(rows.X) * old - rows.X.sum(axis=0)
+            return 0.0
+
+        def identity(self) -> dict[str, Any]:
+            return {}
+
+    class Mean(make_classes()[1]):  # type: ignore[misc]
+        def _model(self, rows: Any, last: Any) -> StepModel:
+            return Seen()
+
+        def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
+            self.n_features_in_, self.w_ = N_FEATURES, w
+
+    found = Mean(max_iter=1, batch_size=None, policy=policy, run=Run(n_lanes=3)).fit(*_rows())
+    np.testing.assert_allclose(found.w_[:, 0], _rows()[0].mean(axis=0), rtol=1e-12)
+
+
+class _Steps:
+    def __init__(self, fails_at: int = 0) -> None:
+        self.fails_at = fails_at
+        self.seen: list[Any] = []
+
+    def on_step_end(self, step: Any) -> None:
+        self.seen.append(step)
+        if step.clock == self.fails_at:
+            raise ValueError("this is enough")
+
+
+def test_callbacks_hear_of_every_step() -> None:
+    steps = _Steps()
+    _classifier(max_iter=2, callbacks=[steps], policy="sync").fit(*_rows())
+    assert sum(step.n_rows for step in steps.seen) == 2 * N_ROWS
+    by_lane = {n: [s.clock for s in steps.seen if s.lane == n] for n in (0, 1)}
+    assert by_lane[0] == by_lane[1] == list(range(1, len(by_lane[0]) + 1))
+    linear = _Steps()
+    clf = SGDClassifier(max_iter=3, tol=None, callbacks=[linear], run=Run(n_lanes=1))
+    clf.fit(*_rows())
+    assert sum(step.n_rows for step in linear.seen) == 3 * N_ROWS
+    losses = sum(step.loss for step in linear.seen[-len(linear.seen) // 3 :])
+    assert losses / N_ROWS == pytest.approx(clf.history_.records[-1]["loss"])
+
+
+def test_what_a_callback_of_steps_raises_ends_the_fit(client: Client) -> None:
+    with pytest.raises(TrainingError, match="this is enough") as told:
+        _classifier(callbacks=[_Steps(5)]).fit(*_lazy())
+    assert isinstance(told.value.__cause__, ValueError)
+
+
+def test_what_a_callback_of_steps_raises_here_is_raised_as_it_is() -> None:
+    with pytest.raises(ValueError, match="this is enough"):
+        _classifier(callbacks=[_Steps(5)]).fit(*_rows())

@@ -25,8 +25,7 @@ from daskml_dist.losses import LogLoss
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers import LBFGS, Solution
-from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers import LBFGS, Solution, Statistic
 
 CANCER = (scale(load_breast_cancer().data), load_breast_cancer().target)
 IRIS = (scale(load_iris().data), load_iris().target)
@@ -53,16 +52,18 @@ class _Process:
     def largest(self, a: Any) -> float:
         return max(self._all(float(np.abs(a).max(initial=0.0))))
 
-    def loss_gradient(self, w: Any) -> tuple[float, Any]:
+    def whole(self, own: Any) -> Any:
+        return np.concatenate(self._all(own))
+
+    def __call__(self, statistic: Statistic) -> Any:
         group = self._group
-        whole = np.concatenate(self._all(w))
         model, rows = group.model, np.arange(self._rank, self.n_rows, group.n)
-        statistic = LossGradient(whole.reshape(model.shape))
-        out = np.zeros(1 + whole.size)
+        out = np.zeros(statistic.shape(model))
         some = BatchRows(group.X[rows], group.y[rows])
         statistic.add(model, some, out, get_backend("cpu"))
         total = np.sum(self._all(out), axis=0)
-        return float(total[0]), total[1:][self.own]
+        n = statistic.n_numbers
+        return np.append(total[:n], total[n:][self.own])
 
     def keep(self, n_iter: int) -> None:
         self.iterations.append(n_iter)

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.solvers import RangedSolver, Solution
-from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers import RangedSolver, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
@@ -137,23 +136,26 @@ class _Ranges:
 
     def whole(self, own: Array) -> Array:
         """A vector, of the ranges of all."""
-        return np.concatenate([part for (part,) in self._communicator.allgather([own])])
+        self._last = np.concatenate([part for (part,) in self._communicator.allgather([own])])
+        return self._last
 
-    def loss_gradient(self, w: Array) -> tuple[float, Array]:
-        """Sum of the losses at `w`, and the own range of its gradient."""
-        self._last = self.whole(w)
-        statistic = LossGradient(self._last.reshape(self._context.fit.rounds.shape or ()))
+    def __call__(self, statistic: Statistic) -> Array:
+        """The numbers that a sum begins with, and the own range of each vector after them."""
         total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
         stop = self._to_ledger is not None and self._to_ledger.should_stop
+        n, size = statistic.n_numbers, self._bounds[-1]
         # The first trainer alone hears that the fit is to stop, and all must know it alike.
-        *extra, stops = self._communicator.allreduce(np.append(total[-EXTRA:], float(stop)))
-        gradient = self._communicator.reduce_scatter(total[1:-EXTRA], self._bounds)
-        self._reports.append(np.array(extra))
-        self.should_stop = bool(stops)
+        small = self._communicator.allreduce(np.hstack([total[-EXTRA:], float(stop), total[:n]]))
+        vectors = [
+            self._communicator.reduce_scatter(total[at : at + size], self._bounds)
+            for at in range(n, len(total) - EXTRA, size)
+        ]
+        self._reports.append(small[:EXTRA])
+        self.should_stop = bool(small[EXTRA])
         self._report(self._reports[-1])
         self._context.end_pass()
-        return float(extra[0]), gradient
+        return np.hstack([small[EXTRA + 1 :], *vectors])
 
     def _report(self, extra: Array) -> None:
         if self._to_ledger is not None:

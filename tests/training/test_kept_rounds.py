@@ -1,0 +1,295 @@
+"""Round solvers that begin again from what trainers remember, to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from daskml_dist.backends import Backend
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.local import NoPeers
+from daskml_dist.data.batches import LaneRows, LaneSpec
+from daskml_dist.data.collection import as_collection
+from daskml_dist.errors import CommunicationError
+from daskml_dist.losses import EpsilonInsensitive, LogLoss, Loss
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.penalties import Penalty
+from daskml_dist.solvers import (
+    LBFGS,
+    Boosting,
+    NewtonCholesky,
+    RowState,
+    Solution,
+    Solver,
+    Statistic,
+    Sums,
+)
+from daskml_dist.solvers.smoothing import TubeNewton
+from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_plan import Rows, make_solver_fit
+from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.survey import Survey
+from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops import sum_log
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.solver import run_solver
+from daskml_dist.training.worker.ready_blocks import ReadyBlock, prepare_block
+from daskml_dist.training.worker.row_states import RowStates
+from tests.comm.ranks import Ranks
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(240, 7))
+RAW = X @ RNG.normal(size=7) + RNG.normal(size=240)
+LABELS, THREE = (RAW > 0).astype(float), np.digitize(RAW, [-1, 1])
+SOLVERS: dict[str, tuple[Solver, Loss, Any]] = {
+    "lbfgs": (LBFGS(Penalty(0.0, 0.01), 100, 1e-9), LogLoss(), LABELS),
+    "orthant-wise": (LBFGS(Penalty(0.01, 0.0), 100, 1e-9), LogLoss(), LABELS),
+    "newton": (NewtonCholesky(Penalty(0.0, 1e-4), 100, 1e-12), LogLoss(), LABELS),
+    "newton of three": (NewtonCholesky(Penalty(0.0, 1e-4), 100, 1e-12), LogLoss(), THREE),
+    "boosting": (Boosting(Penalty(0.0, 0.01), 12, 0.0), LogLoss(), LABELS),
+    "tube": (TubeNewton(Penalty(0.0, 1e-3), 60, 1e-6, 0.1, 1.0), EpsilonInsensitive(0.1), RAW),
+}
+
+
+class LostError(CommunicationError):
+    """A trainer is gone."""
+
+
+class _FrailLane(Lane):
+    """Fails in the sum of a number."""
+
+    fails_at = 0
+
+    def add_statistic(self, statistic: Any, number: int, left: int, out: Any) -> Any:
+        if number == self.fails_at:
+            raise LostError(f"lost in sum {number}")
+        return super().add_statistic(statistic, number, left, out)
+
+
+@dataclass
+class _Ledger:
+    """Takes the reports of the first trainer."""
+
+    sums: list[Any] = field(default_factory=list)
+
+    def call(self, op: str, first: int, sums: list[Any]) -> dict[str, bool]:
+        self.sums[first - 1 :] = sums
+        return {"stop": False}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass
+class _Fit:
+    """A fit of two lanes, by one trainer or two."""
+
+    fit: FitSpec
+    lanes: list[LaneSpec]
+    ready: dict[int, ReadyBlock]
+    ledger: _Ledger = field(default_factory=_Ledger)
+
+    @classmethod
+    def of(cls, solver: Solver, loss: Loss, y: Any) -> _Fit:
+        """A fit of a solver of those above."""
+        engine = InProcessEngine(as_collection(X, y, classification=y is not RAW))
+        survey = Survey(engine.survey(2))
+        classes = None if y is RAW else np.unique(y)
+        model = LinearModel(loss, 7, 0 if classes is None else len(classes), fit_intercept=True)
+        lanes = engine.lanes(2, shared=True, passes=solver.max_passes)
+        rows = Rows.of(survey, classes, None, False)
+        settings = RunSettings(n_lanes=2, deterministic=True)
+        fit = make_solver_fit(model, solver, rows, lanes, None, None, settings)
+        return cls(fit, lanes, {i: prepare_block(b, fit) for i, b in engine._blocks.items()})
+
+    def run(
+        self, memory: dict[str, Any], generation: int, fails_at: int = 0,
+        communicator: Communicator | None = None,
+    ) -> Solution | None:  # fmt: skip
+        """One trainer's part of a generation."""
+        peers = communicator or NoPeers()
+        own = tuple(self.lanes[peers.rank :: peers.size])
+        spec = TrainerSpec(
+            "run", peers.rank, peers.rank, peers.size, generation, own, (0,) * len(own), 1, (),
+            b"", 0, self.fit.rows.lane_rows,
+        )  # fmt: skip
+        lanes = []
+        for one in own:
+            rows = LaneRows(one, 1, 0, False)
+            lanes.append(_FrailLane(one.lane, self.fit, rows, self.ready))
+            lanes[-1].fails_at = fails_at
+        connect: Callable[[], Any] = lambda: self.ledger  # noqa: E731
+        context = Context(
+            self.fit, list(lanes), spec, connect, peers, Wait(20), lambda: None, memory
+        )
+        found = run_solver(context)
+        assert found is None or isinstance(found, Solution)
+        return found
+
+
+def _calm(name: str) -> tuple[Solution, int]:
+    fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
+    found = fit.run(memory, 0)
+    assert found is not None
+    return found, len(fit.ledger.sums)
+
+
+def _check(found: Solution | None, calm: Solution) -> None:
+    assert found is not None
+    np.testing.assert_array_equal(found.w, calm.w)
+    assert found.n_iter == calm.n_iter
+    assert found.converged == calm.converged
+
+
+@pytest.mark.parametrize("much", [0, 2**24], ids=["kept", "replayed"])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_solver_goes_on_to_the_same_digits(
+    name: str, much: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sum_log, "_MUCH", much)
+    calm, n_sums = _calm(name)
+    assert n_sums > 8
+    fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
+    # Lost again and again, each time a little later.
+    for generation, at in enumerate([1, *range(3, n_sums, max(4, n_sums // 16))]):
+        with pytest.raises(LostError):
+            fit.run(memory, generation, fails_at=at)
+    _check(fit.run(memory, 99), calm)
+    assert len(fit.ledger.sums) == n_sums
+    log = memory["log"]
+    assert log.is_whole
+    if name != "lbfgs":  # SciPy's course cannot be gone on with
+        assert (len(log.sums) < 4 + n_sums / 2) == (much == 0)
+
+
+def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, n_sums = _calm("lbfgs")
+    monkeypatch.setattr(sum_log, "_MEMORY", 1000)
+    fit, memory = _Fit.of(*SOLVERS["lbfgs"]), dict[str, Any]()
+    with pytest.raises(LostError):
+        fit.run(memory, 0, fails_at=n_sums)
+    assert not memory["log"].is_whole
+    assert not memory["log"].sums
+    _check(fit.run(memory, 1), calm)
+
+
+@pytest.mark.parametrize("name", ["orthant-wise", "newton", "lbfgs"])
+@pytest.mark.parametrize("lost", [0, 1], ids=["who leads", "who follows"])
+def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_log, "_MUCH", 400)
+    calm, n_sums = _calm(name)
+    fit = _Fit.of(*SOLVERS[name])
+    memories: list[dict[str, Any]] = [{}, {}]
+
+    def part(peers: Communicator, generation: int, at: int) -> Any:
+        try:
+            return fit.run(memories[peers.rank], generation, at, peers)
+        except CommunicationError as error:
+            peers.close()
+            return error
+
+    for generation, at in enumerate([n_sums // 3, 2 * n_sums // 3, 0]):
+        ranks = Ranks([False, False], Wait(20), None)
+        found = ranks.each(partial(part, generation=generation, at=at))
+        ranks.close()
+        if at:
+            assert any(isinstance(one, LostError) for one in found)
+            # Another comes, who knows nothing; who is left may lead or follow.
+            left = memories[1 - lost]
+            memories = [left, {}] if generation % 2 else [{}, left]
+    _check(found[0], calm)
+    assert len(fit.ledger.sums) == n_sums
+
+
+# --- memory of the rows ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Visits(RowState):
+    """How often each row was seen."""
+
+    name = "visits"
+    n: int
+    made: ClassVar[list[int]] = []
+
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        self.made.append(self.n)
+        return np.full(len(rows.y), float(self.n))
+
+
+@dataclass(frozen=True)
+class Visit(Statistic):
+    """Visits of all rows so far; the first of these are `n`."""
+
+    n: int
+
+    @property
+    def state(self) -> Visits:
+        return Visits(self.n)
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (1,)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> float:
+        rows.state[...] += 1
+        out[0] += rows.state.sum()
+        return 0.0
+
+
+class VisitAgain(Visit):
+    """The same, and nobody remembers the sum."""
+
+    remembered = False
+
+
+@dataclass(frozen=True)
+class Visitor(Solver):
+    """Looks at the rows twelve times."""
+
+    name = "visitor"
+    max_passes = 12
+
+    def solve(self, model: Any, sums: Sums, start: Any) -> Solution:
+        seen = [sums((VisitAgain if n % 3 == 1 else Visit)(n))[0] for n in range(12)]
+        return Solution(np.array(seen))
+
+
+def test_the_memory_of_rows_is_held_and_made_again_where_it_must() -> None:
+    fit, memory = _Fit.of(Visitor(), LogLoss(), LABELS), dict[str, Any]()
+    truth = 240.0 * np.arange(1, 13)
+    Visits.made.clear()
+    found = fit.run({}, 0)
+    assert found is not None
+    np.testing.assert_array_equal(found.w, truth)
+    assert Visits.made == [0, 0]  # once a block
+    for generation, at in enumerate(range(2, 13, 3)):
+        with pytest.raises(LostError):
+            fit.run(memory, generation, fails_at=at)
+    Visits.made.clear()
+    found = fit.run(memory, 9)
+    assert found is not None
+    np.testing.assert_array_equal(found.w, truth)
+    assert sorted(set(Visits.made)) == [1, 4, 7, 10]
+
+
+def test_what_does_not_fit_is_made_again() -> None:
+    states, visits = RowStates(8 * 5), Visits(3)
+    rows = [BatchRows(X[:5], RAW[:5], block=0), BatchRows(X[5:9], RAW[5:9], block=1)]
+    for number, made in ((1, [3, 3]), (2, [3])):
+        Visits.made.clear()
+        for some in rows:
+            with states.lent(visits, number - 1, number, None, some, None):
+                some.state += 1
+        assert Visits.made == made  # the larger block's is held
+    with pytest.raises(LostError), states.lent(visits, 2, 3, None, rows[0], None):
+        raise LostError("half written")
+    Visits.made.clear()
+    with states.lent(visits, 2, 3, None, rows[0], None):
+        assert Visits.made == [3]
