@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.bounds import malformed
+from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
 from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
@@ -137,6 +138,7 @@ class SharedGroup(Communicator):
         self.rank, self.size = ranks.index(peers.rank), len(ranks)
         self._peers = peers
         self._turn = 0
+        self._memory = UsedAgain()
         own, bell = places[peers.rank]
         self._words = own.words
         self._areas = [[places[r][0].data[:_AREA], places[r][0].data[_AREA:]] for r in ranks]
@@ -306,7 +308,7 @@ class SharedGroup(Communicator):
             if self.rank:
                 if not done:
                     length = int.from_bytes(area[:8].tobytes(), "little")
-                    data = np.empty(length, np.uint8)
+                    data = self._memory.empty(length)
                 piece = data[done : done + room]
                 piece[...] = area[8 : 8 + len(piece)]
             done += room

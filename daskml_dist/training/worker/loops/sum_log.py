@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.training.worker.loops.lane_sums import EXTRA
 
@@ -19,9 +20,6 @@ Array = NDArray[np.float64]
 _MEMORY = 2**28
 #: Bytes of sums from which on a solver's state is taken in their place.
 _MUCH = 2**24
-#: Bytes of memory that is got at once for several large sums: in large pages it costs half.
-_SLAB = 2**25
-_LARGE = 2**20
 
 
 @dataclass
@@ -52,16 +50,11 @@ class SumLog:
     reports: list[Array] = field(default_factory=list)
     is_whole: bool = True
     n_bytes: int = 0
-    _slab: Array = field(default_factory=lambda: np.empty(0))
+    _memory: UsedAgain = field(default_factory=UsedAgain)
 
     def room(self, n: int) -> Array:
         """Memory for the next sum, of `n` numbers."""
-        if not (self.is_whole and _LARGE <= 8 * n <= _SLAB // 2):
-            return np.empty(n)
-        if len(self._slab) < n:
-            self._slab = np.empty(_SLAB // 8)
-        room, self._slab = self._slab[:n], self._slab[n:]
-        return room
+        return self._memory.empty(8 * n).view(np.float64)
 
     def get(self, number: int) -> Array | None:
         """Sum `number` (from 1), where it is remembered."""
@@ -76,7 +69,7 @@ class SumLog:
         self.reports.append(total[-EXTRA:].copy())
         self.n_bytes += total.nbytes if remembered else 0
         if self.n_bytes > _MEMORY:
-            self.sums, self.is_whole, self._slab = [], False, np.empty(0)
+            self.sums, self.is_whole = [], False
         if self.is_whole:
             self.sums.append(total if remembered else None)
 
