@@ -127,15 +127,15 @@ class _Rounds:
         elif isinstance(statistic, OwnedStatistic):
             total = self._scattered(self._sums.total(statistic, number, left), statistic)
         else:
-            total = self._reduced(self._sums.total(statistic, number, left))
+            total = self._reduced(self._sums.total(statistic, number, left), statistic)
         # All but the bytes is the same on every rank, and to the bit.
         self.log.add(number, total, statistic.remembered)
         return total
 
-    def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _reduced(self, total: NDArray[np.float64], statistic: Statistic) -> NDArray[np.float64]:
         total[2 - EXTRA :] = self._sums.bytes_moved()
-        # Into memory of its own, since it is remembered; the lanes' is used again.
-        out = self.log.room(len(total))
+        # Into memory of its own, since it is given away; the lanes' is used again.
+        out = self.log.room(len(total)) if statistic.remembered else np.empty_like(total)
         return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _in_order(
