@@ -94,8 +94,11 @@ def _kind() -> Any:
     return Centre
 
 
-@pytest.mark.parametrize("rows", [X, LAZY], ids=["memory", "Dask"])
-@pytest.mark.parametrize("weight", [None, WEIGHT, 2.0], ids=["plain", "weighted", "scalar"])
+@pytest.mark.parametrize(
+    ("rows", "weight"),
+    [(LAZY, None), (X, WEIGHT), (LAZY, 2.0)],
+    ids=["plain", "weighted, in memory", "of one weight"],
+)
 def test_rounds_without_a_target(client: Client, rows: Any, weight: Any) -> None:
     model = _kind()(run=Run(n_lanes=3)).fit(rows, sample_weight=weight)
     mean = np.average(X, axis=0, weights=None if np.ndim(weight) == 0 else weight)
