@@ -82,7 +82,7 @@ class Optimizer:
         return ()
 
     def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
-        """How far steps between two states led towards the minimum, in each parameter.
+        """Approach to the minimum by the steps between two states, in each parameter.
 
         The sum of step size times curvature: a parameter's distance to its minimum has fallen by
         the factor ``exp(-approach)``.

@@ -185,7 +185,7 @@ class _Rounds:
         return self._finished(own, extra, statistic)
 
     def _bounds(self, statistic: OwnedStatistic) -> list[int]:
-        """Where each rank's range of the flattened sum begins, and its end."""
+        """Bounds of each rank's range of the flattened sum, and its end."""
         n, *rest = statistic.shape(self._context.fit.work.model)
         return [at * math.prod(rest) for at in self._context.communicator.bounds(n)]
 

@@ -1,4 +1,4 @@
-"""What every trainer remembers of a round solver's course, so that any of them can lead it on."""
+"""Log of a round solver's course, which every trainer keeps, so that any can lead it on."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SumLog:
         self.n_bytes = sum(total.nbytes for total in self.sums if total is not None)
 
     def begin(self) -> SumLog:
-        """What a solver that begins again is led by: without what is not whole."""
+        """Log that a solver is led by which begins again: without what is not whole."""
         if not self.is_whole:
             self.sums, self.reports = [], self.reports[: self.first]
             self.is_whole, self.n_bytes = True, 0
@@ -95,7 +95,7 @@ class SumLog:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How far the log goes, and from where: what goes furthest, and is shortest, is best."""
+        """Reach of the log, and its beginning: what goes furthest, and is shortest, is best."""
         return len(self.reports), self.first
 
     def packed(self) -> NDArray[np.uint8]:
