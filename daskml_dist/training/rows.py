@@ -58,6 +58,7 @@ class Rows:
         """What trainers must know of them."""
         return RowsSpec(
             dtype,
+            self.survey.rows_dtype,
             lane_rows,
             self.classes,
             self.class_weight,
