@@ -183,8 +183,14 @@ LAZY = {
 
 @pytest.fixture(scope="module")
 def fitted() -> Any:
-    """Fitted in this process, to blocks as Dask's chunks are."""
+    """Fitted in this process, without a cluster."""
     return _images_of().fit(*_images())
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    """Fitted to chunks in one process, where no client is."""
+    return _images_of().fit(*map(LAZY["rows"], _images()))
 
 
 def test_images_stay_bytes(fitted: Any) -> None:
@@ -198,23 +204,21 @@ def test_images_stay_bytes(fitted: Any) -> None:
     assert fitted.score(X, y) > 0.95
 
 
-def test_in_memory_with_a_client_and_without_to_the_bit(client: Client, fitted: Any) -> None:
-    found = _images_of().fit(*_images(), client=client)
+def test_images_in_memory_go_to_workers(client: Client) -> None:
+    found = _images_of().fit(*_images())
     assert {info.dtype for info in found.survey_.infos} == {"uint8"}
-    one = _images_of().fit(*_images())
-    np.testing.assert_array_equal(one.w_, fitted.w_)
+    assert len(found.survey_.infos) == 2
     assert found.score(*_images()) > 0.95
 
 
 @pytest.mark.parametrize("kind", LAZY)
-def test_lazy_images(client: Client, kind: str) -> None:
-    """The blocks are the same however Dask has them, and so is all that is made of them."""
+def test_lazy_images(alone: Any, client: Client, kind: str) -> None:
+    """Blocks are the same however Dask has them, and so is all that is made of them, anywhere."""
     X, y = _images()
     lazy, labels = LAZY[kind](X), LAZY[kind](y)
     found = _images_of().fit(lazy, labels)
     assert {(i.dtype, i.row_shape) for i in found.survey_.infos} == {("uint8", (SIDE, SIDE))}
-    expected = _images_of().fit(*map(LAZY["rows"], (X, y)))
-    np.testing.assert_array_equal(found.w_, expected.w_)
+    np.testing.assert_array_equal(found.w_, alone.w_)
     made = found.predict(lazy)
     assert isinstance(made, da.Array)
     np.testing.assert_array_equal(made.compute(), found.predict(X))
@@ -222,12 +226,16 @@ def test_lazy_images(client: Client, kind: str) -> None:
 
 
 def test_streamed_images(client: Client) -> None:
-    X, y = _images()
-    lazy = da.map_blocks(lambda x: x, _chunked(X, (200, -1, -1)), dtype=X.dtype)
-    labels = _chunked(y, 200)
-    run = Run(n_lanes=2, deterministic=True, memory_budget=50_000)
-    found = make_classes()[0](run=run, max_iter=3).fit(lazy, labels)
-    assert found.history_.extra["streamed"]
+    """Blocks are counted as bytes, and made again as such."""
+    size, chunks = (N_ROWS, SIDE, SIDE), (200, SIDE, SIDE)
+    lazy = da.random.default_rng(0).integers(0, 255, size=size, dtype=np.uint8, chunks=chunks)
+    labels = lazy[:, :4].sum(axis=(1, 2)) > lazy[:, 4:].sum(axis=(1, 2))
+    found, kept = (
+        make_classes()[0](run=Run(n_lanes=2, deterministic=True, memory_budget=budget))
+        for budget in (N_ROWS * SIDE**2 // 3, N_ROWS * SIDE**2)
+    )
+    assert found.fit(lazy, labels).history_.extra["streamed"]
+    assert not kept.fit(lazy, labels).history_.extra["streamed"]
     assert found.score(lazy, labels) > 0.9
 
 
@@ -265,12 +273,15 @@ def test_rows_of_another_shape_are_refused(fitted: Any) -> None:
     X, y = _images()
     other = X[:, :, :4]
     remedy = r"rows of shape \(8, 4\), but .* expecting rows of shape \(8, 8\)"
-    for ask in (fitted.predict, lambda X: fitted.score(X, y)):
+    lazy = fitted.predict([dask.delayed(other)])
+    for ask in (
+        lambda: fitted.predict(other),
+        lambda: fitted.score(other, y),
+        lambda: lazy.compute(scheduler="sync"),
+        lambda: fitted.score([dask.delayed(other)], [dask.delayed(y)]),
+    ):
         with pytest.raises(InvalidDataError, match=remedy):
-            ask(other)
-        with pytest.raises(InvalidDataError, match=remedy):
-            found = ask([dask.delayed(other)])
-            found.compute(scheduler="sync")
+            ask()
     with pytest.raises(InvalidDataError, match=remedy):
         _images_of(warm_start=True, max_iter=1).fit(X, y).fit(other, y)
     shapes = [dask.delayed(X[:600]), dask.delayed(other[600:])]
