@@ -46,7 +46,7 @@ def _processes(
         process.join(timeout=10)
 
 
-def _both_ranks(target: Callable[..., None], *arguments: Any) -> list[float]:
+def both_ranks(target: Callable[..., None], *arguments: Any) -> list[float]:
     """What rank 0 measured."""
     with _processes(target, (0, *arguments), (1, *arguments)) as pipes:
         ports = [pipe.recv() for pipe in pipes]
@@ -87,7 +87,7 @@ def _gloo(plan: peers.Plan) -> list[float] | None:
     if importlib.util.find_spec("torch") is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        return _both_ranks(peers.gloo_rank, f"{folder}/meeting", plan)
+        return both_ranks(peers.gloo_rank, f"{folder}/meeting", plan)
 
 
 def _size(n: int) -> str:
@@ -103,8 +103,8 @@ def run(tiny: bool = False) -> str:
     plan = [(n, 3) for n, _ in PLAN[:1]] if tiny else PLAN
     pushed = [(n, 3 if tiny else times) for n, times in plan if n in PUSHED]
     copies = peers.copies(plan)
-    shared = _both_ranks(peers.allreduce_rank, True, plan)
-    sockets = _both_ranks(peers.allreduce_rank, False, plan)
+    shared = both_ranks(peers.allreduce_rank, True, plan)
+    sockets = both_ranks(peers.allreduce_rank, False, plan)
     gloo = _gloo(plan)
     rows = []
     for i, (n, _) in enumerate(plan):
@@ -122,7 +122,7 @@ def run(tiny: bool = False) -> str:
     exchanged = markdown(title, ["bytes", "shared memory", "sockets"], rows)
 
     times = 3 if tiny else 3000
-    ways = [_both_ranks(peers.echo, shared, times)[0] for shared in (True, False)]
+    ways = [both_ranks(peers.echo, shared, times)[0] for shared in (True, False)]
     title = "One way of 8 bytes, half of there and back, 2 processes, us"
     latency = markdown(title, ["shared memory", "sockets"], [[_us(way) for way in ways]])
     return "\n\n".join([reduced, exchanged, latency])

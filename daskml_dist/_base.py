@@ -71,13 +71,14 @@ class BaseOnRows(BaseEstimator):
         """What the user asked of the run, checked."""
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
-    def _callbacks(self, max_iter: int | None) -> CallbackList:
+    def _callbacks(self, max_iter: int | None, aside: tuple[type, ...] = ()) -> CallbackList:
+        """The user's callbacks, but for those of some classes."""
         params = self._params()
         given = params["callbacks"]
         callbacks = list(given) if isinstance(given, list | tuple) else [given]
         if params["verbose"]:
             callbacks.append(Progress(max_iter=max_iter))
-        return CallbackList([callback for callback in callbacks if callback is not None])
+        return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs with columns for their names; without a target, since none is asked for."""

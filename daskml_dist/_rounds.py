@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import BaseOnRows
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers import Solution, Solver
+from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.rounds_in_parts import train_rounds_in_parts
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.solver_plan import Rows, make_solver_fit
 
@@ -103,7 +106,11 @@ class BaseRounds(BaseOnRows):
             start = self._start(model, rows)
             lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
             fit = make_solver_fit(model, solver, rows, lanes, start, engine.streaming, run)
-            result = engine.train(fit, self._callbacks(None))
+            callbacks = self._callbacks(None, aside=(Checkpoint,))
+            if (checkpoint := self._checkpoint()) is None:
+                result = engine.train(fit, callbacks)
+            else:
+                result = train_rounds_in_parts(engine, fit, callbacks, checkpoint)
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
@@ -113,6 +120,15 @@ class BaseRounds(BaseOnRows):
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, len(self.history_))
         self._warn(solution)
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """The one among the callbacks; None without."""
+        given = self._params()["callbacks"]
+        every = given if isinstance(given, list | tuple) else [given]
+        found = [callback for callback in every if isinstance(callback, Checkpoint)]
+        if len(found) > 1:
+            raise InvalidParameterError("callbacks hold several Checkpoints. Give one.")
+        return found[0] if found else None
 
     def _warn(self, solution: Solution) -> None:
         for text in solution.extra.get("warnings", ()):

@@ -204,7 +204,7 @@ class Communicator(ABC):
         Parameters
         ----------
         array : array of shape (n,)
-            Of the same length and dtype on all ranks.
+            Of the same length and dtype on all ranks; a host's stays as it is.
         bounds : list of int, or None
             Where the ranks' ranges begin, and `n`, the same on all ranks; None: :meth:`bounds`.
         """
@@ -294,7 +294,7 @@ class Communicator(ABC):
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]: ...
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
-        total = self._allreduce(array, None)
+        total = self._allreduce(array, np.empty_like(array))
         return total[bounds[self.rank] : bounds[self.rank + 1]].copy()
 
     @abstractmethod

@@ -72,15 +72,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """D^2, the share of the deviance that the model explains, in one pass over the blocks.
 
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-            1 is best; NaN where y is constant.
+        Of rows, targets and weights as in :meth:`fit`. 1 is best; NaN where y is constant.
         """
         statistic = partial(_deviances, self._deviance())
         found: _Deviances = self._score_sums(statistic, X, y, sample_weight)

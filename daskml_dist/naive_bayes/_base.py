@@ -110,20 +110,11 @@ class BaseNB(BaseClassifier, BaseRounds):
         return self._map_classes(np.asarray, X)
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        """Logarithm of :meth:`predict_proba`, of the same shape."""
         return self._map_classes(_log_proba, X)
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of shape (n_rows, n_classes)
-        """
+        """Probabilities of the classes, as :meth:`predict_joint_log_proba` with sums of 1 a row."""
         return self._map_classes(_proba, X)
 
     def _map_classes(self, function: Any, X: Any) -> Any:

@@ -16,9 +16,10 @@ from daskml_dist.optimizers.adagrad import *  # noqa: F403
 from daskml_dist.optimizers.adam import *  # noqa: F403
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.optimizers.ftrl import *  # noqa: F403
+from daskml_dist.optimizers.groups import GroupOptions
 from daskml_dist.optimizers.sgd import *  # noqa: F403
 
-__all__ = ["OPTIMIZERS", "Optimizer", "get_optimizer"]
+__all__ = ["OPTIMIZERS", "GroupOptions", "Optimizer", "get_optimizer"]
 __all__ += sgd.__all__
 __all__ += adagrad.__all__
 __all__ += adam.__all__

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from daskml_dist.backends.entries import where
-from daskml_dist.optimizers.base import Array, Optimizer
+from daskml_dist.optimizers.accounts import keep_account
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.optimizers.checks import check_positive
 
 __all__ = ["FTRL"]
@@ -60,16 +60,3 @@ class FTRL(Optimizer):
         state[1][k] = n
         rate = lr / (math.sqrt(n) + numbers[0])
         keep_account(state[0], state[2], state[3], k, grad, rate, l1)
-
-
-def keep_account(
-    w: Array, duals: Array, bounds: Array, k: int, grad: Any, rate: Any, l1: Any
-) -> None:
-    """Take one step in entry k, of a known size, under an l1 penalty that it owes more of."""
-    dual = where(w[k] != 0, math.copysign(bounds[k], -w[k]), duals[k])
-    z = grad + dual - w[k] / rate
-    bound = bounds[k] + l1
-    dual = max(min(z, bound), -bound)
-    bounds[k] = bound
-    duals[k] = dual
-    w[k] = (dual - z) * rate

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from daskml_dist.optimizers.accounts import keep_account
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.optimizers.checks import check_decay
-from daskml_dist.optimizers.ftrl import FTRL, keep_account
+from daskml_dist.optimizers.ftrl import FTRL
 
 __all__ = ["SGD", "Momentum", "Nesterov"]
 

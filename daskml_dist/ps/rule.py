@@ -10,28 +10,11 @@ from typing import Any
 from daskml_dist.backends.namespace import zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
-from daskml_dist.optimizers import Adagrad, Optimizer
+from daskml_dist.optimizers import Adagrad, GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.schedules import Schedule
 
-__all__ = ["Group", "GroupOptions", "UpdateRule", "make_groups"]
-
-
-@dataclass(frozen=True)
-class GroupOptions:
-    """What is different for some of a model's parts; None: as for the others.
-
-    Parameters
-    ----------
-    optimizer : Optimizer or None
-    penalty : Penalty or None
-    rate : float, default=1.0
-        Factor on the learning rate; 0 freezes the parts.
-    """
-
-    optimizer: Optimizer | None = None
-    penalty: Penalty | None = None
-    rate: float = 1.0
+__all__ = ["Group", "UpdateRule", "make_groups"]
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ class Shard:
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
-        return Step(self.w, grad, self.slots, rows, rate, self.step, l1, l2, k, few)
+        number = max(self.step, 1)  # an empty one may be described before the first
+        return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k, few)
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.

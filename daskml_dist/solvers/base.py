@@ -196,7 +196,7 @@ class Sums(Protocol):
     def kept(self) -> dict[str, Array] | None: ...
 
     def __call__(self, statistic: Statistic) -> Array:
-        """The sum over all rows, float64."""
+        """The sum over all rows, float64; read-only, since it is remembered."""
 
     def keep(self, w: Array, state: State | None = None, again: int = 0) -> None:
         """Take note that an iteration ended at `w`: a fit that is interrupted ends there.

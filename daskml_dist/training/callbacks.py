@@ -11,7 +11,8 @@ A callback is any object with one or more of the methods
 
 The first four run in the client. ``on_step_end`` runs where the steps are made: on a cluster in
 the workers' processes, each of which has a copy of the callback (so it must pickle), and in several
-threads where a process has several lanes. What it raises ends the fit.
+threads where a process has several lanes. What it raises ends the fit: as it is in one process, as
+the cause of a :class:`~daskml_dist.errors.TrainingError` where it came from a worker.
 """
 
 from __future__ import annotations

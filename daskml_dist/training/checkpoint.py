@@ -12,6 +12,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from daskml_dist.errors import CheckpointError, InvalidParameterError
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_files import Files, why
@@ -91,12 +94,12 @@ class Checkpoint:
                 "folder that exists and that you may write to."
             ) from error
 
-    def save(self, state: ShardState, facts: dict[str, Any]) -> None:
+    def save(self, state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> None:
         """Write the state, and facts that JSON can hold, as the newest checkpoint.
 
         Parameters
         ----------
-        state : ShardState
+        state : ShardState, or the log of a round solver
         facts : dict
 
         Raises

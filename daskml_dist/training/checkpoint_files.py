@@ -9,18 +9,21 @@ from __future__ import annotations
 import os
 import stat
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.checkpoint_format import DamagedError, decode
+from daskml_dist.training.checkpoint_format import DamagedError, decode, decode_any
 
 __all__ = ["Files", "why"]
+
+T = TypeVar("T")
 
 #: Other systems than POSIX have no such flags, nor what they are against.
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -148,11 +151,17 @@ class Files:
         """Whether there is a whole checkpoint of that name."""
         with suppress(CheckpointError):
             data = self.read(name)
-            return data is not None and bool(decode(data, name))
+            return data is not None and bool(decode_any(data, name))
         return False
 
     def newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
-        """The newest whole checkpoint, of so many bytes; None where there is no file.
+        """The newest whole checkpoint, as `newest_by`, of a fit by steps."""
+        return self.newest_by(decode, most)
+
+    def newest_by(self, decode: Callable[[bytes, str], T], most: int | None = None) -> T | None:
+        """What `decode` makes of the newest whole checkpoint, of so many bytes.
+
+        None where there is no file.
 
         Raises
         ------

@@ -22,7 +22,7 @@ from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
 
-__all__ = ["DamagedError", "decode", "encode", "is_count", "is_number"]
+__all__ = ["DamagedError", "decode", "decode_any", "decode_log", "encode", "is_count", "is_number"]
 
 _FORMAT = 2
 #: Arrays of a file at most: parameters, average, facts, and an optimizer's state.
@@ -34,22 +34,26 @@ class DamagedError(CheckpointError):
     """A file is cut short, was changed, or never was a checkpoint."""
 
 
-def encode(state: ShardState, facts: dict[str, Any]) -> bytes:
-    """The file of a state, with facts that JSON can hold."""
+def encode(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> bytes:
+    """The file of a state, or of the log of a round solver, with facts that JSON can hold."""
+    if isinstance(state, np.ndarray):
+        return _file({"log": state}, facts)
     arrays: dict[str, Any] = {
         "w": state.w,
         **{f"slot_{name}": slot for name, slot in state.slots.items()},
     }
     if state.average is not None:
         arrays["average"] = state.average
+    course = {"step": state.step, "rows_seen": state.rows, "n_averaged": state.n_averaged}
+    return _file(arrays, {**facts, **course})
+
+
+def _file(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
     facts = {
         **facts,
         "format": _FORMAT,
         "written_by": __version__,
         "checksums": _checksums(arrays),
-        "step": state.step,
-        "rows_seen": state.rows,
-        "n_averaged": state.n_averaged,
     }
     buffer = io.BytesIO()
     np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
@@ -58,6 +62,41 @@ def encode(state: ShardState, facts: dict[str, Any]) -> bytes:
 
 def decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
     """State and facts of the file `name`.
+
+    Raises
+    ------
+    DamagedError
+        It is not whole, or holds no state.
+    CheckpointError
+        It has another format version, or is of a round solver.
+    """
+    state, facts = decode_any(data, name)
+    if not isinstance(state, ShardState):
+        raise CheckpointError(
+            f"{name} is of a fit by a round solver. Name another file, or set resume=False to "
+            "begin anew."
+        )
+    return state, facts
+
+
+def decode_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    """Log of a round solver, and facts, of the file `name`.
+
+    Raises
+    ------
+    DamagedError, CheckpointError
+        As :func:`decode`; it is of a fit by steps.
+    """
+    log, facts = decode_any(data, name)
+    if isinstance(log, ShardState):
+        raise CheckpointError(
+            f"{name} is of a fit by steps. Name another file, or set resume=False to begin anew."
+        )
+    return log, facts
+
+
+def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], dict[str, Any]]:
+    """State, or log of a round solver, and facts of the file `name`.
 
     Raises
     ------
@@ -84,6 +123,8 @@ def decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
         )
     if _checksums(arrays) != facts.get("checksums"):
         raise DamagedError(f"{name} is no whole checkpoint: an array's checksum is wrong.")
+    if arrays.keys() == {"log"} and arrays["log"].dtype == np.uint8:
+        return arrays["log"], facts
     if problem := _problem(arrays, facts):
         raise DamagedError(f"{name} is no whole checkpoint: {problem}.")
     slots = {
@@ -117,8 +158,8 @@ def _array(content: bytes) -> NDArray[Any]:
     stream = io.BytesIO(content)
     shape, by_columns, dtype = _HEADERS[npy.read_magic(stream)](stream)
     start = stream.tell()
-    # Parameters are floats, and the facts text.
-    if dtype.kind not in "fU" or math.prod(shape) * dtype.itemsize != len(content) - start:
+    # Parameters are floats, the facts text, and the log of a round solver bytes.
+    if dtype.kind not in "fUu" or math.prod(shape) * dtype.itemsize != len(content) - start:
         raise ValueError("no array of a checkpoint")
     flat = np.frombuffer(content, dtype, offset=start)
     return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")

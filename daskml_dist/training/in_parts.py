@@ -17,10 +17,10 @@ from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.resuming import facts_of, most_bytes, resumed
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["train_in_parts"]
+__all__ = ["OneFit", "train_in_parts"]
 
 
-class _OneFit(CallbackList):
+class OneFit(CallbackList):
     """View of the parts of a fit as one fit, for the user's callbacks."""
 
     def __init__(self, callbacks: CallbackList) -> None:
@@ -63,7 +63,7 @@ def train_in_parts(
     events: list[dict[str, Any]] = []
     if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
         fit, records = resumed(fit, checkpoint.path, *found)
-    watched = _OneFit(callbacks)
+    watched = OneFit(callbacks)
     result = FitResult(fit.start_state(), [], fit.work.stopping, 0.0)
     began = fit.work.first_pass
     interrupted: KeyboardInterrupt | None = None

@@ -13,12 +13,12 @@ from daskml_dist.data.scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import StepModel
-from daskml_dist.optimizers import NAG, Optimizer
+from daskml_dist.optimizers import NAG, GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.ps.rule import GroupOptions, UpdateRule, make_groups
+from daskml_dist.ps.rule import UpdateRule, make_groups
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.rows import Rows

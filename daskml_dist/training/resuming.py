@@ -18,7 +18,7 @@ from daskml_dist.training.checkpoint_format import is_count, is_number
 from daskml_dist.training.history import RECORD_KEYS
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["facts_of", "most_bytes", "resumed"]
+__all__ = ["facts_of", "most_bytes", "records_problem", "resumed"]
 
 _Path = str | os.PathLike[str]
 
@@ -123,15 +123,22 @@ def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
             return f"says {name}={reprlib.repr(facts.get(name))}"
     if not is_number(facts.get("best")):
         return f"says best={reprlib.repr(facts.get('best'))}"
-    records = facts.get("records")
-    if not (isinstance(records, list) and all(map(_is_record, records))):
-        return "has no records of its passes"
-    if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
-        return "has records of other passes than the first ones"
+    records: Any = facts.get("records")
+    if problem := records_problem(records):
+        return problem
     if records and not state.step:
         return f"has records of {len(records)} passes, and no step"
     if len(records) != facts["passes"]:
         return f"says passes={facts['passes']}, and has records of {len(records)}"
+    return ""
+
+
+def records_problem(records: Any) -> str:
+    """Why something is no list of the records of a fit's first passes; empty where it is."""
+    if not (isinstance(records, list) and all(map(_is_record, records))):
+        return "has no records of its passes"
+    if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
+        return "has records of other passes than the first ones"
     return ""
 
 

@@ -241,6 +241,14 @@ class RoundWork(Work):
         Whether each trainer holds a range of the solver's vectors.
     seed : int, default=0
         Of what statistics draw.
+    first_pass : int, default=0
+        Sums made before, where the fit is a later part of a longer one.
+    log : ndarray of uint8, or None
+        What trainers remember of these (`SumLog.packed`).
+    pause_at : int or None
+        Sums after which the fit ends as far as it has come, to be gone on with.
+    is_stopped : bool, default=False
+        Whether the user has ended the fit already.
     """
 
     model: Model
@@ -250,11 +258,14 @@ class RoundWork(Work):
     stopping: StoppingRule
     in_ranges: bool = False
     seed: int = 0
+    first_pass: int = 0
+    log: NDArray[np.uint8] | None = None
+    pause_at: int | None = None
+    is_stopped: bool = False
 
     #: Servers keep the passes alone.
     layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
     n_steps: ClassVar[int] = 1  # type: ignore[misc]
-    first_pass: ClassVar[int] = 0  # type: ignore[misc]
     shuffle: ClassVar[bool] = False  # type: ignore[misc]
     compression: ClassVar[None] = None  # type: ignore[misc]
     micro_batch: ClassVar[None] = None  # type: ignore[misc]
@@ -270,7 +281,7 @@ class RoundWork(Work):
 
     @property
     def carried(self) -> int:
-        return 0 if self.start is None else self.start.nbytes
+        return sum(array.nbytes for array in (self.start, self.log) if array is not None)
 
     def first(self) -> NDArray[np.float64] | None:
         """What to start from, in an array of its own; None where there is nothing."""

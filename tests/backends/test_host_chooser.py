@@ -216,6 +216,22 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
             assert (ours["rows"], ours["steps"]) == (theirs["rows"], theirs["steps"])
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "ftrl"])
+def test_steps_made_together_are_those_one_by_one_to_the_last_bit(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same gradients; under l1, of which FTRL and what stands for SGD keep account."""
+    _set_gathered(0, monkeypatch)
+    data, found = (X.astype(np.float32), Y), []
+    for recorder in (NumpyBackend.recorder, lambda *arguments: None):
+        monkeypatch.setattr(NumpyBackend, "recorder", recorder)
+        few = {"batch_size": 9, "max_iter": 3, "tol": None, "random_state": 0}
+        clf = SGDClassifier(optimizer=optimizer, penalty="elasticnet", run=Run(n_lanes=1), **few)
+        found.append(clf.fit(*data))
+    np.testing.assert_array_equal(found[0].coef_, found[1].coef_)
+    np.testing.assert_array_equal(found[0].intercept_, found[1].intercept_)
+
+
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(ALONE)))
 def test_gradients_for_servers_are_the_same(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fit, *others = _fits(policy, monkeypatch, X, Y, run=Run(n_lanes=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ pytestmark = [
     pytest.mark.timeout(60),
 ]
 #: Lengths about those at which the ways change: none, less than ranks, a piece, several pieces.
-SIZES = (0, 1, 2, 28, 9_001, 33_003, 140_001)
+SIZES = (0, 2, 28, 9_001, 140_001)
 DTYPES = (np.float32, np.float64, np.int64)
 
 
@@ -74,23 +73,24 @@ def _bounds(n: int, size: int) -> list[list[int] | None]:
 
 
 def test_sums_are_numpys_and_leave_what_they_are_told_to(some: Any) -> None:
+    def check(group: Communicator, n: int, dtype: Any, bounds: list[int] | None) -> None:
+        parts = [_draw(r, n, dtype) for r in range(group.size)]
+        truth = np.sum(parts, axis=0, dtype=dtype)
+        own, out = parts[group.rank].copy(), np.empty(n, dtype)
+        assert group.allreduce(own, out) is out
+        _near(out, truth)
+        mine = group.reduce_scatter(own, bounds)
+        np.testing.assert_array_equal(own, parts[group.rank])
+        edges = group.bounds(n) if bounds is None else bounds
+        _near(mine, truth[edges[group.rank] : edges[group.rank + 1]])
+        assert not np.shares_memory(mine, own)
+        np.testing.assert_array_equal(group.allreduce(own), out)
+
     def act(group: Communicator) -> None:
-        for dtype in DTYPES:
-            for n in SIZES:
-                parts = [_draw(r, n, dtype) for r in range(group.size)]
-                truth = np.sum(parts, axis=0, dtype=dtype)
-                own, out = parts[group.rank].copy(), np.empty(n, dtype)
-                assert group.allreduce(own, out) is out
-                np.testing.assert_array_equal(own, parts[group.rank])
-                _near(out, truth)
-                np.testing.assert_array_equal(group.allreduce(own.copy()), out)
-                for bounds in _bounds(n, group.size):
-                    mine = group.reduce_scatter(own.copy(), bounds)
-                    edges = group.bounds(n) if bounds is None else bounds
-                    _near(mine, truth[edges[group.rank] : edges[group.rank + 1]])
-                    assert not np.shares_memory(mine, own)
-                gathered = np.concatenate([one for (one,) in group.allgather([mine])])
-                _near(gathered, truth)
+        for k, n in enumerate(SIZES):
+            for bounds in _bounds(n, group.size):
+                check(group, n, DTYPES[k % 3], bounds)
+                check(group, n, DTYPES[(k + 1) % 3], bounds)
 
     some.each(act)
 
@@ -200,11 +200,13 @@ def test_a_rank_that_ends_ends_the_others(ranks: Callable[..., Ranks], layout: s
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_waits_end_as_their_bound_says(ranks: Callable[..., Ranks], call: str) -> None:
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+def test_waits_end_as_their_bound_says(
+    ranks: Callable[..., Ranks], call: str, shared: bool
+) -> None:
     over = threading.Event()
-    for error, name in ((RunAbortedError, "is_aborted"), (GenerationError, "is_renewed")):
-        over.clear()
-        some = ranks(True, True, wait=Wait(20, **{name: over.is_set}))
-        over.set()
-        with ThreadPoolExecutor(1) as pool, pytest.raises(error):
-            pool.submit(CALLS[call], some.groups[1]).result()
+    named = (RunAbortedError, "is_aborted") if shared else (GenerationError, "is_renewed")
+    some = ranks(shared, shared, wait=Wait(20, **{named[1]: over.is_set}))
+    over.set()
+    with pytest.raises(named[0]):
+        CALLS[call](some.groups[1])

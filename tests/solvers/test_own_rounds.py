@@ -327,6 +327,12 @@ class Quartiles(OwnedStatistic):
         return np.stack([(shares < q).sum(axis=1) for q in (0.25, 0.5, 0.75)], axis=1)
 
 
+class MergedQuartiles(Quartiles):
+    """The same, said not to add."""
+
+    additive = False
+
+
 @dataclass(frozen=True)
 class Asks(Solver):
     """Asks so many times, and finds the last answer."""
@@ -334,10 +340,11 @@ class Asks(Solver):
     name = "asks"
     times: int
     max_passes: int = 3
+    statistic: Statistic = Quartiles()
 
     def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
         assert start is None
-        return Solution([sums(Quartiles()) for _ in range(self.times)][-1])
+        return Solution([sums(self.statistic) for _ in range(self.times)][-1])
 
 
 def _asked(solver: Solver, client: Client | None, **run: Any) -> Array:
@@ -356,8 +363,12 @@ def test_each_trainer_finishes_a_range_of_its_own(client: Client) -> None:
     Quartiles().add(Points(6), BatchRows(X), out, None)  # type: ignore[arg-type]
     truth = Quartiles().finish(Points(6), out, slice(0, 6))
     for where in (client, None):
-        for deterministic in (True, False):
-            found = _asked(Asks(2), where, deterministic=deterministic)
+        for statistic, exact in (
+            (Quartiles(), True),
+            (Quartiles(), False),
+            (MergedQuartiles(), False),
+        ):
+            found = _asked(Asks(2, statistic=statistic), where, deterministic=exact)
             np.testing.assert_array_equal(found, truth)
 
 

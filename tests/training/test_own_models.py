@@ -17,15 +17,13 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist._checks import seed_of
-from daskml_dist._classifier import BaseClassifier
-from daskml_dist._steps import BaseSteps
 from daskml_dist.backends import get_backend
-from daskml_dist.errors import CheckpointError, InvalidParameterError
+from daskml_dist.base import BaseClassifier, BaseSteps
+from daskml_dist.errors import CheckpointError, InvalidParameterError, TrainingError
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
-from daskml_dist.optimizers import get_optimizer
+from daskml_dist.models import BatchRows, Parameters, Part, StepModel
+from daskml_dist.optimizers import GroupOptions, get_optimizer
 from daskml_dist.policies import POLICIES
-from daskml_dist.ps.rule import GroupOptions
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.quick import quick
 
@@ -370,6 +368,11 @@ def test_callbacks_hear_of_every_step() -> None:
 
 
 def test_what_a_callback_of_steps_raises_ends_the_fit(client: Client) -> None:
-    for rows, where in ((_rows(), None), (_lazy(), client)):
-        with pytest.raises(Exception, match="this is enough"):
-            _classifier(callbacks=[_Steps(5)]).fit(*rows, client=where)
+    with pytest.raises(TrainingError, match="this is enough") as told:
+        _classifier(callbacks=[_Steps(5)]).fit(*_lazy())
+    assert isinstance(told.value.__cause__, ValueError)
+
+
+def test_what_a_callback_of_steps_raises_here_is_raised_as_it_is() -> None:
+    with pytest.raises(ValueError, match="this is enough"):
+        _classifier(callbacks=[_Steps(5)]).fit(*_rows())

@@ -51,10 +51,21 @@ def run_solver(context: Context) -> Solution | None:
 
 def _lead(context: Context, sums: _Asked) -> Solution:
     work = context.fit.rounds
-    solution = work.solver.solve(work.model, sums, work.first())
+    try:
+        solution = work.solver.solve(work.model, sums, work.first())
+    except _PausedError as paused:
+        solution = Solution(np.empty(0), 0, False, "paused", {"log": paused.log.packed()})
     sums.end()
     # A sum may itself be the solution, and is read-only.
     return replace(solution, w=np.require(solution.w, requirements="W"))
+
+
+class _PausedError(Exception):
+    """The fit has come as far as it is to for now."""
+
+    def __init__(self, log: SumLog) -> None:
+        super().__init__("paused")
+        self.log = log
 
 
 class _Rounds:
@@ -64,9 +75,12 @@ class _Rounds:
         self._context = context
         n_rows = sum(context.lane_rows)
         log: SumLog | None = context.memory.get("log")
+        if log is None and (before := context.fit.rounds.log) is not None:
+            log = SumLog(n_rows)
+            log.become(before)
         if log is None or log.n_rows != n_rows:
-            log = context.memory["log"] = SumLog(n_rows)
-        self.log = log.begin()
+            log = SumLog(n_rows)
+        self.log = context.memory["log"] = log.begin()
         self.questions = RepeatedObjects(question_kinds())
         self._sums = LaneSums(context)
 
@@ -113,15 +127,15 @@ class _Rounds:
         elif isinstance(statistic, OwnedStatistic):
             total = self._scattered(self._sums.total(statistic, number, left), statistic)
         else:
-            total = self._reduced(self._sums.total(statistic, number, left))
+            total = self._reduced(self._sums.total(statistic, number, left), statistic)
         # All but the bytes is the same on every rank, and to the bit.
         self.log.add(number, total, statistic.remembered)
         return total
 
-    def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _reduced(self, total: NDArray[np.float64], statistic: Statistic) -> NDArray[np.float64]:
         total[2 - EXTRA :] = self._sums.bytes_moved()
-        # Into memory of its own, since it is remembered; the lanes' is used again.
-        out = self.log.room(len(total))
+        # Into memory of its own, since it is given away; the lanes' is used again.
+        out = self.log.room(len(total)) if statistic.remembered else np.empty_like(total)
         return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _in_order(
@@ -197,6 +211,7 @@ class _Asked:
         log = rounds.log
         self.n_rows = log.n_rows
         self.kept = log.kept
+        self._n_before = len(log.reports)
         self._context = context
         self._rounds = rounds
         self._reports = SumReports(context, connection)
@@ -210,7 +225,8 @@ class _Asked:
     @property
     def should_stop(self) -> bool:
         """Whether the user asked the fit to end."""
-        return self._reports.should_stop
+        stopped = self._context.fit.rounds.is_stopped and self._n_asked >= self._n_before
+        return stopped or self._reports.should_stop
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
         self._n_asked += 1
@@ -218,11 +234,18 @@ class _Asked:
         left = self._left_by(statistic.state)
         if total is None:
             self._check_passes()
+            self._pause()
             self._tell(statistic, _ASK, self._n_asked, left)
             total = self._rounds.sum(statistic, self._n_asked, left)
         self._reports.add(total[-EXTRA:])
         self._context.end_pass()
         return total[:-EXTRA].reshape(statistic.answer_shape(self._context.fit.work.model))
+
+    def _pause(self) -> None:
+        """End here, where the fit is to and all that it has come to is remembered."""
+        pause_at, log = self._context.fit.rounds.pause_at, self._rounds.log
+        if pause_at is not None and self._n_asked > pause_at and log.is_whole:
+            raise _PausedError(log)
 
     def _left_by(self, state: RowState | None) -> int:
         """Number of the sum that left a state as this one is to find it."""

@@ -108,12 +108,19 @@ class SumLog:
     def packed(self) -> NDArray[np.uint8]:
         """The log as bytes, for other trainers and for files."""
         reports = np.array(self.reports).reshape(-1, EXTRA)
-        facts = [self.kept, self.n_iter, self.first, self.sums, reports]
+        facts = [self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports]
         return np.frombuffer(pack_object(facts, {}), np.uint8)
 
     def become(self, data: NDArray[np.uint8]) -> None:
-        """Undo :meth:`packed`."""
-        self.kept, self.n_iter, self.first, self.sums, reports = unpack_object(data, {})
+        """Undo :meth:`packed`.
+
+        Raises
+        ------
+        CommunicationError
+            The bytes are not what it makes.
+        """
+        found = unpack_object(data, {})
+        self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = found
         self.reports = list(reports)
         self.n_bytes, self.is_whole = _bytes(dict(enumerate(self.sums))), True
         for total in self.sums:

@@ -1,0 +1,89 @@
+"""A step of an optimizer over float32 parameters: one compiled pass, beside NumPy's and PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks._common import markdown
+from daskml_dist.backends.base import Step
+from daskml_dist.backends.numpy_backend import NumpyBackend
+from daskml_dist.optimizers import get_optimizer
+
+#: Parameters: a linear model's, ten of them, a network 784-256-10.
+SIZES = [65, 7_850, 203_530]
+OPTIMIZERS = ["sgd", "adagrad", "adam"]
+ROWS, RATE = 256, 1e-3
+
+
+def run(tiny: bool = False) -> str:
+    """The table."""
+    rows = []
+    for size in SIZES[:1] if tiny else SIZES:
+        for name in OPTIMIZERS[-1:] if tiny else OPTIMIZERS:
+            passes, fused, torch = _measured(
+                [make(name, size) for make in (_by_passes, _at_once, _torch)], 3 if tiny else 200
+            )
+            beside = ["not installed", ""]
+            if torch is not None:
+                beside = [f"{torch:.1f}", f"{torch / fused:.1f}"]
+            figures = f"{fused:.1f}", f"{passes:.1f}", f"{passes / fused:.1f}"
+            rows.append([f"{size:,}", name, *figures, *beside])
+    columns = ["parameters", "optimizer", "one pass, us", "NumPy", "ratio", "torch", "ratio"]
+    return markdown("A step over float32 parameters, mean and l2 included", columns, rows)
+
+
+def _measured(steps: list[Callable[[], Any] | None], times: int) -> list[float | None]:
+    """Median microseconds of each, taken in turns."""
+    taken: list[list[float]] = [[] for _ in steps]
+    for _ in range(times):
+        for step, each in zip(steps, taken, strict=True):
+            if step is not None:
+                step()  # what others left in the caches is not its own
+                since = time.perf_counter()
+                step()
+                each.append((time.perf_counter() - since) * 1e6)
+    return [statistics.median(each) if each else None for each in taken]
+
+
+def _arrays(name: str, size: int) -> tuple[Any, Any, Any, Any]:
+    optimizer, rng = get_optimizer(name), np.random.default_rng(0)
+    w, grad = rng.normal(size=(2, size, 1)).astype(np.float32)
+    return optimizer, w, grad, optimizer.init(w)
+
+
+def _at_once(name: str, size: int) -> Callable[[], Any]:
+    optimizer, w, grad, slots = _arrays(name, size)
+    step, backend = Step(w, grad, slots, ROWS, RATE, 9, 0.0, 1e-4, size), NumpyBackend()
+    return lambda: backend.update(optimizer, step)
+
+
+def _by_passes(name: str, size: int) -> Callable[[], Any]:
+    optimizer, w, sums, slots = _arrays(name, size)
+    grad = np.empty_like(sums)
+
+    def step() -> None:
+        np.divide(sums, ROWS, out=grad)
+        grad[...] += 1e-4 * w
+        optimizer.update(w, grad, slots, RATE, 9)
+
+    return step
+
+
+def _torch(name: str, size: int) -> Callable[[], Any] | None:
+    """PyTorch's fused optimizer in one thread, of a gradient that is a mean already."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    torch.set_num_threads(1)
+    _, w, grad, _ = _arrays(name, size)
+    parameter = torch.nn.Parameter(torch.from_numpy(w))
+    parameter.grad = torch.from_numpy(grad)
+    make = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[name]
+    return make([parameter], lr=RATE, weight_decay=1e-4, fused=True).step

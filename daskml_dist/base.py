@@ -1,0 +1,14 @@
+"""Base classes for estimators of your own; :doc:`extending` shows how they are used.
+
+An estimator trained by gradient steps derives from `BaseSteps`, one fitted by a round solver from
+`BaseRounds`; one that learns a target derives from `Supervised` too, or from `BaseClassifier`,
+which brings labels, predictions and accuracy.
+"""
+
+from daskml_dist._base import BaseOnRows
+from daskml_dist._classifier import BaseClassifier
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._steps import BaseSteps
+from daskml_dist._supervised import Supervised
+
+__all__ = ["BaseClassifier", "BaseOnRows", "BaseRounds", "BaseSteps", "Supervised"]

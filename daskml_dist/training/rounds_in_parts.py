@@ -1,0 +1,155 @@
+"""A fit by a round solver in parts, with what its trainers remember in a file between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import CheckpointError, CommunicationError, InvalidParameterError
+from daskml_dist.solvers import Solution
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.checkpoint_files import Files
+from daskml_dist.training.checkpoint_format import decode_log
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.in_parts import OneFit
+from daskml_dist.training.resuming import records_problem
+from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.worker.loops.sum_log import SumLog
+
+__all__ = ["train_rounds_in_parts"]
+
+Log = NDArray[np.uint8]
+
+
+def train_rounds_in_parts(
+    engine: Engine, fit: FitSpec, callbacks: CallbackList, checkpoint: Checkpoint
+) -> FitResult:
+    """Run a fit by a round solver with a checkpoint every few passes.
+
+    A file holds the state that the solver kept, if any, and the sums since: the solver begins again
+    and is given these, so that it ends with the digits of a fit without checkpoints. Sums that are
+    too large to be remembered are not in it; where a solver neither keeps its state nor needs few
+    sums (256 MB of them), the last file stays as it is.
+
+    Raises
+    ------
+    InvalidParameterError
+        Trainers hold ranges of the solver's vectors.
+    CheckpointError
+        Before the first sum, where the file cannot be written, is damaged or belongs to another
+        fit; later, where a checkpoint cannot be saved.
+    """
+    if fit.rounds.in_ranges:
+        raise InvalidParameterError(
+            "A fit whose trainers hold ranges of the vectors cannot be saved. Leave the Checkpoint "
+            'out, or raise dask.config.set({"daskml_dist.ranges_from": parameters}).'
+        )
+    checkpoint.check_writable()
+    records: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    log: Log | None = None
+    lost = 0
+    if checkpoint.resume:
+        log, records = _resumed(fit, checkpoint)
+    watched = OneFit(callbacks)
+    try:
+        while True:
+            result = engine.train(_part(fit, log, len(records), checkpoint, watched), watched)
+            records, events = records + result.records, events + result.events
+            lost += result.lost_rows
+            assert isinstance(result.state, Solution)
+            log = result.state.extra.get("log")
+            if log is None or result.interrupted is not None:
+                break
+            checkpoint.save(log, {**_identity(fit), "records": records})
+    except BaseException as error:
+        watched.finish(error)
+        raise
+    watched.finish(result.interrupted)
+    return FitResult(
+        result.state, records, result.stopping, result.partial_rows, result.dropped, lost, events,
+        result.interrupted,
+    )  # fmt: skip
+
+
+def _part(
+    fit: FitSpec, log: Log | None, n_passes: int, checkpoint: Checkpoint, watched: OneFit
+) -> FitSpec:
+    return fit.working(
+        log=log,
+        first_pass=n_passes,
+        pause_at=None if watched.stopped else n_passes + checkpoint.every,
+        is_stopped=watched.stopped,
+    )
+
+
+def _identity(fit: FitSpec) -> dict[str, Any]:
+    """What must be the same for a fit to go on, as JSON gives it back."""
+    rows, start = fit.rows, fit.rounds.start
+    with np.printoptions(threshold=sys.maxsize):
+        text = re.sub(" at 0x[0-9a-f]+", "", repr((fit.rounds.solver, fit.work.model)))
+    facts = {
+        "n_rows": sum(rows.lane_rows),
+        "dtype": rows.dtype,
+        "weight_scale": rows.weight_scale,
+        "class_weight": None if rows.class_weight is None else rows.class_weight.tolist(),
+        "classes": None if rows.classes is None else rows.classes.tolist(),
+        "solver and model": text,
+        "start": None if start is None else zlib.crc32(np.ascontiguousarray(start).data),
+        "seed": fit.work.seed,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
+    return plain
+
+
+def _resumed(fit: FitSpec, checkpoint: Checkpoint) -> tuple[Log | None, list[dict[str, Any]]]:
+    """What is remembered of the sums so far, and their records; nothing where there is no file."""
+    found = Files.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
+    if found is None:
+        return None, []
+    log, facts = found
+    if problem := _difference(fit, facts) or _unlikely(fit, log, facts):
+        raise CheckpointError(
+            f"{checkpoint.path} {problem}. Name another file, or set resume=False to begin anew."
+        )
+    return log, facts["records"]
+
+
+def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
+    """What tells another fit; empty for this one."""
+    for name, value in _identity(fit).items():
+        if (found := facts.get(name)) != value:
+            if isinstance(found, str) and isinstance(value, str):
+                pairs = enumerate(zip(found, value, strict=False))
+                at = next((i for i, (a, b) in pairs if a != b), 0)
+                found, value = found[max(at - 10, 0) :], value[max(at - 10, 0) :]
+            return (
+                f"is of another fit: its {name} is {reprlib.repr(found)}, here it is "
+                f"{reprlib.repr(value)}"
+            )
+    return ""
+
+
+def _unlikely(fit: FitSpec, log: Log, facts: dict[str, Any]) -> str:
+    """Why the facts of a fit's course cannot be true; empty where they can."""
+    known = SumLog(0)
+    try:
+        known.become(log)
+    except (CommunicationError, ValueError, TypeError):
+        return "holds sums that cannot be read"
+    if known.n_rows != sum(fit.rows.lane_rows):
+        return f"holds sums of {known.n_rows} rows"
+    if problem := records_problem(facts.get("records")):
+        return problem
+    if len(facts["records"]) != len(known.reports):
+        return f"holds {len(known.reports)} sums, and has records of {len(facts['records'])} passes"
+    return ""

@@ -1,0 +1,43 @@
+"""Compressors of the package and a user's own, and what they promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.compression import (
+    COMPRESSORS,
+    Compressor,
+    Packed,
+)
+from daskml_dist.policies import POLICIES
+
+PUSHING = [name for name, policy in POLICIES.items() if policy().pushes_gradients]
+
+
+class Signs(Compressor):
+    """A user's own: signs and the mean size (1-bit SGD with one scale)."""
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        size = np.abs(array).mean() if len(array) else 0.0
+        return Packed((np.array([size], array.dtype), np.packbits(array > 0)))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        (size,), bits = packed.arrays
+        out[:] = np.where(np.unpackbits(bits, count=len(out)), size, -size)
+
+
+ALL: list[Any] = [*COMPRESSORS, Signs()]
+
+
+#: Bytes of a compressed vector over those of the vector.
+PROMISED = {
+    ("fp16", "float32"): 1 / 2,
+    ("fp16", "float64"): 1 / 4,
+    ("8bit", "float32"): 1 / 4 + 1 / 256,
+    ("8bit", "float64"): 1 / 8 + 1 / 256,
+    ("topk", "float32"): 0.01 * 2,
+    ("topk", "float64"): 0.01 * 1.5,
+}

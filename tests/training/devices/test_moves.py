@@ -1,0 +1,105 @@
+"""Moves of rows to a device, once, and the errors where it is missing or full."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskml_dist.backends import get_backend
+from daskml_dist.data.blocks import make_block
+from daskml_dist.errors import (
+    DeviceMemoryError,
+    DeviceUnavailableError,
+    InvalidDataError,
+)
+from daskml_dist.linear_model import (
+    SGDClassifier,
+)
+from daskml_dist.losses import SquaredError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.training.worker.ready_blocks import prepare_block
+from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.strict_backend import StrictBackend
+from tests.training.devices.fits import TARGETS, CountedMoves, MissingDevice, X
+
+
+class _Full(StrictBackend):
+    """A device without memory for a second array."""
+
+    def to_device(self, array: Any) -> Any:
+        raise MemoryError("out of memory allocating 8 bytes")
+
+
+def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(CountedMoves, monkeypatch)
+    CountedMoves.moved = 0
+    SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
+    assert CountedMoves.moved
+    plug_in(MissingDevice, monkeypatch)
+    assert get_backend("auto").name == "numpy"
+    SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
+
+
+def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(CountedMoves, monkeypatch)
+    moved = []
+    for passes in (1, 20):
+        CountedMoves.moved = 0
+        SGDClassifier(
+            device="gpu", policy="allreduce", max_iter=passes, tol=None, batch_size=240
+        ).fit(X, TARGETS["two"])
+        moved.append(CountedMoves.moved)
+    # What a step moves is its rows' numbers alone, never the block or the parameters.
+    assert moved[1] <= moved[0] + 19
+
+
+def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are checked there too; only a fit of another dtype has them made anew."""
+    plug_in(FakeCupy, monkeypatch)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
+    there = DeviceArray(X)
+    block = make_block(3, there, TARGETS["numbers"], classification=False)
+    fit: Any = SimpleNamespace(
+        device="gpu",
+        dtype="float64",
+        model=LinearModel(SquaredError(), 5, 0, fit_intercept=True),
+        rule=SimpleNamespace(coordinates=False),
+        classes=None,
+        weight_scale=None,
+        compute_dtype=None,
+    )
+    assert prepare_block(block, fit).X is there
+    assert DeviceArray.copied == 0
+    fit.dtype = "float32"
+    np.testing.assert_array_equal(prepare_block(block, fit).X.get(), X.astype(np.float32))
+    wrong = X.copy()
+    wrong[7, 2] = np.inf
+    block = make_block(3, DeviceArray(wrong), TARGETS["numbers"], classification=False)
+    for fit.dtype in ("float64", "float32"):
+        with pytest.raises(InvalidDataError, match=r"Block 3: .*infinity.*row 7 of the block"):
+            prepare_block(block, fit)
+
+
+def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With "auto"; the fake device has no sparse arrays, and would raise."""
+    plug_in(CountedMoves, monkeypatch)
+    rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
+    SGDClassifier(max_iter=1, tol=None).fit(rows, TARGETS["two"])
+
+
+def test_no_silent_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(MissingDevice, monkeypatch)
+    with pytest.raises(DeviceUnavailableError, match="Plug something in"):
+        SGDClassifier(device="gpu").fit(X, TARGETS["two"])
+
+
+def test_out_of_device_memory_names_the_block_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plug_in(_Full, monkeypatch)
+    with pytest.raises(DeviceMemoryError, match=r"Block 0 of .* MiB .*memory_budget"):
+        SGDClassifier(device="gpu").fit(X, TARGETS["two"])

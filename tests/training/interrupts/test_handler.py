@@ -1,0 +1,80 @@
+"""Ctrl-C in the handler: the first is raised, between two steps, and no later one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from daskml_dist.training.interrupts import Interrupts
+from tests.training.interrupts.endless import press
+
+
+def test_the_first_is_raised_and_later_ones_are_not() -> None:
+    with Interrupts():
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        press()
+
+
+def test_one_that_is_held_is_raised_at_the_end() -> None:
+    told = []
+
+    def run() -> None:
+        with Interrupts() as interrupts:
+            with interrupts.held():
+                press()
+                told.append("whole")
+            told.append("after")
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert told == ["whole", "after"]
+
+
+def test_one_that_comes_in_a_step_is_raised_between_two() -> None:
+    with Interrupts() as interrupts, interrupts.between_steps():
+        interrupts.rest()
+        press()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            interrupts.rest()
+        assert interrupts.came_at_rest(caught.value)
+
+
+def test_a_second_one_waits_for_no_step() -> None:
+    with Interrupts() as interrupts, interrupts.between_steps():
+        press()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            press()
+        assert not interrupts.came_at_rest(caught.value)
+
+
+def test_one_in_a_users_own_code_is_raised_at_once() -> None:
+    with Interrupts() as interrupts, interrupts.between_steps(), interrupts.at_once():
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+def test_a_users_own_handler_is_called() -> None:
+    called: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda *_: called.append(1))
+    try:
+        with Interrupts() as interrupts, interrupts.between_steps():
+            press()
+            press()
+            interrupts.rest()
+        assert called == [1, 1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_threads_have_none() -> None:
+    def run() -> None:
+        with Interrupts() as interrupts, interrupts.between_steps():
+            interrupts.rest()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

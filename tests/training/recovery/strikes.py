@@ -1,0 +1,133 @@
+"""Fits whose workers are struck, and the result of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from distributed.comm import get_address_host_port
+from sklearn.metrics import log_loss
+
+from daskml_dist import Run
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.training.dask_internals import list_workers
+
+N_ROWS, N_PASSES = 6_000, 20
+EXACT = ["sync", "allreduce", "local", "average"]
+
+
+def _listens(address: str) -> bool:
+    host, port = get_address_host_port(address)
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for_three(client: Client) -> None:
+    """Until three workers are there: for a moment the scheduler lists those killed just now too."""
+    deadline = time.monotonic() + 30
+    while not (len(workers := list_workers(client)) == 3 and all(map(_listens, workers))):
+        assert time.monotonic() < deadline, workers
+        time.sleep(0.05)
+
+
+def make_rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N_ROWS, 8))
+    return X, X[:, 0] + 0.3 * rng.normal(size=N_ROWS) > 0
+
+
+def lazy_rows() -> tuple[Any, Any]:
+    X, y = make_rows()
+    return da.from_array(X, chunks=(600, -1)), da.from_array(y, chunks=600)
+
+
+def make_classifier(policy: Any, *callbacks: Any, **params: Any) -> SGDClassifier:
+    params = {"max_iter": N_PASSES, "tol": None, "batch_size": 16, "run": Run(n_lanes=3)} | params
+    return SGDClassifier(policy=policy, random_state=0, callbacks=list(callbacks), **params)
+
+
+_calm: dict[str, SGDClassifier] = {}
+
+
+def calm_fit(policy: str) -> SGDClassifier:
+    if policy not in _calm:
+        _calm[policy] = make_classifier(policy).fit(*lazy_rows())
+    return _calm[policy]
+
+
+def kill_worker(client: Client, address: str) -> None:
+    (pid,) = client.run(os.getpid, workers=[address]).values()
+    os.kill(pid, signal.SIGKILL)
+
+
+#: Seconds after which a fit has shadows; before, it begins anew where a server is lost.
+SHADOWED = 0.6
+
+
+class Strike:
+    """Does something to the workers, once, so many seconds after the first pass or later."""
+
+    def __init__(self, strike: Callable[[Any], None], after: float = SHADOWED) -> None:
+        self.strike = strike
+        self.after = after
+        self.first = float("inf")
+        self.struck = False
+        self.events: list[Any] = []
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.first = min(self.first, time.monotonic())
+        if not self.struck and time.monotonic() - self.first >= self.after:
+            self.struck = True
+            self.strike(run)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append(event)
+
+
+def workers_of(run: Any, role: str) -> set[str]:
+    """Workers that hold only a trainer, the server, or one of each."""
+    server = run.server_addresses[0]
+    trainer = next(a for a in reversed(run.trainer_addresses) if a != server)
+    return {"trainer": {trainer}, "server": {server}, "both": {trainer, server}}[role]
+
+
+def make_killer(client: Client, role: str) -> Callable[[Any], None]:
+    """What kills the workers of a role."""
+
+    def kill(run: Any) -> None:
+        for address in workers_of(run, role):
+            kill_worker(client, address)
+
+    return kill
+
+
+def loss_on_rows(clf: SGDClassifier) -> float:
+    X, y = make_rows()
+    return float(log_loss(y, clf.predict_proba(X)))
+
+
+def check_fit(clf: SGDClassifier, policy: str) -> None:
+    """Every pass counts every row once, and the result is an undisturbed fit's."""
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
+    assert {record["rows"] for record in records} == {N_ROWS}
+    calm = calm_fit(policy)
+    if policy in EXACT:
+        np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
+    assert loss_on_rows(clf) == pytest.approx(loss_on_rows(calm), rel=0.01)
+
+
+def first_of(*values: Any) -> list[Any]:
+    """All values; by default, the first."""
+    return [values[0], *(pytest.param(v, marks=pytest.mark.slow) for v in values[1:])]

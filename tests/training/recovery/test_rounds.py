@@ -1,0 +1,72 @@
+"""Round solvers that lose workers go on from what others remember."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist import Run
+from daskml_dist.linear_model import LogisticRegression
+from tests.training.recovery.strikes import Strike, first_of, make_killer
+
+
+def _unequal_columns(low: float, high: float, of: int) -> tuple[Any, Any]:
+    """Rows whose columns are of sizes from 10**low to 10**high, and labels by one of them."""
+    rng = da.random.default_rng(0)
+    X = rng.normal(size=(300_000, 20), chunks=(30_000, -1)) * np.logspace(low, high, 20)
+    return X, X[:, of] + rng.normal(size=300_000, chunks=30_000) > 0
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("role", first_of("both", "trainer", "server"))
+def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, role: str) -> None:
+    # Enough work that the fit lasts longer than it takes to kill somebody.
+    X, y = _unequal_columns(-2, 2, of=3)
+
+    def fit(*callbacks: Any) -> LogisticRegression:
+        clf = LogisticRegression(
+            max_iter=60, tol=0, run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks)
+        )
+        return clf.fit(X, y)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    clf = fit(strike)
+    assert strike.events
+    assert not strike.events[0].anew
+    assert strike.events[0].lost_versions <= 1
+    np.testing.assert_array_equal(clf.coef_, calm.coef_)
+    assert clf.n_iter_ == calm.n_iter_
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, len(calm.history_) + 1))
+    assert {record["rows"] for record in records} == {len(X)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("role", ["both", "trainer", "server"])
+def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, role: str) -> None:
+    """It forgets the curvature, so it takes other steps to the same optimum."""
+    X, y = _unequal_columns(-1, 1, of=10)
+
+    def fit(*callbacks: Any) -> LogisticRegression:
+        clf = LogisticRegression(
+            max_iter=500, tol=1e-9, run=Run(n_lanes=3), callbacks=list(callbacks)
+        )
+        with dask.config.set({"daskml_dist.ranges_from": 1}):
+            return clf.fit(X, y)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0.1)
+    clf = fit(strike)
+    assert strike.events
+    assert not strike.events[0].anew
+    np.testing.assert_allclose(clf.coef_, calm.coef_, atol=1e-4)
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, len(records) + 1))
+    assert {record["rows"] for record in records} == {len(X)}
+    # Less than a fit that began anew.
+    assert clf.n_iter_ < 2 * calm.n_iter_

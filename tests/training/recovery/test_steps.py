@@ -1,0 +1,184 @@
+"""Fits by steps that lose workers: every row counts once, the result is an undisturbed fit's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.compression import TopK
+from daskml_dist.policies import POLICIES
+from daskml_dist.training.dask_internals import list_workers
+from daskml_dist.training.worker.lane import Lane
+from tests.training.recovery.strikes import (
+    N_PASSES,
+    N_ROWS,
+    Strike,
+    check_fit,
+    first_of,
+    kill_worker,
+    lazy_rows,
+    loss_on_rows,
+    make_classifier,
+    make_killer,
+    workers_of,
+)
+
+
+def _cases() -> Iterator[Any]:
+    """Each policy with each role; by default, one; `chaos` kills under the others."""
+    quick = {("sync", "both")}
+    for policy in POLICIES:
+        for role in ("both", "trainer", "server"):
+            marks = [] if (policy, role) in quick else pytest.mark.slow
+            yield pytest.param(policy, role, marks=marks)
+
+
+@pytest.mark.parametrize(("policy", "role"), list(_cases()))
+def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role: str) -> None:
+    strike = Strike(make_killer(crew_client, role))
+    clf = make_classifier(policy, strike).fit(*lazy_rows())
+    check_fit(clf, policy)
+    assert strike.events
+    assert clf.history_.extra["generations"][0]["reason"].count("was lost")
+    assert clf.history_.extra["lost_rows"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["allreduce", "sync", "async"])
+def test_without_a_shadow_yet_the_fit_begins_anew(
+    crew_client: Client, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine a first pass takes longer than until there are shadows.
+    monkeypatch.setattr("daskml_dist.training.client.cluster_run._SHADOW_AFTER", 60.0)
+    strike = Strike(lambda run: kill_worker(crew_client, run.server_addresses[0]), after=0)
+    clf = make_classifier(policy, strike).fit(*lazy_rows())
+    check_fit(clf, policy)
+    assert strike.events[0].anew
+    assert "begins anew" in str(strike.events[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["sync", "average"])
+def test_all_workers_lost_at_once(crew_client: Client, policy: str) -> None:
+    def kill_all(run: Any) -> None:
+        for pid in crew_client.run(os.getpid).values():
+            os.kill(pid, signal.SIGKILL)
+
+    clf = make_classifier(policy, Strike(kill_all)).fit(*lazy_rows())
+    check_fit(clf, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most_in_memory", [2**25, 0], ids=["memory", "disk"])
+def test_the_only_worker_is_lost(
+    most_in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("daskml_dist.training.client.generations._MOST_SAVED", most_in_memory)
+    monkeypatch.setattr("daskml_dist.training.client.cluster_run._SAVE", 0.1)
+    options: dict[str, Any] = {"processes": True, "host": "127.0.0.1", "silence_logs": 50}
+    sizes = []
+
+    def kill(run: Any) -> None:
+        sizes.append(sum(file.stat().st_size for file in tmp_path.rglob("images")))
+        kill_worker(client, run.server_addresses[0])
+
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path)}),
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, dashboard_address=":0", **options
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        strike = Strike(kill, after=1.0)
+        clf = make_classifier("sync", strike, max_iter=60).fit(*lazy_rows())
+        assert not strike.events[0].anew
+        assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
+        calm = make_classifier("sync", max_iter=60).fit(*lazy_rows())
+    np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
+    assert (sizes[0] > 0) == (most_in_memory == 0)
+    assert not list(tmp_path.rglob("images"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_servers", [2, 3])
+def test_servers_go_back_to_a_place_that_all_know(crew_client: Client, n_servers: int) -> None:
+    strike = Strike(lambda run: kill_worker(crew_client, run.server_addresses[1]))
+    clf = make_classifier("sync", strike, run=Run(n_lanes=3, n_servers=n_servers)).fit(*lazy_rows())
+    check_fit(clf, "sync")
+    assert not strike.events[0].anew
+    assert strike.events[0].lost_versions <= 64
+
+
+@pytest.mark.parametrize("policy", first_of("async", "sync"))
+def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
+    stopped: list[int] = []
+
+    def stop(run: Any) -> None:
+        (address,) = workers_of(run, "trainer")
+        stopped.extend(crew_client.run(os.getpid, workers=[address]).values())
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    strike = Strike(stop)
+    clf = make_classifier(policy, strike).fit(*lazy_rows())
+    check_fit(clf, policy)
+    assert "stopped answering" in str(strike.events[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["trainer", "server", "both"])
+def test_a_compressed_fit_drops_what_waits_and_goes_on(crew_client: Client, role: str) -> None:
+    """No residual is applied twice; what a new generation drops hardly shows in the loss."""
+
+    strike = Strike(make_killer(crew_client, role))
+    plain: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
+    calm = make_classifier("sync", **plain).fit(*lazy_rows())
+    clf = make_classifier("sync", strike, run=Run(n_lanes=3, compression=TopK(0.2)), **plain).fit(
+        *lazy_rows()
+    )
+    assert strike.events
+    records = clf.history_.records
+    assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
+    assert {record["rows"] for record in records} == {N_ROWS}
+    assert loss_on_rows(clf) == pytest.approx(loss_on_rows(calm), rel=0.002)
+
+
+def _slow_down(seconds: float) -> None:
+    """Let every gradient of this process take longer."""
+    make = Lane.add_gradient
+
+    def add_gradient(self: Lane, *args: Any) -> None:
+        since = time.perf_counter()
+        make(self, *args)
+        time.sleep(seconds)
+        self._busy += time.perf_counter() - since
+
+    Lane.add_gradient = add_gradient  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_slow_worker_gives_lanes_to_others(crew_client: Client) -> None:
+    def slow_down(run: Any) -> None:
+        victims = list(workers_of(run, "trainer"))
+        crew_client.run(_slow_down, 0.02, workers=victims)
+
+    class Stop:
+        def on_generation(self, run: Any, event: Any) -> None:
+            if "is slow" in str(event):
+                run.stop()
+
+    strike = Strike(slow_down)
+    endless = {"run": Run(n_lanes=6), "batch_size": None, "max_iter": 10**6}
+    clf = make_classifier("sync", strike, Stop(), **endless).fit(*lazy_rows())
+    assert any("is slow" in str(event) for event in strike.events)
+    assert {record["rows"] for record in clf.history_.records} == {N_ROWS}
+    crew_client.restart_workers(list(list_workers(crew_client)))

@@ -1,0 +1,188 @@
+"""Fits whose pushes are compressed: nothing is lost, and fewer bytes travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.metrics import log_loss
+
+from daskml_dist import Run
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.compression import (
+    TopK,
+)
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.policies import POLICIES, Asynchronous
+from daskml_dist.ps.shard import Shard
+from tests.maths.compressors import ALL, PROMISED, PUSHING
+
+
+def _rows(n_features: int = 20, n_rows: int = 800) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n_rows, n_features))
+    return X, X @ rng.normal(size=n_features) + 2 * rng.normal(size=n_rows) > 0
+
+
+def _classifier(**params: Any) -> SGDClassifier:
+    defaults: dict[str, Any] = {
+        "optimizer": "sgd",
+        "learning_rate": 0.05,
+        "run__n_lanes": 2,
+        "batch_size": 10,
+        "max_iter": 20,
+        "tol": None,
+        "random_state": 0,
+    }
+    return SGDClassifier().set_params(**(defaults | params))
+
+
+def _cases() -> Iterator[Any]:
+    """Each compressor under each policy; by default, under one."""
+    for number, compression in enumerate(ALL):
+        for policy in PUSHING:
+            quick = policy == PUSHING[number % len(PUSHING)]
+            yield pytest.param(compression, policy, marks=[] if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("compression", "policy"), list(_cases()))
+def test_the_optimum_is_that_without_compression(compression: Any, policy: str) -> None:
+    X, y = _rows()
+    plain = _classifier(policy=policy).fit(X, y)
+    small = _classifier(policy=policy, run__compression=compression).fit(X, y)
+    assert not np.array_equal(small.coef_, plain.coef_)
+    expected = log_loss(y, plain.predict_proba(X))
+    assert log_loss(y, small.predict_proba(X)) == pytest.approx(expected, rel=0.01)
+    assert small.history_.extra["compression"] == getattr(compression, "name", compression)
+    assert [r["rows"] for r in small.history_] == [r["rows"] for r in plain.history_]
+    assert small.history_.extra["dropped_pushes"] == 0
+
+
+def test_a_regression() -> None:
+    X, _ = _rows()
+    t = X @ np.linspace(-1, 1, 20)
+    reg = SGDRegressor(
+        run=Run(compression="8bit", n_lanes=3), max_iter=50, tol=None, random_state=0
+    )
+    assert reg.fit(X, t).score(X, t) > 0.99
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The sum of all gradients that shards apply, and the residuals at each end."""
+    found: dict[str, Any] = {"sum": 0.0, "residuals": []}
+    apply, close = Shard.apply, ShardedConnection.close
+
+    def new_apply(self: Shard, grad: Any, rows: float, index: Any = None, scale: Any = 1) -> None:
+        dense = np.zeros(self.w.shape)
+        dense[slice(None) if index is None else index] = grad
+        found["sum"] = found["sum"] + dense
+        apply(self, grad, rows, index, scale)
+
+    def new_close(self: ShardedConnection) -> None:
+        found["residuals"] += [f.residual for f in self._feedback.values()]
+        close(self)
+
+    monkeypatch.setattr(Shard, "apply", new_apply)
+    monkeypatch.setattr(ShardedConnection, "close", new_close)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows_of_batch", "wide"),
+    [
+        ("sync", 10, False),
+        ("ssp", None, False),
+        (Asynchronous(push_every=3, pull_every=2), 10, False),
+        ("async", 10, True),
+        pytest.param("sync", 10, True, marks=pytest.mark.slow),
+        pytest.param("sync", None, False, marks=pytest.mark.slow),
+        pytest.param("ssp", 10, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_fit_pushes_all_of_every_gradient(
+    arrived: dict[str, Any], policy: Any, rows_of_batch: int | None, wide: bool
+) -> None:
+    """With a learning rate of nearly 0 gradients do not depend on what arrived before."""
+    X, y = _rows()
+    if wide:
+        X = sparse.random_array((800, 3000), density=0.002, format="csr", random_state=0)
+    sums = []
+    for compression in (None, TopK(0.05)):
+        arrived["sum"] = 0.0
+        clf = _classifier(
+            policy=policy, run__compression=compression, batch_size=rows_of_batch, max_iter=2,
+            learning_rate=1e-300, alpha=0.0,
+        )  # fmt: skip
+        clf.fit(X, y)
+        sums.append(arrived["sum"])
+    np.testing.assert_allclose(sums[1], sums[0], rtol=1e-9, atol=1e-9)
+    assert len(arrived["residuals"]) in (1, 2)
+    assert not np.any([residual.any() for residual in arrived["residuals"]])
+
+
+def test_a_fit_of_few_steps_that_stops_early_loses_little() -> None:
+    """Passes of few steps are flushed at `max_iter` alone; a fit that stops before has a rest."""
+    X, y = _rows()
+    params = {"batch_size": None, "learning_rate": 0.5, "max_iter": 500, "tol": 1e-4}
+    plain = _classifier(**params).fit(X, y)
+    small = _classifier(**params, run__compression=TopK(0.2)).fit(X, y)
+    assert small.n_iter_ < 500
+    expected = log_loss(y, plain.predict_proba(X))
+    assert log_loss(y, small.predict_proba(X)) == pytest.approx(expected, rel=0.01)
+
+
+def _lazy(n_features: int = 20, n_rows: int = 800) -> tuple[Any, Any]:
+    X, y = _rows(n_features, n_rows)
+    size = n_rows // 4
+    return da.from_array(X, chunks=(size, -1)), da.from_array(y, chunks=size)
+
+
+@pytest.fixture(scope="module")
+def alone() -> NDArray[Any]:
+    """Coefficients of a fit whose trainers share a process with the server."""
+    return (
+        _classifier(run__compression="8bit", run__n_lanes=3, run__deterministic=True)
+        .fit(*_lazy())
+        .coef_
+    )
+
+
+def test_local_and_remote_trainers_give_the_same_bits(alone: NDArray[Any], client: Client) -> None:
+    clf = _classifier(run__compression="8bit", run__n_lanes=3, run__deterministic=True).fit(
+        *_lazy()
+    )
+    assert clf.history_.extra["n_lanes"] == 3
+    np.testing.assert_array_equal(clf.coef_, alone)
+
+
+def test_a_cluster_pushes_fewer_bytes(client: Client) -> None:
+    X, y = _lazy(1_000, 400)
+    params = {"batch_size": 5, "max_iter": 2}
+    plain = _classifier(**params).fit(X, y)
+    before = plain.history_.records[1]["bytes_pushed"]
+    for name in ("fp16", "8bit", "topk"):
+        clf = _classifier(**params, run__compression=name).fit(X, y)
+        ratio = clf.history_.records[1]["bytes_pushed"] / before
+        # The last of 40 pushes goes whole; a message has a header of about 100 bytes.
+        expected = (39 * PROMISED[name, "float64"] + 1) / 40
+        assert expected < ratio < expected + 0.02
+
+
+@pytest.mark.parametrize("bad", ["gzip", 8, TopK])
+def test_unknown_compression_is_told(bad: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="'8bit', 'fp16', 'significant', 'topk'"):
+        _classifier(run__compression=bad).fit(*_rows())
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in PUSHING])
+def test_policies_that_push_no_gradients_are_told(policy: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"\['sync', 'ssp', 'async'\]"):
+        _classifier(run__compression="fp16").fit(*_rows(), policy=policy)
