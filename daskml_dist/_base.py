@@ -13,6 +13,7 @@ from daskml_dist._checks import check_run
 from daskml_dist._run import Run
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.inference.predict import map_rows
@@ -38,6 +39,8 @@ class BaseOnRows(BaseEstimator):
     _classification: ClassVar[bool] = False
     #: Whether y may have several columns.
     _multi_output: ClassVar[bool] = False
+    #: Whether rows may be arrays of any shape and real dtype, which reach the model as they are.
+    _tensors: ClassVar[bool] = False
     #: Parameters of a `Run` that are used; another that is set is an error.
     _run_used: ClassVar[tuple[str, ...]]
     #: Values of the parameters that a constructor does not have.
@@ -48,6 +51,7 @@ class BaseOnRows(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.three_d_array = self._tensors
         return tags
 
     def set_params(self, **params: Any) -> Self:
@@ -100,6 +104,7 @@ class BaseOnRows(BaseEstimator):
             sample_weight,
             multi_output=self._multi_output,
             classification=self._classification,
+            tensors=self._tensors,
         )
 
     def _rows(
@@ -146,17 +151,25 @@ class BaseOnRows(BaseEstimator):
             check_feature_names(self, X, reset=False)
 
     def _check_width(self, collection: Collection) -> None:
-        found = collection.n_features
-        if found is not None and found != self.n_features_in_:
-            raise InvalidDataError(
-                f"X has {found} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input. Select the columns that it was fitted "
-                "on."
-            )
+        check_row_shape(collection.row_shape, self._row_shape, type(self).__name__)
+
+    @property
+    def _row_shape(self) -> tuple[int, ...]:
+        """Shape of the rows of the fit."""
+        shape: tuple[int, ...] = getattr(self, "row_shape_", (self.n_features_in_,))
+        return shape
+
+    def _set_row_shape(self, shape: tuple[int, ...]) -> None:
+        """Set what a fit knows of the shape of rows; features are counted as scikit-learn does."""
+        if self._tensors:
+            self.n_features_in_, self.row_shape_ = shape[0], shape
 
     @abstractmethod
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
-        """A picklable function from rows to raw predictions."""
+        """A picklable function from rows to raw predictions.
+
+        Tensors come in the dtype that the user gives, which need not be that of the fit.
+        """
 
     def _map(
         self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
@@ -168,6 +181,7 @@ class BaseOnRows(BaseEstimator):
             X,
             dtype=dtype,
             n_outputs=n_outputs,
-            n_features=self.n_features_in_,
+            row_shape=self._row_shape,
+            tensors=self._tensors,
             then=then,
         )

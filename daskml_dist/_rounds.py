@@ -114,6 +114,7 @@ class BaseRounds(BaseOnRows):
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
+            self._set_row_shape(rows.survey.row_shape)
             self._set_n_iter(solution)
             self._set_history(fit, result, engine)
         if result.interrupted is not None:

@@ -16,6 +16,7 @@ from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import check_class_weight, check_count, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist.compression import Compressor
+from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import Optimizer, get_optimizer
@@ -58,6 +59,7 @@ class BaseSteps(BaseOnRows):
         "shuffle": True,
         "clip": None,
         "groups": None,
+        "dtype": None,
         "average": False,
         "class_weight": None,
         "early_stopping": False,
@@ -115,6 +117,7 @@ class BaseSteps(BaseOnRows):
             clip=params["clip"],
             micro_batch=params["micro_batch_size"],
             groups=params["groups"],
+            dtype=params["dtype"],
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -137,6 +140,10 @@ class BaseSteps(BaseOnRows):
             check_count("micro_batch_size", params["micro_batch_size"], also="or None")
         if params["clip"] is not None:
             check_number("clip", params["clip"], lambda v: v > 0, "> 0, or None")
+        if params["dtype"] not in (None, "float32", "float64"):
+            raise InvalidParameterError(
+                f'dtype={params["dtype"]!r}: use "float32" or "float64", or None: as the rows are.'
+            )
         tol = params["tol"]
         if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
             raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
@@ -209,7 +216,7 @@ class BaseSteps(BaseOnRows):
         run, weighted = settings.run, sample_weight is not None
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
             rows = self._rows(engine, run, classes, settings.class_weight, weighted)
-            initial = self._initial(rows, settings.optimizer) if go_on else None
+            initial = self._initial(rows, settings) if go_on else None
             # Parameters to go on from are relative to the same targets.
             model = self._model(rows, None if initial is None else self._last_model)
             fit = self._plan(settings, model, rows, initial, engine)
@@ -236,7 +243,8 @@ class BaseSteps(BaseOnRows):
         lanes = engine.lanes(
             settings.run.n_lanes, shared=settings.policy.uses_threads, passes=settings.max_iter
         )
-        scales = engine.scales() if settings.optimizer.uses_scales else None
+        needed = settings.optimizer.uses_scales and model.linear is not None
+        scales = engine.scales() if needed else None
         return make_fit(settings, model, rows, lanes, initial, engine.streaming, scales)
 
     def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
@@ -249,6 +257,7 @@ class BaseSteps(BaseOnRows):
                 "(StandardScaler) and the targets."
             )
         self._set_parameters(state.w if state.average is None else state.average, model, rows)
+        self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model = state, model
         self.n_iter_ = len(result.records)
         seen = sum(record["rows"] for record in result.records) + result.partial_rows
@@ -304,25 +313,22 @@ class BaseSteps(BaseOnRows):
             go_on=state is not None,
         )
 
-    def _initial(self, rows: Rows, optimizer: Optimizer) -> ShardState | None:
+    def _initial(self, rows: Rows, settings: Settings) -> ShardState | None:
         """The last fit's state, checked to be of such rows; None where there was none."""
         state: ShardState | None = getattr(self, "_state", None)
         if state is None:
             return None
         survey, classes = rows.survey, rows.classes
-        if survey.n_features != self.n_features_in_:
-            raise InvalidDataError(
-                f"X has {survey.n_features} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input. Select the columns of the first fit."
-            )
+        check_row_shape(survey.row_shape, self._row_shape, type(self).__name__)
         if classes is not None and not np.array_equal(classes, self.classes_):
             raise InvalidDataError(
                 f"Going on needs the classes of the first fit, {self.classes_.tolist()}; y holds "
                 f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
             )
-        cast = {name: slot.astype(survey.dtype) for name, slot in state.slots.items()}
-        w = self._parameters(state).astype(survey.dtype)
-        slots = cast if cast.keys() == set(optimizer.slot_names) else {}
+        dtype = settings.dtype_of(survey)
+        cast = {name: slot.astype(dtype) for name, slot in state.slots.items()}
+        w = self._parameters(state).astype(dtype)
+        slots = cast if cast.keys() == set(settings.optimizer.slot_names) else {}
         if self._params()["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)

@@ -18,6 +18,7 @@ from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.predict import results_of_rows
 
@@ -44,7 +45,8 @@ class Supervised(BaseOnRows):
         self._check_fitted(inputs[0])
         collection = self._aligned(*inputs)
         self._check_width(collection)
-        one = partial(_score_block, statistic, self._raw(), collection.block_maker)
+        make, shape = collection.block_maker, self._row_shape
+        one = partial(_score_block, statistic, self._raw(), make, shape)
         total = reduce_parts(collection, one, _total)
         if total is None:
             raise InvalidDataError(
@@ -63,6 +65,7 @@ def _score_block(
     statistic: Callable[..., Any],
     raw: Callable[[Any], NDArray[Any]],
     make_block: Callable[..., Block],
+    row_shape: tuple[int, ...],
     index: int,
     *part: Any,
 ) -> Any:
@@ -73,6 +76,7 @@ def _score_block(
     pieces: list[Any] = []
     if block.n_rows == 0:
         return None
+    check_row_shape(block.rows.shape[1:], row_shape, index=index)
     for at, found in results_of_rows(raw, block.rows, index):
         if len(ones) < len(found):
             ones = np.ones(len(found))

@@ -31,11 +31,13 @@ class BlockInfo:
 
     Parameters
     ----------
-    index, n_rows, n_features : int
+    index, n_rows : int
+    row_shape : tuple of int
+        Of a row of `X`.
     nnz : int or None
         Stored entries of a sparse block, None for a dense one.
-    dtype : {"float32", "float64"}
-        Of `X`.
+    dtype : str
+        Of `X`: "float32" or "float64", of tensors any real one.
     sparse : bool
     weight_sum : float
         Sum of the sample weights; the number of rows where there are none.
@@ -59,7 +61,7 @@ class BlockInfo:
 
     index: int
     n_rows: int
-    n_features: int
+    row_shape: tuple[int, ...]
     nnz: int | None
     dtype: str
     sparse: bool
@@ -73,6 +75,11 @@ class BlockInfo:
     n_targets: int | None = None
     device: str = "cpu"
     nbytes: int = 0
+
+    @property
+    def n_features(self) -> int:
+        """Columns of `X`."""
+        return self.row_shape[0]
 
 
 def inspect_block(block: Block) -> BlockInfo:
@@ -100,7 +107,7 @@ def inspect_block(block: Block) -> BlockInfo:
     return BlockInfo(
         index=block.index,
         n_rows=block.n_rows,
-        n_features=int(X.shape[1]),
+        row_shape=tuple(map(int, X.shape[1:])),
         nnz=int(X.nnz) if is_sparse else None,
         dtype=X.dtype.name,
         sparse=is_sparse,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
@@ -21,6 +22,7 @@ from daskml_dist.data.conversion import (
     check_real,
     device_of,
     float_dtype,
+    own_dtype,
     to_host,
     where,
 )
@@ -44,9 +46,10 @@ class Block:
     ----------
     index : int
         Position among the blocks of the fit.
-    rows : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features)
-        float32 or float64; C-contiguous, or CSR with sorted indices and no duplicates. Of CuPy
-        where the user's rows lay so on a device; they stay there, in their process.
+    rows : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features) or (n_rows, ...)
+        float32 or float64, of tensors any real dtype; C-contiguous, or CSR with sorted indices
+        and no duplicates. Of CuPy where the user's rows lay so on a device; they stay there, in
+        their process.
     y : ndarray of shape (n_rows,) or (n_rows, n_targets), or None
         Labels as the user gave them, or targets: float32 where they were so, else float64.
     sample_weight : ndarray of shape (n_rows,), or None
@@ -106,6 +109,7 @@ def make_block(
     dtype: str | None = None,
     classification: bool = False,
     multi_output: bool = False,
+    tensors: bool = False,
     on_device: bool = False,
 ) -> Block:
     """Make a block of what a worker holds; copies only what is not right already.
@@ -119,11 +123,13 @@ def make_block(
     y : array-like or pandas.Series of shape (n_rows,) or (n_rows, 1), or None
     sample_weight : array-like of shape (n_rows,), float, or None
     dtype : {"float32", "float64"}, optional
-        Of the block; by default that of `X` if it is float32, else float64.
+        Of the block; by default as :func:`as_rows`.
     classification : bool, default=False
         Whether `y` holds labels, which are kept as they are.
     multi_output : bool, default=False
         Whether `y` may have several columns.
+    tensors : bool, default=False
+        Whether rows may be arrays of any shape, and keep their dtype.
     on_device : bool, default=False
         Leave an `X` of CuPy as it is and where it lies, for a single reading.
 
@@ -139,8 +145,8 @@ def make_block(
     DeviceUnavailableError
         As :func:`as_rows`.
     """
-    on_device = on_device or _fits_on_device(X, dtype)
-    rows = as_rows(X, dtype=dtype, index=index, on_device=on_device)
+    on_device = on_device or _fits_on_device(X, dtype, tensors)
+    rows = as_rows(X, dtype=dtype, index=index, on_device=on_device, tensors=tensors)
     n_rows, dtype = rows.shape[0], float_dtype(rows.dtype)
     if y is not None:
         y = as_column(y, name="y", index=index, several=multi_output)
@@ -155,11 +161,12 @@ def make_block(
     return Block(index, rows, y, sample_weight, device_of(X), classification)
 
 
-def _fits_on_device(X: Any, dtype: str | None) -> bool:
+def _fits_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:
     """Whether rows lie on a device in the order and dtype of the maths, so that they may stay."""
     if device_of(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
         return False
-    return X.dtype in ([dtype] if dtype else ["float32", "float64"]) and X.flags.c_contiguous
+    kept = own_dtype(X.dtype) if tensors else float_dtype(X.dtype)
+    return bool(X.dtype == (dtype or kept) and X.flags.c_contiguous)
 
 
 def check_finite(block: Block) -> None:
@@ -178,24 +185,24 @@ def check_finite(block: Block) -> None:
 
 
 def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None:
-    """Check that rows are finite, as `check_finite`.
+    """Check that rows are finite, as `check_finite`; whole numbers are.
 
     Parameters
     ----------
-    X : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features)
+    X : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features) or (n_rows, ...)
     index : int, optional
         Block to name in the error.
     first : int, default=0
         Where these rows begin in the block.
     """
     values = X.data if sparse.issparse(X) else X
-    position = first_not_finite(values)
+    position = first_not_finite(values) if values.dtype.kind == "f" else None
     if position is None:
         return
     if sparse.issparse(X):
         row = int(np.searchsorted(X.indptr, position, side="right")) - 1
     else:
-        row = position // X.shape[1]
+        row = position // math.prod(X.shape[1:])
     raise InvalidDataError(
         f"{where(index)}Input X contains {_describe(_entry(values, position), values.dtype)} "
         f"(row {first + row} of the block). Drop such rows (`dropna()` of a dataframe) or fill "

@@ -20,14 +20,7 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import Block, make_block
-from daskml_dist.data.conversion import (
-    as_column,
-    check_2d,
-    check_columns,
-    check_dtype,
-    device_of,
-    to_host,
-)
+from daskml_dist.data.conversion import as_column, to_host
 from daskml_dist.data.lazy import (
     is_dask,
     is_dask_frame,
@@ -35,13 +28,12 @@ from daskml_dist.data.lazy import (
     join_delayed,
 )
 from daskml_dist.data.lowering import aligned_pieces
+from daskml_dist.data.row_checks import RowShape, check_rows, row_shape, unsupported
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
     "Collection",
     "as_collection",
-    "check_rows",
-    "feature_count",
     "take_columns",
 ]
 
@@ -57,8 +49,8 @@ class Collection:
     parts : list of (X, y, sample_weight)
         In-memory objects or `dask.delayed.Delayed`, each as `make_block` takes it; None where
         absent. The kind "memory" has one part, of all rows.
-    n_features : int or None
-        Columns of X; None where Dask does not know.
+    row_shape : tuple of int, or None
+        Shape of a row of X; None where Dask does not know.
     feature_names : ndarray of object, or None
         Column names of a dataframe, where they are strings.
     row_counts : list of int, or None
@@ -67,15 +59,23 @@ class Collection:
         Whether y may have several columns.
     classification : bool
         Whether y holds labels, which are kept as they are.
+    tensors : bool
+        Whether a row of X may be an array of any shape and real dtype, which are kept.
     """
 
     kind: Literal["memory", "dask"]
     parts: list[tuple[Any, Any, Any]]
-    n_features: int | None
+    row_shape: RowShape
     feature_names: NDArray[Any] | None
     row_counts: list[int] | None
     multi_output: bool = False
     classification: bool = False
+    tensors: bool = False
+
+    @property
+    def n_features(self) -> int | None:
+        """Columns of X, where known."""
+        return None if self.row_shape is None else self.row_shape[0]
 
     @property
     def n_rows(self) -> int | None:
@@ -86,7 +86,10 @@ class Collection:
     def block_maker(self) -> Callable[..., Block]:
         """:func:`make_block` of parts of this collection; picklable, without the rows."""
         return partial(
-            make_block, classification=self.classification, multi_output=self.multi_output
+            make_block,
+            classification=self.classification,
+            multi_output=self.multi_output,
+            tensors=self.tensors,
         )
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
@@ -115,15 +118,16 @@ def as_collection(
     numeric: bool = True,
     multi_output: bool = False,
     classification: bool = False,
+    tensors: bool = False,
 ) -> Collection:
     """Align X, y and sample_weight by rows, with no work on the data.
 
     Parameters
     ----------
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
-        Of shape (n_rows, n_features). The chunks of a Dask Array may be NumPy or scipy.sparse (or
-        of CuPy) and of unknown sizes; several column chunks are joined. A list of
-        `dask.delayed.Delayed` holds one block of rows each.
+        Of shape (n_rows, n_features), of tensors (n_rows, ...). The chunks of a Dask Array may be
+        NumPy or scipy.sparse (or of CuPy) and of unknown sizes; several column chunks are joined.
+        A list of `dask.delayed.Delayed` holds one block of rows each.
     y : array-like, pandas.Series, dask Array or dask Series, of shape (n_rows,), or None
         Or a list of `Delayed`. For the name of a column of X see :func:`take_columns`.
     sample_weight : like `y`, or a float for all rows, or None
@@ -133,6 +137,8 @@ def as_collection(
         Whether y may have several columns, of shape (n_rows, n_targets).
     classification : bool, default=False
         Whether y holds labels.
+    tensors : bool, default=False
+        Whether a row of X may be an array of any shape and real dtype, which are kept.
 
     Returns
     -------
@@ -147,67 +153,32 @@ def as_collection(
         or `sample_weight` has several columns or another length; the rows cannot be aligned
         because chunk sizes are unknown.
     """
-    X = check_rows(X, numeric=numeric)
+    X = check_rows(X, numeric=numeric, tensors=tensors)
     inputs = {
         "X": join_column_chunks(X) if isinstance(X, da.Array) else X,
         "y": _check_column(y, "y", several=multi_output),
         "sample_weight": _check_column(sample_weight, "sample_weight"),
     }
     n_rows = _check_lengths(inputs)
-    n_features = feature_count(X)
-    _check_not_empty(n_rows, n_features)
+    shape = row_shape(X)
+    _check_not_empty(n_rows, shape)
     if any(map(is_dask, inputs.values())):
         row_counts = _row_counts(inputs)
         parts = _cut(inputs, row_counts)
-        _check_not_empty(len(parts), n_features)
+        _check_not_empty(len(parts), shape)
         kind: Literal["memory", "dask"] = "dask"
     else:
         kind, row_counts, parts = "memory", [int(X.shape[0])], [tuple(inputs.values())]
     return Collection(
-        kind, parts, n_features, _feature_names(X), row_counts, multi_output, classification
+        kind=kind,
+        parts=parts,
+        row_shape=shape,
+        feature_names=_feature_names(X),
+        row_counts=row_counts,
+        multi_output=multi_output,
+        classification=classification,
+        tensors=tensors,
     )
-
-
-def check_rows(X: Any, *, numeric: bool = True) -> Any:
-    """Check what metadata tells of X.
-
-    Parameters
-    ----------
-    X : as in `as_collection`
-    numeric : bool, default=True
-        Whether it must hold numbers.
-
-    Returns
-    -------
-    dask Array, dask DataFrame, pandas.DataFrame, CSR matrix or ndarray
-        `X` itself, or what an array-like or another sparse format holds.
-
-    Raises
-    ------
-    InvalidDataError
-        `X` is no such object, is not two-dimensional, or has columns that are not numbers.
-    """
-    X = join_delayed(X, 2)
-    if is_dask(X) and not isinstance(X, da.Array) and not is_dask_frame(X):
-        raise _unsupported(X, "X")
-    if is_dataframe_like(X):
-        if numeric:
-            check_columns(zip(X.columns, X.dtypes, strict=True))
-        return X
-    if hasattr(X, "tocsr"):
-        X = X.tocsr()  # the one format that is cut by rows
-    elif not is_dask(X) and device_of(X) == "cpu":
-        X = _as_array(X)
-    check_2d(X)
-    if numeric:
-        check_dtype(X.dtype, "X")
-    return X
-
-
-def feature_count(X: Any) -> int | None:
-    """Count the columns of what `check_rows` returned; None where Dask does not know."""
-    n_features = len(X.columns) if is_dataframe_like(X) else X.shape[1]
-    return None if np.isnan(n_features) else int(n_features)
 
 
 def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
@@ -241,21 +212,6 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if named:
         X = X[[column for column in X.columns if column not in named.values()]]
     return X, given["y"], given["sample_weight"]
-
-
-def _unsupported(value: Any, name: str) -> InvalidDataError:
-    return InvalidDataError(
-        f"{name} is a {type(value).__module__}.{type(value).__name__}, which has no rows that Dask "
-        "knows of. Pass a dask Array or DataFrame, for example dask.array.from_delayed(...), "
-        "bag.to_dataframe(), or the `data` of an xarray.DataArray."
-    )
-
-
-def _as_array(X: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(X)
-    except ValueError as error:
-        raise InvalidDataError(f"X is not an array: {error}. Pass rows of equal length.") from error
 
 
 def _feature_names(X: Any) -> NDArray[Any] | None:
@@ -304,7 +260,7 @@ def _check_dask_column(values: Any, name: str, several: bool) -> Any:
         if values.ndim == 2 and shape[1] == 1:
             return values[:, 0]
     else:
-        raise _unsupported(values, name)
+        raise unsupported(values, name)
     raise InvalidDataError(
         f"{name} should be a 1d array, got an array of shape {shape} instead. Pass one column, "
         f"for example {name}[:, 0]."
@@ -333,14 +289,14 @@ def _check_lengths(inputs: dict[str, Any]) -> int | None:
     return next(iter(known.values()), None)
 
 
-def _check_not_empty(n_rows: int | None, n_features: int | None) -> None:
-    shape = (n_rows, n_features)
+def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
+    shape = (n_rows, *((None,) if of_row is None else of_row))
     if n_rows == 0:
         raise InvalidDataError(
             f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required. "
             "Look at the files or the filter that X comes from."
         )
-    if n_features == 0:
+    if of_row is not None and 0 in of_row:
         raise InvalidDataError(
             f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required. "
             "Select at least one column of X."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ __all__ = [
     "device_of",
     "float_dtype",
     "load_pandas",
+    "own_dtype",
     "plain_objects",
     "plain_rows",
     "to_host",
@@ -37,23 +38,31 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 def as_rows(
-    X: Any, *, dtype: str | None = None, index: int | None = None, on_device: bool = False
+    X: Any,
+    *,
+    dtype: str | None = None,
+    index: int | None = None,
+    on_device: bool = False,
+    tensors: bool = False,
 ) -> Rows:
     """Make X a float array or CSR matrix; no copy where it is one already.
 
     Parameters
     ----------
     X : array-like, scipy.sparse matrix or pandas.DataFrame of shape (n_rows, n_features)
-    dtype : {"float32", "float64"}, optional
-        By default float32 stays and all other numbers become float64.
+        Of tensors: an array of shape (n_rows, ...) too.
+    dtype : dtype, optional
+        By default float32 stays and all other numbers become float64; of tensors: `own_dtype`.
     index : int, optional
         Block to name in errors.
     on_device : bool, default=False
         Leave rows of CuPy where they lie, in their order and dtype.
+    tensors : bool, default=False
+        Whether rows may be arrays of any shape, and keep their dtype.
 
     Returns
     -------
-    ndarray or CSR matrix of shape (n_rows, n_features)
+    ndarray or CSR matrix of shape (n_rows, n_features) or (n_rows, ...)
         C-contiguous, or CSR with sorted indices, no duplicates, and int32 indices where they fit.
         Of CuPy: an array of any order, or CSR without duplicates.
 
@@ -65,13 +74,14 @@ def as_rows(
         Rows of CuPy are to stay on a GPU, and this process can use none.
     """
     if on_device and device_of(X) == "gpu":
-        return _rows_on_device(X, index)
+        return _rows_on_device(X, index, tensors)
     X = to_host(X)
+    kept = own_dtype if tensors else float_dtype
     if is_dataframe_like(X):
-        return _frame_to_numpy(X, dtype, index)
+        return _frame_to_numpy(X, dtype, index, kept)
     rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
-    check_2d(rows, index)
-    wanted = dtype or float_dtype(rows.dtype)
+    check_2d(rows, index, tensors=tensors)
+    wanted = dtype or kept(rows.dtype)
     if sparse.issparse(rows):
         return _tidy_csr(rows, wanted, index)
     return as_numbers(rows, wanted, "X", index)
@@ -105,7 +115,7 @@ def as_column(
     """
     values = to_host(values)
     if several and is_dataframe_like(values):
-        return _frame_to_numpy(values, None, index)
+        return _frame_to_numpy(values, None, index, float_dtype)
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
     array = _series_to_numpy(values) if is_series_like(values) else _as_array(values, name, index)
@@ -137,17 +147,19 @@ def float_dtype(dtype: Any) -> str:
     return "float32" if dtype == np.float32 else "float64"
 
 
+def own_dtype(dtype: Any) -> str:
+    """The dtype that tensors of a dtype keep: their own, which for objects is float64."""
+    dtype = np.dtype(dtype)
+    return dtype.name if dtype.kind in "biuf" and dtype.itemsize <= 8 else "float64"
+
+
 def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     """Check that the columns of a dataframe are real numbers.
-
-    Parameters
-    ----------
-    dtypes : iterable of (name, dtype)
 
     Raises
     ------
     InvalidDataError
-        Names the columns that are not and shows how to encode them.
+        Names the columns that are not, of pairs of name and dtype, and how to encode them.
     """
     wrong = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
     for dtype in wrong.values():
@@ -166,15 +178,15 @@ def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     )
 
 
-def check_2d(X: Any, index: int | None = None) -> None:
-    """Check that X, which has `ndim` and `shape`, has two dimensions.
+def check_2d(X: Any, index: int | None = None, *, tensors: bool = False) -> None:
+    """Check that X, which has `ndim` and `shape`, has two dimensions; of tensors, at least two.
 
     Raises
     ------
     InvalidDataError
         It has not.
     """
-    if X.ndim != 2:
+    if X.ndim < 2 or (X.ndim > 2 and not tensors):
         raise InvalidDataError(
             f"{where(index)}Expected 2D array, got {X.ndim}D array instead: "
             f"shape {tuple(X.shape)}. Reshape your data either using array.reshape(-1, 1) if "
@@ -292,13 +304,13 @@ def _not_numeric(dtype: Any, name: str, index: int | None) -> str:
     )
 
 
-def _rows_on_device(X: Any, index: int | None) -> Rows:
+def _rows_on_device(X: Any, index: int | None, tensors: bool) -> Rows:
     if problem := gpu_problem():
         raise DeviceUnavailableError(
             f"{where(index)}X is of CuPy, and here no GPU can be used: {problem} Give every worker "
             "a GPU, or read the rows into NumPy's arrays."
         )
-    check_2d(X, index)
+    check_2d(X, index, tensors=tensors)
     check_dtype(X.dtype, "X", index)
     if not hasattr(X, "tocsr"):
         return X
@@ -361,12 +373,15 @@ def _numpy_dtype(dtype: Any) -> Any:
     return getattr(dtype, "numpy_dtype", dtype)
 
 
-def _frame_to_numpy(frame: Any, dtype: str | None, index: int | None) -> NDArray[Any]:
+def _frame_to_numpy(
+    frame: Any, dtype: str | None, index: int | None, kept: Callable[[Any], str]
+) -> NDArray[Any]:
+    frame = plain_rows(frame) if kept is own_dtype else frame
     dtypes = list(frame.dtypes)
     check_columns(zip(frame.columns, dtypes, strict=True))
     if dtype is None:
-        found = {float_dtype(_numpy_dtype(d)) for d in dtypes}
-        dtype = "float32" if found == {"float32"} else "float64"
+        found = {kept(_numpy_dtype(d)) for d in dtypes} or {"float64"}
+        dtype = str(np.result_type(*found))
     if all(isinstance(d, np.dtype) for d in dtypes):
         values = frame.to_numpy()
     else:

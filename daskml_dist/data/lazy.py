@@ -90,21 +90,24 @@ def join_column_chunks(X: da.Array) -> da.Array:
 
     Parameters
     ----------
-    X : dask Array of shape (n_rows, n_features)
+    X : dask Array of shape (n_rows, n_features), or of more dimensions
         With NumPy or scipy.sparse chunks, of known or unknown row sizes.
 
     Returns
     -------
     dask Array
-        `X` itself where it has one column chunk.
+        `X` itself where a chunk holds whole rows.
     """
-    if X.numblocks[1] == 1:
+    if set(X.numblocks[1:]) == {1}:
         return X
     logger.info(
         "X has %d column chunks, which are joined; X.rechunk({1: -1}) and persist() beforehand "
         "spare every fit this copy.",
         X.numblocks[1],
     )
+    if X.ndim > 2:
+        whole: da.Array = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
+        return whole
     # rechunk() cannot concatenate sparse chunks.
     joined: da.Array = da.blockwise(
         _join_columns,

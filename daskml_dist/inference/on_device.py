@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -62,11 +63,11 @@ def results_on_device(
 
 def _pieces(rows: Any) -> Iterator[tuple[slice, Any]]:
     """Views of dense rows; sparse ones all at once."""
-    n_rows, n_features = rows.shape
+    n_rows = rows.shape[0]
     if hasattr(rows, "tocsr"):
         yield slice(0, n_rows), rows
         return
-    for at in row_slices(n_rows, min(_BYTES // (8 * max(n_features, 1)), _MOST_ROWS)):
+    for at in row_slices(n_rows, min(_BYTES // (8 * max(prod(rows.shape[1:]), 1)), _MOST_ROWS)):
         yield at, rows[at]
 
 

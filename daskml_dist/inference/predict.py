@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +12,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, first_not_finite
-from daskml_dist.data.collection import check_rows, feature_count
 from daskml_dist.data.conversion import as_rows, device_of
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.data.row_checks import RowShape, check_row_shape, check_rows
+from daskml_dist.data.row_checks import row_shape as shape_of_rows
 from daskml_dist.inference.on_device import results_on_device
 from daskml_dist.inference.transform import map_pieces
 
@@ -32,7 +33,8 @@ def map_rows(
     *,
     dtype: DTypeLike,
     n_outputs: int | None = None,
-    n_features: int | None = None,
+    row_shape: RowShape = None,
+    tensors: bool = False,
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
     """Apply a function of rows to X.
@@ -52,8 +54,10 @@ def map_rows(
         Of the result; labels may be strings or objects.
     n_outputs : int, optional
         Columns of the result; None for a one-dimensional one.
-    n_features : int, optional
-        Columns that `X` must have.
+    row_shape : tuple of int, optional
+        That rows must have.
+    tensors : bool, default=False
+        Whether rows may be arrays of any shape, and keep their dtype.
     then : callable, optional
         Writes the results, of shape (n,) or (n, n_outputs), of what `function` returned to its
         second argument; see :func:`written`. It may change the first. Picklable.
@@ -71,10 +75,12 @@ def map_rows(
     DeviceUnavailableError, DeviceMemoryError
         Rows of CuPy are where no GPU can be used, or what is made of them does not fit on it.
     """
-    X = check_rows(X)
-    _check_n_features(X, n_features)
+    X = check_rows(X, tensors=tensors)
+    check_row_shape(shape_of_rows(X), row_shape)
     both = _Composed(function, then)
-    apply = partial(_apply, dtype=np.dtype(dtype), n_outputs=n_outputs)
+    apply = partial(
+        _apply, dtype=np.dtype(dtype), n_outputs=n_outputs, row_shape=row_shape, tensors=tensors
+    )
     if not is_dask(X):
         return apply(X, both)
     empty = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)
@@ -108,12 +114,16 @@ def _apply(
     *,
     dtype: np.dtype[Any],
     n_outputs: int | None,
+    row_shape: RowShape,
+    tensors: bool,
 ) -> NDArray[Any]:
     """Result of one block."""
-    rows = as_rows(X, index=index, on_device=hasattr(both.function, "on_device"))
+    on_device = hasattr(both.function, "on_device")
+    rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
     if rows.shape[0] == 0:
         return np.empty(shape, dtype=dtype)
+    check_row_shape(rows.shape[1:], row_shape, index=index)
     out: NDArray[Any] | None = None
     for at, found in results_of_rows(both.function, rows, index):
         if both.then is None and len(found) == rows.shape[0]:
@@ -140,7 +150,7 @@ def results_of_rows(
     ----------
     function : callable
         As in :func:`map_rows`.
-    rows : ndarray or CSR matrix of shape (n_rows, n_features)
+    rows : ndarray or CSR matrix of shape (n_rows, n_features) or (n_rows, ...)
         Of CuPy where the function has a method ``on_device``.
     index : int or None
         Of the block, for errors.
@@ -174,19 +184,10 @@ def results_of_rows(
 
 def _pieces(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
     """Rows aligned in memory, as what came over a network need not be; sparse ones all at once."""
-    n_rows, n_features = rows.shape
+    n_rows = rows.shape[0]
     if not isinstance(rows, np.ndarray):
         yield slice(0, n_rows), rows
         return
-    size = n_bytes // (rows.itemsize * max(n_features, 1))
+    size = n_bytes // (rows.itemsize * max(prod(rows.shape[1:]), 1))
     for at in row_slices(n_rows, min(max(size, _FEWEST_ROWS), _MOST_ROWS)):
         yield at, np.require(rows[at], requirements=["C", "A"])
-
-
-def _check_n_features(X: Any, expected: int | None) -> None:
-    found = feature_count(X)
-    if expected is not None and found is not None and found != expected:
-        raise InvalidDataError(
-            f"X has {found} features, but estimator is expecting {expected} features as input. "
-            "Select the columns that it was fitted on."
-        )

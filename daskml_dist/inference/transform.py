@@ -33,7 +33,7 @@ def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
         From a block of rows, as the user has it (of CuPy: on the host), to as many rows: an array,
         CSR matrix or pandas.DataFrame. Picklable. Not called for empty blocks.
     X : dask Array, DataFrame, Series or Bag
-        A dask Array of two dimensions is cut by rows alone.
+        A dask Array of two dimensions or more is cut by rows alone.
     meta : ndarray, CSR matrix or pandas.DataFrame
         What the function makes of some rows: tells type, dtype and columns.
 
@@ -94,7 +94,7 @@ def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     if is_dataframe_like(X) or is_series_like(X):
         pieces = frame_pieces(X)
         return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)
-    if isinstance(X, da.Array) and X.ndim == 2:
+    if isinstance(X, da.Array) and X.ndim >= 2:
         X = join_column_chunks(X)
     sizes = X.chunks[0] if isinstance(X, da.Array) else (np.nan,) * X.npartitions
     return X, list(flatten(X.__dask_keys__())), sizes

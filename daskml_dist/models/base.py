@@ -187,6 +187,25 @@ class Model(ABC):
         dtype : numpy dtype of the fit
         """
 
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        """Rows of a block as the maths reads them, made once: by default in the fit's dtype.
+
+        A model that reads tensors as they are (images of uint8) returns `X` itself, and casts the
+        rows of a batch where it works on them.
+
+        Parameters
+        ----------
+        X : ndarray, or CSR matrix, of shape (n, ...)
+            Of a linear model float32 or float64, of tensors in their own dtype; not to be changed.
+            Or an array of CuPy.
+        dtype : numpy dtype of the fit
+
+        Returns
+        -------
+        ndarray, CSR matrix or array of CuPy, of n rows
+        """
+        return X if X.dtype == dtype else X.astype(dtype)
+
 
 class StepModel(Model):
     """Base class of models trained by gradient steps.

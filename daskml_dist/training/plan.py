@@ -61,6 +61,11 @@ class Settings:
     clip: float | None = None
     micro_batch: int | None = None
     groups: Mapping[str, GroupOptions] | None = None
+    dtype: str | None = None
+
+    def dtype_of(self, survey: Survey) -> str:
+        """The dtype of the parameters of a fit to some rows."""
+        return "float32" if self.run.compute_dtype else self.dtype or survey.dtype
 
 
 def make_fit(
@@ -93,7 +98,7 @@ def make_fit(
     batch_size = _rows_at_a_time(lanes) if single_rows else _batch_size(settings.batch_size, lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     policy = _policy(settings, len(lanes))
-    dtype = "float32" if run.compute_dtype else survey.dtype
+    dtype = settings.dtype_of(survey)
     # Streamed full batches are never in memory as a whole, so nobody knows their columns.
     in_memory = not (streaming and steps == 1)
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory

@@ -58,6 +58,7 @@ class Rows:
         """Facts of the rows that trainers must know."""
         return RowsSpec(
             dtype,
+            self.survey.rows_dtype,
             lane_rows,
             self.classes,
             self.class_weight,

@@ -59,6 +59,8 @@ class RowsSpec:
     ----------
     dtype : {"float32", "float64"}
         Of the maths.
+    rows_dtype : str
+        That all blocks are brought to before the model prepares them.
     lane_rows : tuple of int
         Training rows of each lane.
     classes : ndarray or None
@@ -75,6 +77,7 @@ class RowsSpec:
     """
 
     dtype: str
+    rows_dtype: str
     lane_rows: tuple[int, ...]
     classes: NDArray[Any] | None
     class_weight: NDArray[np.float64] | None

@@ -34,21 +34,31 @@ class Survey:
         return sum(info.n_rows for info in self.infos)
 
     @property
-    def n_features(self) -> int:
-        """Columns; the same in every block.
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row; the same in every block.
 
         Raises
         ------
         InvalidDataError
             Where blocks differ.
         """
-        widths = {info.n_features for info in self.infos}
-        if len(widths) > 1:
+        shapes = {info.row_shape for info in self.infos}
+        if len(shapes) == 1:
+            return shapes.pop()
+        if all(len(shape) == 1 for shape in shapes):
             raise InvalidDataError(
-                f"Blocks have different numbers of columns: {sorted(widths)}. Give every "
-                "partition the same columns."
+                f"Blocks have different numbers of columns: {sorted(n for (n,) in shapes)}. Give "
+                "every partition the same columns."
             )
-        return widths.pop()
+        raise InvalidDataError(
+            f"Blocks have rows of different shapes: {sorted(shapes)}. Give every chunk rows of one "
+            "shape: crop or pad them."
+        )
+
+    @property
+    def n_features(self) -> int:
+        """Columns; of tensors, the first dimension of a row, as scikit-learn counts them."""
+        return self.row_shape[0]
 
     def check_devices(self) -> None:
         """Check that all rows lie on GPUs, or none.
@@ -84,10 +94,15 @@ class Survey:
         return "cpu"
 
     @property
-    def dtype(self) -> str:
-        """float32 where every block is, else float64."""
+    def rows_dtype(self) -> str:
+        """The dtype that holds the rows of every block."""
         filled = [info for info in self.infos if info.n_rows] or self.infos
-        return "float32" if all(info.dtype == "float32" for info in filled) else "float64"
+        return str(np.result_type(*{info.dtype for info in filled}))
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the maths: float64 where the rows are, else float32."""
+        return "float64" if self.rows_dtype == "float64" else "float32"
 
     @property
     def classes(self) -> NDArray[Any]:

@@ -165,7 +165,7 @@ def test_lanes_of_each_worker() -> None:
 
 
 def _info(index: int, n_rows: int) -> BlockInfo:
-    return BlockInfo(index, n_rows, 1, None, "float64", False, n_rows, nbytes=8 * n_rows)
+    return BlockInfo(index, n_rows, (1,), None, "float64", False, n_rows, nbytes=8 * n_rows)
 
 
 def test_what_a_move_gains_and_costs() -> None:

@@ -64,7 +64,7 @@ FUNCTIONS = pytest.mark.parametrize(
 def test_memory(
     function: Callable[[Any], NDArray[Any]], dtype: Any, n_outputs: int | None, values: Any
 ) -> None:
-    found = map_rows(function, values, dtype=dtype, n_outputs=n_outputs, n_features=3)
+    found = map_rows(function, values, dtype=dtype, n_outputs=n_outputs, row_shape=(3,))
     assert isinstance(found, np.ndarray)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, function(X))
@@ -101,7 +101,7 @@ def test_dask_dataframe(
     function: Callable[[Any], NDArray[Any]], dtype: Any, n_outputs: int | None, npartitions: int
 ) -> None:
     frame = dd.from_pandas(FRAME, npartitions=npartitions)
-    found = map_rows(function, frame, dtype=dtype, n_outputs=n_outputs, n_features=3)
+    found = map_rows(function, frame, dtype=dtype, n_outputs=n_outputs, row_shape=(3,))
     assert isinstance(found, da.Array)
     assert found.dtype == dtype
     assert np.isnan(found.chunks[0]).all()
@@ -180,7 +180,7 @@ def test_result_joins_further_work() -> None:
 @pytest.mark.parametrize("values", [X, FRAME, lazy((4, 3)), dd.from_pandas(FRAME, npartitions=2)])
 def test_other_number_of_features(values: Any) -> None:
     with pytest.raises(InvalidDataError, match=r"X has 3 features, but .* is expecting 4 features"):
-        map_rows(one_output, values, dtype="float64", n_features=4)
+        map_rows(one_output, values, dtype="float64", row_shape=(4,))
 
 
 @pytest.mark.parametrize("values", [X[0], lazy((4,), X[:, 0])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -293,6 +294,9 @@ class ClusterRows:
 def _seconds_a_row(block: Block) -> float:
     """Time of two products, which a gradient takes, with up to 65,536 rows."""
     X = to_host(block.rows[: 2**16])
+    if isinstance(X, np.ndarray) and (X.ndim > 2 or X.dtype.kind != "f"):
+        X = X[: max(1, 2**24 // math.prod(X.shape[1:]))]
+        X = X.reshape(len(X), -1).astype(np.float32)
     w, g = np.ones(X.shape[1], dtype=X.dtype), np.ones(X.shape[0], dtype=X.dtype)
     times = []
     for _ in range(3):

@@ -72,13 +72,17 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
 def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:
     """The checked features of a block: where they are to be, or on the host."""
     lying = block.on_device if backend.device == "gpu" and not fit.rows.compute_dtype else None
-    if lying is not None and lying.dtype == fit.rows.dtype:
-        check_finite_rows(lying, block.index)
-        return lying
+    if lying is not None and lying.dtype == fit.rows.rows_dtype:
+        X = fit.work.model.prepare(lying, fit.rows.dtype)
+        check_finite_rows(X, block.index)
+        return X
     # Aligned before anything reads it: NumPy is several times slower over what is not.
-    X = get_backend("cpu").to_device(block.X.astype(fit.rows.dtype, copy=False))
+    X = get_backend("cpu").to_device(block.X.astype(fit.rows.rows_dtype, copy=False))
+    with np.errstate(over="ignore"):  # what is infinite then is found
+        X = fit.work.model.prepare(X, fit.rows.dtype)
     check_finite_rows(X, block.index)
-    if fit.rows.compute_dtype and backend.device == "gpu" and isinstance(X, np.ndarray):
+    floats = isinstance(X, np.ndarray) and X.dtype.kind == "f"
+    if fit.rows.compute_dtype and backend.device == "gpu" and floats:
         X = _stored(X, fit.rows.compute_dtype, block.index)
     return X
 
