@@ -15,8 +15,8 @@ from benchmarks._common import keep_clusters
 
 def names() -> list[str]:
     """Benchmarks by the names of their modules."""
-    found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
+    found = pkgutil.iter_modules(benchmarks.__path__)
+    return sorted(m.name for m in found if not (m.ispkg or m.name.startswith("_")))
 
 
 def main() -> None:

@@ -9,29 +9,33 @@ import contextlib
 import os
 import signal
 import statistics
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
-from distributed import Client, LocalCluster, WorkerPlugin
+from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 
 from benchmarks._common import logistic_rows, markdown, persisted
+from benchmarks._strikes import (
+    JITTER,
+    WORKERS,
+    Strike,
+    Until,
+    Watch,
+    all_there,
+    lives_of_lanes,
+)
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
-WORKERS, BATCH = 3, 32
-ROWS, FEATURES = 6_000, 8
+ROWS, FEATURES, BATCH = 6_000, 8, 32
 #: Seconds after the first pass at which a worker is killed; at once, there is no shadow yet.
 LATER, AT_ONCE = 0.7, 0.0
-#: They are so many more, at random: at no fixed moment of the client's own looks at the fit.
-JITTER = 0.2
 KILLS = [("trainer", LATER), ("server", LATER), ("both", LATER)]
 #: Fits begun for one loss, since the machine's other work may hold the killing up.
 TRIES = 5
@@ -85,7 +89,7 @@ def _killed_and_stopped(size: _Size) -> list[str]:
     X, y = logistic_rows(ROWS, FEATURES, "float64")
     X, y = da.from_array(X, chunks=(ROWS // 10, -1)), da.from_array(y, chunks=ROWS // 10)
     with _workers() as client:
-        client.register_plugin(_Watch())
+        client.register_plugin(Watch())
         _fit(X, y, "sync", 2)  # warms up
         killed = [row for name in size.policies for row in _kill_rows(client, X, y, name, size)]
         stopping = ("sync", "async") if size.stops else ()
@@ -110,7 +114,7 @@ def _fit(X: Any, y: Any, policy: str, passes: int, *callbacks: Any) -> SGDClassi
 
 def _kill_rows(client: Client, X: Any, y: Any, policy: str, size: _Size) -> list[list[Any]]:
     """Kinds take turns, so that the machine's other work disturbs all of them alike."""
-    calm = _fit(X, y, policy, 10**6, _Until(FIT))
+    calm = _fit(X, y, policy, 10**6, Until(FIT))
     passes = len(calm.history_.records)
     again = _fit(X, y, policy, passes)
     if (seconds := sum(record["seconds"] for record in again.history_)) < 0.8 * FIT:
@@ -155,7 +159,7 @@ class _Loss:
 
 def _lose(client: Client, X: Any, y: Any, calm: SGDClassifier, who: str, after: float) -> _Loss:
     for _ in range(TRIES):
-        strike = _Strike(client, _all_there(client), who, after, signal.SIGKILL)
+        strike = Strike(client, all_there(client), who, after, signal.SIGKILL)
         clf = _fit(X, y, calm.policy, len(calm.history_.records), strike)
         if strike.struck():
             break
@@ -170,12 +174,12 @@ def _lose(client: Client, X: Any, y: Any, calm: SGDClassifier, who: str, after: 
     return loss
 
 
-def _after(client: Client, strike: _Strike) -> tuple[float | None, int]:
+def _after(client: Client, strike: Strike) -> tuple[float | None, int]:
     """Seconds to the first new step that was seen, and the most gradients that a lane made again.
 
     The step is one of a killed trainer's lanes, or of any lane where a server was lost.
     """
-    lives = [life for lives in client.run(_lives).values() for life in lives]
+    lives = [life for lives in client.run(lives_of_lanes).values() for life in lives]
     before = {life.lane: life for life in lives if life.since < strike.at}
     # A step counts once the lane was let go to the next one.
     new = [life for life in lives if life.since > strike.at and life.steps > 1]
@@ -220,134 +224,6 @@ def _killed_table(rows: list[list[Any]], fits: int) -> str:
     return markdown(title, columns, rows)
 
 
-class _Until:
-    """Ends a fit after so many seconds of passes."""
-
-    def __init__(self, seconds: float) -> None:
-        self.left = seconds
-
-    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self.left -= record["seconds"]
-        if self.left <= 0:
-            run.stop()
-
-
-@dataclass
-class _Strike:
-    """Signals workers of a fit from a thread of its own, some seconds after the first pass."""
-
-    client: Client
-    pids: dict[str, int]
-    who: str
-    after: float
-    signal: signal.Signals
-    at: float = np.inf
-    victims: list[str] = field(default_factory=list)
-    lanes: set[int] = field(default_factory=set)
-    events: list[tuple[float, Any]] = field(default_factory=list)
-    thread: threading.Thread | None = None
-    over: bool = False
-
-    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._strike, args=(run,))
-            self.thread.start()
-
-    def on_generation(self, run: Any, event: Any) -> None:
-        self.events.append((time.monotonic(), event))
-        if self.signal == signal.SIGSTOP:
-            run.stop()  # all is seen
-
-    def on_fit_end(self, run: Any) -> None:
-        self.over = True
-
-    def _strike(self, run: Any) -> None:
-        self.victims = _victims(run, self.who)
-        if self.after:
-            time.sleep(self.after + np.random.default_rng().uniform(0, JITTER))
-            lives = self.client.run(_lives, workers=self.victims)
-            self.lanes = {life.lane for there in lives.values() for life in there}
-        if self.over:
-            return
-        self.at = time.monotonic()
-        for address in self.victims:
-            os.kill(self.pids[address], self.signal)
-
-    def struck(self) -> bool:
-        """Whether the fit was hit, and noticed."""
-        if self.thread is not None:
-            self.thread.join()
-        return bool(self.events)
-
-
-def _victims(run: Any, who: str) -> list[str]:
-    """The server's worker, and the last of those without one."""
-    server = run.server_addresses[0]
-    trainer = max(set(run.trainer_addresses) - {server})
-    return {"trainer": [trainer], "server": [server], "both": [server, trainer]}[who]
-
-
-def _all_there(client: Client) -> dict[str, int]:
-    """Wait for lost workers to come back, and return the process of each."""
-    while True:
-        with contextlib.suppress(OSError):  # one that is just being lost
-            found = client.run(_forget)
-            if len(found) == WORKERS:
-                return found
-        time.sleep(0.05)
-
-
-# -- on a worker -----------------------------------------------------------------------------------
-
-
-@dataclass
-class _Life:
-    """A lane's steps on one worker in one generation."""
-
-    lane: int
-    since: float
-    first_clock: int
-    steps: int = 1
-
-
-_noted: list[_Life] = []
-
-
-class _Watch(WorkerPlugin):
-    """Watches the lanes of every worker, those that come back too."""
-
-    def setup(self, worker: Any) -> None:
-        _watch_lanes()
-
-
-def _watch_lanes() -> None:
-    """Note from now on when lanes step."""
-    from daskml_dist.training.worker.lane import Lane
-
-    add_gradient = Lane.add_gradient
-
-    def noting(self: Any, w: Any, batch: Any, out: Any) -> None:
-        add_gradient(self, w, batch, out)
-        # A generation has `Lane` objects of its own.
-        if hasattr(self, "life"):
-            self.life.steps += 1
-        else:
-            self.life = _Life(self.number, time.monotonic(), self.clock)
-            _noted.append(self.life)
-
-    Lane.add_gradient = noting  # type: ignore[method-assign]
-
-
-def _forget() -> int:
-    """Forget what was noted; return the process."""
-    _noted.clear()
-    return os.getpid()
-
-
-def _lives() -> list[_Life]:
-    return list(_noted)
-
-
 # -- stopped workers -------------------------------------------------------------------------------
 
 
@@ -361,7 +237,7 @@ def _stop_row(client: Client, X: Any, y: Any, policy: str, stops: int) -> list[A
 
 
 def _stop(client: Client, X: Any, y: Any, policy: str) -> float:
-    strike = _Strike(client, _all_there(client), "trainer", LATER, signal.SIGSTOP)
+    strike = Strike(client, all_there(client), "trainer", LATER, signal.SIGSTOP)
     try:
         _fit(X, y, policy, 10**6, strike)
     finally:
@@ -419,7 +295,7 @@ def _rate(X: Any, y: Any, policy: str, batch: int) -> float:
         tol=None,
         max_iter=10**6,
         random_state=0,
-        callbacks=[_Until(TIMED)],
+        callbacks=[Until(TIMED)],
     ).fit(X, y)
     records = clf.history_.records
     ends = np.cumsum([record["seconds"] for record in records])

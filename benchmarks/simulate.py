@@ -10,10 +10,10 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from benchmarks._common import logistic_rows, markdown, persisted, processes
-from benchmarks._simulator import Costs, Outcome, Stragglers, simulate
-from benchmarks._simulator_costs import measure, step_seconds
-from benchmarks._simulator_threads import SCHEMES, updates_per_second
-from benchmarks._simulator_training import LogisticRun, Problem
+from benchmarks.simulator import Costs, Outcome, Stragglers, simulate
+from benchmarks.simulator.costs import measure, step_seconds
+from benchmarks.simulator.threads import SCHEMES, updates_per_second
+from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import (
     AllReduce,

@@ -68,7 +68,7 @@ class BaseOnRows(BaseEstimator):
         return {**self._defaults, **self.get_params(deep=False)}
 
     def _run_settings(self) -> RunSettings:
-        """What the user asked of the run, checked."""
+        """Settings of the run that the user asked for, checked."""
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
     def _callbacks(self, max_iter: int | None, aside: tuple[type, ...] = ()) -> CallbackList:

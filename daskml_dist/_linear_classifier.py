@@ -1,4 +1,4 @@
-"""What linear classifiers predict."""
+"""Predictions of linear classifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What linear regressors predict."""
+"""Predictions of linear regressors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Fit:
 
 
 class _Residuals:
-    """What R^2 is made from, of some rows."""
+    """Sums of some rows that R^2 is made from."""
 
     def __init__(self, loss: Loss) -> None:
         self._loss = loss

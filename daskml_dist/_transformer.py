@@ -30,7 +30,7 @@ __all__ = ["BlockTransformer", "check_fitted", "check_no_infinity"]
 
 
 class BlockTransformer(BaseEstimator):
-    """Put before a scikit-learn transformer among the bases, it lets Dask collections in.
+    """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
 
     On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks
     :meth:`_summarise` for a summary of each block, on the worker that holds it, merges these by

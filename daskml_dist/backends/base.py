@@ -1,4 +1,4 @@
-"""What a backend can do."""
+"""Base class of the backends."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def problem(cls) -> str | None:
-        """Why this process cannot use it, with the remedy, or None."""
+        """Reason that this process cannot use it, with the remedy, or None."""
 
     @abstractmethod
     def to_device(self, array: Any) -> Any:
@@ -130,7 +130,7 @@ class Backend(ABC):
         """
 
     def row_numbers(self, rows: Any) -> Any:
-        """What :meth:`rows` takes, once for several arrays; waits for no device."""
+        """Numbers as :meth:`rows` takes them, once for several arrays; waits for no device."""
         return rows
 
     @abstractmethod

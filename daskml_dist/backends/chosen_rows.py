@@ -18,7 +18,7 @@ _BATCHES, _ROWS = 32, 1 << 20
 
 
 class Chooser:
-    """Chooses rows of dense blocks, several batches by one copy of a few numbers and one launch.
+    """Chooser of rows of dense blocks: several batches by one copy of a few numbers, one launch.
 
     A batch is good until others are chosen.
 
@@ -110,11 +110,11 @@ class Chooser:
 
     @staticmethod
     def _arrays(X: Any) -> tuple[Any, ...]:
-        """Whose addresses a kernel needs."""
+        """Arrays whose addresses a kernel needs."""
         return (X,)
 
     def _room(self, n: int) -> Any:
-        """Where a kernel writes where n rows lie."""
+        """Room for a kernel to write where n rows lie."""
         return self._cp.empty(n, np.uint64)
 
     @property
@@ -130,7 +130,7 @@ class Chooser:
 
 
 class CsrChooser(Chooser):
-    """Chooses rows of CSR blocks, whose columns are int32, in canonical form."""
+    """Chooser of rows of CSR blocks, whose columns are int32, in canonical form."""
 
     @staticmethod
     def _arrays(X: Any) -> tuple[Any, ...]:

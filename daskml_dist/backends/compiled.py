@@ -65,7 +65,7 @@ def _inner(part: Any) -> Any:
 
 
 def _code(part: Any) -> bytes:
-    """What tells a part from others."""
+    """Key of a part, another for each."""
     function = getattr(part, "py_func", part)
     code = function.__code__
     names = function.__module__, function.__qualname__, code.co_names, code.co_consts

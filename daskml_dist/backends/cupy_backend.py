@@ -101,7 +101,7 @@ class CupyBackend(Backend):
 
     @classmethod
     def problem(cls) -> str | None:
-        """Why this process cannot use a GPU, with the remedy, or None."""
+        """Reason that this process cannot use a GPU, with the remedy, or None."""
         return _problem()
 
     def to_device(self, array: Any) -> Any:
@@ -251,7 +251,7 @@ class CupyBackend(Backend):
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
     ) -> Chooser | None:
-        """Where a kernel reads rows of that width by their addresses."""
+        """Chooser of rows for kernels that read rows of that width by their addresses."""
         (X, y, _), *_ = blocks.values()
         is_sparse = self._sparse.issparse(X)
         if loss.kernel not in kernels.LOSSES or shape[1] > 1 or y.dtype != arithmetic_dtype(X):
@@ -313,12 +313,12 @@ class CupyBackend(Backend):
 
 
 def _own(parameters: tuple[float, ...]) -> float:
-    """What a kernel takes of a loss's own parameters."""
+    """Parameter of a loss, as a kernel takes it."""
     return float(parameters[0]) if parameters else 0.0
 
 
 def _matrix(X: Any) -> Any:
-    """What has the products of rows."""
+    """Matrix that has the products of rows."""
     return X.X if isinstance(X, CupyRows) else X
 
 

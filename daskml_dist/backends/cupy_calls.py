@@ -85,7 +85,7 @@ class CsrRows:
 
 
 class Calls:
-    """Makes the calls of one device.
+    """Calls of the kernels of one device.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class Calls:
         return [make("csr_clear", at, out, out.size), sums]
 
     def partials(self, rows: Rows | CsrRows) -> Any | None:
-        """Where the parts of a gradient are written before they are summed, if it has parts."""
+        """Room for the parts of a gradient before they are summed, if it has parts."""
         if isinstance(rows, CsrRows):
             return None
         at = self._launch("linear_gradient", rows)

@@ -1,4 +1,4 @@
-"""What is told where a device's memory runs out."""
+"""Message where a device's memory runs out."""
 
 from __future__ import annotations
 

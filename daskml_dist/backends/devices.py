@@ -51,7 +51,7 @@ def get_backend(device: str) -> Backend:
 
 
 def gpu_problem() -> str | None:
-    """Why this process cannot use a GPU, with the remedy, or None."""
+    """Reason that this process cannot use a GPU, with the remedy, or None."""
     return _class(*BACKENDS["gpu"]).problem()
 
 

@@ -1,4 +1,4 @@
-"""What a lane draws for its batches, for code that reads rows where they lie."""
+"""Draws of a lane for its batches, for code that reads rows where they lie."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _steps(
 
 
 class HostChooser:
-    """Chooses rows of dense blocks.
+    """Chooser of rows of dense blocks.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class HostChooser:
         return [partial(self.add_gradient, batch) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Where the runs of rows of batches lie; good as long as the batches are there."""
+        """Addresses of the runs of rows of batches; good as long as the batches are there."""
         return np.array(
             [
                 (number, self._place[block], _integers(starts), _integers(counts), len(starts))

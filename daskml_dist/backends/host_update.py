@@ -89,8 +89,8 @@ def compiles(optimizer: Any, step: Step) -> bool:
     if type(optimizer).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return True
     w, slots = step.w[:1].copy(), {name: slot[:1].copy() for name, slot in step.slots.items()}
-    number, k = step.number or 1, min(step.n_penalised, 1)
-    one = replace(step, w=w, grad=w * 0, slots=slots, rows=1.0, number=number, n_penalised=k)
+    k = min(step.n_penalised, 1)
+    one = replace(step, w=w, grad=w * 0, slots=slots, rows=1.0, n_penalised=k)
     return update(optimizer, one)
 
 

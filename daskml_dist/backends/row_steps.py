@@ -171,7 +171,7 @@ def _steps(
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Where a block lies; `arrays` keeps it there."""
+    """Addresses of a block; `arrays` keeps it there."""
 
     arrays: tuple[Any, ...]
     addresses: NDArray[np.int64]

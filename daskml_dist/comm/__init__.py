@@ -1,1 +1,1 @@
-"""How bytes move: transports to the servers, and all-reduce between trainers."""
+"""Communication: transports to the servers, and collectives between trainers."""

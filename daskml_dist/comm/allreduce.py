@@ -40,7 +40,7 @@ _TRUSTED = 1 << 26
 
 
 class PeerListener:
-    """Where the other trainers connect to; open before the trainers meet.
+    """Listener that the other trainers connect to; open before the trainers meet.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ class PeerGroup(Communicator):
         return total
 
     def _turns(self) -> list[tuple[int, int]]:
-        """Whom to send to and to hear in each turn, so that nobody has two at once."""
+        """Ranks to send to and to hear in each turn, so that nobody has two at once."""
         steps = range(1, self.size)
         return [((self.rank + s) % self.size, (self.rank - s) % self.size) for s in steps]
 

@@ -1,4 +1,4 @@
-"""What every transport and communicator offers, and the one way to wait."""
+"""Base classes of transports and communicators, and the one way to wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SLICE = 0.2
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server or a trainer listens.
+    """Address at which a server or a trainer listens.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ class Communicator(ABC):
         return self._reduce_scatter(array, self.bounds(len(array)) if bounds is None else bounds)
 
     def bounds(self, n: int) -> list[int]:
-        """Where each rank's range of `n` elements begins, and `n`: ranges as even as can be."""
+        """Bounds of each rank's range of `n` elements, and `n`: ranges as even as can be."""
         return [n * rank // self.size for rank in range(self.size + 1)]
 
     def begin(self, array: Any) -> Pending:
@@ -242,7 +242,7 @@ class Communicator(ABC):
         return self._allgather(arrays)
 
     def alltoall(self, arrays: Arrays) -> Arrays:
-        """What each rank has for this one, by rank.
+        """Arrays that each rank has for this one, by rank.
 
         Parameters
         ----------

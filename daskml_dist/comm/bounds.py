@@ -1,4 +1,4 @@
-"""What a message may hold at most, so that no length is believed before it was looked at."""
+"""Bounds of a message, so that no length is believed before it was looked at."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SMALL = 1 << 12
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the frames of a connection may hold, as the fit's layout says.
+    """Bounds of the frames of a connection, as the fit's layout says.
 
     Parameters
     ----------

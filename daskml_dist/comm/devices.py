@@ -56,7 +56,7 @@ MakeGroup = Callable[[int, int, bytes, Wait], Group]
 
 @dataclass(frozen=True)
 class Place:
-    """What a rank says of itself.
+    """Place of a rank, as it tells the others.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Route:
-    """Which way device arrays go, the same on every rank.
+    """Route of device arrays, the same on every rank.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def _problem(places: list[Place], hosts: list[list[int]]) -> str:
 
 
 class DeviceCommunicator(Communicator):
-    """Takes device arrays and NumPy's, of all ranks alike.
+    """Communicator of device arrays and NumPy's, of all ranks alike.
 
     Sums of device arrays lie on the device. What is gathered, exchanged or merged of them goes
     through host memory, and comes as NumPy arrays.
@@ -336,7 +336,7 @@ def _open(
 
 
 def _tried(make: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
-    """What was made and no failure, or else the failure; waits that ended are raised."""
+    """Result and no failure, or else the failure; waits that ended are raised."""
     try:
         return make(), ""
     except CommunicationError as error:

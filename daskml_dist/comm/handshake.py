@@ -1,4 +1,4 @@
-"""How both ends of a socket prove that they belong to one run, before anything else is said.
+"""Handshake: both ends of a socket prove that they belong to one run, before all else.
 
 The caller says in what part it calls, and a nonce. The listener answers with a nonce and its proof,
 without which the caller says nothing more; the caller's proof comes with its first words. Proofs
@@ -35,7 +35,7 @@ _HELLO = struct.Struct(f"<8sc{NAME}s{_NONCE}s")
 
 
 class Secret(bytes):
-    """What only the workers of a run know; no log shows it."""
+    """Secret that only the workers of a run know; no log shows it."""
 
     @classmethod
     def make(cls) -> Secret:
@@ -84,7 +84,7 @@ class Deadline:
 
 
 class Session:
-    """What both sides may say once: words with the proof of who says them.
+    """Words that both sides may say once, with the proof of who says them.
 
     Parameters
     ----------

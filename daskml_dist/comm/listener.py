@@ -1,4 +1,4 @@
-"""Where the sockets of a run come in, and how a process calls there.
+"""Listener for the sockets of a run, and calls to it.
 
 A connection is two channels, one a direction, since a TLS socket must not be read and written at
 the same time. Every socket begins with a proof of both sides (`handshake`). For a channel the
@@ -41,7 +41,7 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a socket of a run needs: the run's secret, and TLS where the cluster has it.
+    """Credentials of a socket: the run's secret, and TLS where the cluster has it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which way all-reduce goes: by memory within a host, by sockets between hosts."""
+"""Way of an all-reduce: by memory within a host, by sockets between hosts."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _PLAIN = (type(None), bool, int, str)
 
 @dataclass(frozen=True)
 class _Form:
-    """How an object of plain values and arrays is put together."""
+    """Form of an object of plain values and arrays."""
 
     kind: type
     state: dict[str, Any]
@@ -99,7 +99,7 @@ def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _form_of(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
-    """What tells an object's form from all others, and its arrays; None: it holds other things."""
+    """Key of an object's form, other for each, and its arrays; None: it holds other things."""
     if not hasattr(thing, "__dict__"):
         return None
     key: list[Any] = [type(thing)]

@@ -39,7 +39,7 @@ _NO = bytes(TOKEN)
 
 @dataclass
 class Ring:
-    """What both sides hold of a ring: the bell of the reader, and that of the writer."""
+    """Ring as both sides hold it, with the bell of the reader and that of the writer."""
 
     segment: Segment
     reader: Bell

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.bounds import malformed
+from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
 from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
@@ -43,7 +44,7 @@ Places = dict[int, tuple[Segment, Bell]]
 
 
 def see_hosts(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], Places]:
-    """Which ranks share memory: the ranks of each host, and what this rank sees of its own's.
+    """Ranks that share memory: those of each host, and what this rank sees of its own's.
 
     Parameters
     ----------
@@ -75,14 +76,14 @@ def see_hosts(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], Places]
 
 
 def _numbers(arrays: list[NDArray[Any]]) -> list[int]:
-    """Where a rank says that its memory is."""
+    """Numbers of a rank's memory, as it tells the others."""
     if [(a.dtype, a.shape) for a in arrays] != [(_NOWHERE.dtype, _NOWHERE.shape)]:
         raise malformed("no place of its memory")
     return [int(number) for number in arrays[0]]
 
 
 def _tokens(arrays: list[NDArray[Any]], size: int) -> NDArray[np.uint8]:
-    """What a rank has read in the others' memory."""
+    """Tokens that a rank has read in the others' memory."""
     if [(a.dtype, a.shape) for a in arrays] != [(np.dtype(np.uint8), (size, TOKEN))]:
         raise malformed("no tokens")
     return arrays[0]
@@ -137,6 +138,7 @@ class SharedGroup(Communicator):
         self.rank, self.size = ranks.index(peers.rank), len(ranks)
         self._peers = peers
         self._turn = 0
+        self._memory = UsedAgain()
         own, bell = places[peers.rank]
         self._words = own.words
         self._areas = [[places[r][0].data[:_AREA], places[r][0].data[_AREA:]] for r in ranks]
@@ -306,7 +308,7 @@ class SharedGroup(Communicator):
             if self.rank:
                 if not done:
                     length = int.from_bytes(area[:8].tobytes(), "little")
-                    data = np.empty(length, np.uint8)
+                    data = self._memory.empty(length)
                 piece = data[done : done + room]
                 piece[...] = area[8 : 8 + len(piece)]
             done += room
@@ -317,7 +319,7 @@ class SharedGroup(Communicator):
     def _swap(
         self, messages: Sequence[Sequence[Any]], sources: list[int]
     ) -> dict[int, NDArray[np.uint8]]:
-        """What some ranks say to this one; each rank has one message for all, or one for each.
+        """Messages of some ranks to this one; each rank has one for all, or one for each.
 
         A turn holds the lengths of all messages of a rank, and a piece of each.
         """

@@ -134,7 +134,7 @@ class Segment:
 
 
 class Bell:
-    """What a process sleeps at, and others ring: a pipe that both hold whole."""
+    """Pipe that a process sleeps at and others ring; both hold it whole."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -181,7 +181,7 @@ class Bell:
 
 
 class Sleeper:
-    """Waits until the other side has done something: looks for a moment, then sleeps.
+    """Wait for the other side to do something: a look for a moment, then sleep.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def _bound(sock: socket.socket, seconds: float | None) -> None:
 
 
 def gone(doing: str, error: object) -> str:
-    """What to say where the other side is not there any more."""
+    """Message where the other side is not there any more."""
     return (
         f"Lost the connection while {doing} another worker of the fit ({error}). A worker was "
         "probably closed or killed; look at the workers' logs and fit again."

@@ -116,7 +116,7 @@ def encode_call(message: Call) -> Buffers:
 
 
 class Reader:
-    """Reads frames from a source.
+    """Reader of frames from a source.
 
     Parameters
     ----------

@@ -231,7 +231,7 @@ def _feature_names(X: Any) -> NDArray[Any] | None:
 
 
 def _check_column(values: Any, name: str, several: bool = False) -> Any:
-    """What y or sample_weight holds, of one dimension; None and a scalar weight stay."""
+    """Values of y or sample_weight, of one dimension; None and a scalar weight stay."""
     if values is None:
         return None
     values = join_delayed(values, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -184,35 +185,48 @@ def reassign(
     -------
     dict of lane to worker
     """
-    given = {lane: worker for lane, worker in current.items() if worker in capacity}
-    load = dict.fromkeys(capacity, 0)
-    for worker in given.values():
-        load[worker] += 1
-
-    def fill(worker: str, more: int = 1) -> float:
-        return (load[worker] + more) / capacity[worker]
+    loads = _Loads(current, capacity)
 
     def local(lane: LaneSpec, worker: str) -> int:
         return sum(len(s) for s in lane.segments if worker in holders.get(s.block, ()))
 
     for lane in lanes:
-        if lane.lane not in given:
-            best = min(sorted(capacity), key=lambda w: (fill(w), -local(lane, w)))
-            given[lane.lane] = best
-            load[best] += 1
-    while even:
-        full = max(sorted(capacity), key=lambda w: fill(w, 0))
-        free = min(sorted(capacity), key=fill)
-        if fill(free) >= fill(full, 0):
-            break
+        if lane.lane not in loads.given:
+            best = min(sorted(capacity), key=lambda w: (loads.fill(w), -local(lane, w)))
+            loads.give(lane.lane, best)
+    while even and (move := loads.evening()) is not None:
+        full, free = move
         moved = min(
-            (lane for lane in lanes if given[lane.lane] == full),
+            (lane for lane in lanes if loads.given[lane.lane] == full),
             key=lambda lane: (-local(lane, free), -lane.lane),
         )
-        given[moved.lane] = free
-        load[full] -= 1
-        load[free] += 1
-    return given
+        loads.give(moved.lane, free)
+    return loads.given
+
+
+class _Loads:
+    """Lanes of each worker, beside its capacity."""
+
+    def __init__(self, current: Mapping[int, str], capacity: Mapping[str, float]) -> None:
+        self.given = {lane: worker for lane, worker in current.items() if worker in capacity}
+        self._capacity = capacity
+        self._lanes = Counter(self.given.values())
+
+    def fill(self, worker: str, more: int = 1) -> float:
+        """Share of a worker's capacity that its lanes take, with so many more."""
+        return (self._lanes[worker] + more) / self._capacity[worker]
+
+    def give(self, lane: int, worker: str) -> None:
+        if lane in self.given:
+            self._lanes[self.given[lane]] -= 1
+        self.given[lane] = worker
+        self._lanes[worker] += 1
+
+    def evening(self) -> tuple[str, str] | None:
+        """Workers from and to which a lane makes the fullest less full; None: none does."""
+        full = max(sorted(self._capacity), key=lambda worker: self.fill(worker, 0))
+        free = min(sorted(self._capacity), key=self.fill)
+        return (full, free) if self.fill(free) < self.fill(full, 0) else None
 
 
 def _place_where_rows_lie(

@@ -1,4 +1,4 @@
-"""What the generalised linear regressors share."""
+"""Base class of the generalised linear regressors."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _Deviances:
         return _Deviances(self.loss, weight, mean, null, self.deviance + other.deviance)
 
     def _to(self, mean: float) -> float:
-        """What the null deviance grows by where it is about another mean."""
+        """Growth of the null deviance where it is about another mean."""
         if not self.weight > 0 or self.mean == mean:
             return 0.0
         return self.weight * float(self.loss.half_deviance(np.array(self.mean), np.array(mean)))

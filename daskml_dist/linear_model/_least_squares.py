@@ -1,4 +1,4 @@
-"""What the linear models of least squares share."""
+"""Base class of the linear models of least squares."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         )
 
     def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
-        """What every solver by the Gram matrix must know of the rows."""
+        """Facts of the rows that every solver by the Gram matrix must know."""
         survey = rows.survey
         sparse = any(info.sparse for info in survey.infos)
         return {

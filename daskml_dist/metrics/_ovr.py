@@ -50,6 +50,10 @@ def check_classes(
         raise InvalidParameterError(
             "Partial AUC computation not available in multiclass setting. Leave max_fpr out."
         )
+    return _check_labels(labels, n_columns)
+
+
+def _check_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
     if labels is None:
         raise InvalidParameterError(
             "One pass over a Dask collection of several classes needs their labels beforehand. "

@@ -97,7 +97,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class LinearForm:
-    """What kernels of linear models must know: the loss of ``X @ coef + intercept``.
+    """Form of a linear model, for its kernels: the loss of ``X @ coef + intercept``.
 
     The parameters of such a model are a row for each feature, and last the intercepts.
 
@@ -261,10 +261,10 @@ class StepModel(Model):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be of this model, as JSON can say it."""
+        """Facts that a checkpoint must have to be of this model, as JSON can say them."""
 
     def origin(self) -> Any:
-        """What the parameters are relative to, as JSON can say it; None: nothing.
+        """Origin that the parameters are relative to, as JSON can say it; None: nothing.
 
         Unlike :meth:`identity` it may be another in a later fit (the mean of its targets), which
         goes on through :meth:`moved`.

@@ -124,7 +124,7 @@ class LinearModel(StepModel):
         }
 
     def origin(self) -> Any:
-        """What was taken from the targets."""
+        """Shift that was taken from the targets."""
         return list(self.target_shift)
 
     def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:

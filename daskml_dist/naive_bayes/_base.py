@@ -1,4 +1,4 @@
-"""What the naive Bayes classifiers share: fitting in one pass, probabilities of the classes."""
+"""Base class of the naive Bayes classifiers: one pass, probabilities of the classes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BaseNB(BaseClassifier, BaseRounds):
 
     @abstractmethod
     def _statistic(self) -> Statistic:
-        """What the one pass sums."""
+        """Statistic that the one pass sums."""
 
     @abstractmethod
     def _unscaled(self, total: Array, scale: float | None) -> Array:

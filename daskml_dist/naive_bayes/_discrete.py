@@ -1,4 +1,4 @@
-"""What the naive Bayes classifiers of counted features share: smoothing and priors."""
+"""Base class of the naive Bayes classifiers of counted features: smoothing and priors."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class NAG(Optimizer):
         return rate / scale / scale
 
     def numbers(self, step: int) -> tuple[float, ...]:
-        """What is added to the root, against division by zero."""
+        """Number that is added to the root, against division by zero."""
         return (1e-10,)
 
     def approach(self, before: Slots, slots: Slots, lr: float) -> Any:

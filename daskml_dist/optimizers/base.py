@@ -17,8 +17,6 @@ __all__ = ["Array", "Optimizer", "Slots"]
 Array = Any
 Slots = dict[str, Array]
 
-_NARROW = np.dtype(np.float32)
-
 
 class Optimizer:
     """Base class of the optimizers: a rule that turns gradients into steps.
@@ -84,7 +82,7 @@ class Optimizer:
         return ()
 
     def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
-        """How far steps between two states led towards the minimum, in each parameter.
+        """Approach to the minimum by the steps between two states, in each parameter.
 
         The sum of step size times curvature: a parameter's distance to its minimum has fallen by
         the factor ``exp(-approach)``.
@@ -154,6 +152,6 @@ class Optimizer:
         """A rule for entries as one for arrays, and what it is given beside gradients."""
         xp = namespace(w)
         # As a compiled loop has it: its product with another number is rounded so as well.
-        rate = np.float32(lr) if xp is np and w.dtype == _NARROW else lr
-        state = w, *[slots[name] for name in self.slot_names]
+        rate = np.float32(lr) if xp is np and w.itemsize == 4 else lr
+        state = w, *map(slots.__getitem__, self.slot_names)
         return of_arrays(rule, xp), state, rate, self.numbers(step)

@@ -12,7 +12,7 @@ __all__ = ["GroupOptions"]
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """What is different for some of a model's parts; None: as for the others.
+    """Options of some of a model's parts; None: as for the others.
 
     Parameters
     ----------

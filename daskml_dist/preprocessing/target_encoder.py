@@ -21,6 +21,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import map_pieces
 from daskml_dist.preprocessing._categories import CategoryTransformer
+from daskml_dist.preprocessing._target_sums import TargetSums, merge_sums, places_in, target_sums
 
 __all__ = ["TargetEncoder"]
 
@@ -117,7 +118,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         for left_out in range(len(folds)):
             encoder = clone(self)
             encoder.feature_names_in_ = getattr(self, "feature_names_in_", None)
-            encoder._set(_merge_folds(folds[:left_out] + folds[left_out + 1 :]), self)
+            encoder._set(merge_sums(folds[:left_out] + folds[left_out + 1 :]), self)
             encoders.append(encoder)
         width = len(self.encodings_)
         apply = partial(_encode_folds, seed=seed, width=width)
@@ -133,7 +134,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         collection = as_collection(*take_columns(X, y, None), numeric=False)
         summarise = partial(_summarise, clone(self), n_folds, seed)
         folds = reduce_parts(collection, summarise, _merge_each)
-        whole = _merge_folds(folds)
+        whole = merge_sums(folds)
         if whole is None:
             raise InvalidDataError("X holds 0 sample(s) in all its blocks. Check its filter.")
         self.__dict__.pop("feature_names_in_", None)
@@ -143,25 +144,13 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         self._set(whole, None)
         return seed, folds
 
-    def _set(self, found: _Sums | None, whole: Any) -> None:
+    def _set(self, found: TargetSums | None, whole: Any) -> None:
         """Set the fitted attributes from sums; a fold takes what is known of all from `whole`."""
         if found is None:
             raise InvalidDataError("There are fewer rows than folds. Set cv to a smaller number.")
         if whole is None:
-            kind, classes = _kind_of(self.target_type, found)
-            self.target_type_, self.classes_ = kind, classes
-            # scikit-learn sets what encoders share; the target is a stand-in of the right kind.
-            small = self._rows_of(found.categories, hasattr(self, "feature_names_in_"))
-            stand_in = np.zeros(len(small)) if classes is None else np.resize(classes, len(small))
-            names = self.__dict__.get("feature_names_in_")
-            helper = preprocessing.TargetEncoder(
-                categories=self.categories, target_type="continuous", smooth=1.0
-            )
-            helper.fit(small, np.arange(len(small), dtype=float) + len(stand_in))
-            skip = {*self.get_params(deep=False), "target_type_", "classes_"}
-            self.__dict__.update({k: v for k, v in vars(helper).items() if k not in skip})
-            if names is not None:
-                self.feature_names_in_ = names
+            self.target_type_, self.classes_ = _kind_of(self.target_type, found)
+            self._set_categories(found)
         else:
             skip = self.get_params(deep=False)
             self.__dict__.update({k: v for k, v in vars(whole).items() if k not in skip})
@@ -169,15 +158,17 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             found, self.categories_, self.target_type_, self.classes_, self.smooth
         )
 
-
-class _Sums:
-    """Of each column and category: rows, and for each label (or once) sum and squares of y."""
-
-    def __init__(self, categories: Any, labels: Any, tables: list[Any], total: Any) -> None:
-        self.categories = categories
-        self.labels = labels  # None for numbers that are no labels
-        self.tables = tables  # (n_categories, n_labels) counts, or (n_categories, 3) moments
-        self.total = total
+    def _set_categories(self, found: TargetSums) -> None:
+        """Set what encoders share as scikit-learn does, by a fit of rows of all categories."""
+        small = self._rows_of(found.categories, hasattr(self, "feature_names_in_"))
+        helper = preprocessing.TargetEncoder(
+            categories=self.categories, target_type="continuous", smooth=1.0
+        )
+        helper.fit(small, np.arange(len(small), dtype=float))
+        kept = {*self.get_params(deep=False), "target_type_", "classes_"}
+        if "feature_names_in_" in self.__dict__:
+            kept.add("feature_names_in_")
+        self.__dict__.update({k: v for k, v in vars(helper).items() if k not in kept})
 
 
 def _plain(X: Any, y: Any) -> tuple[Any, Any]:
@@ -195,7 +186,7 @@ def _folds_of(n_rows: int, n_folds: int, seed: int, number: int) -> NDArray[np.i
 
 def _summarise(
     plain: TargetEncoder, n_folds: int, seed: int, number: int, X: Any, y: Any, weight: Any
-) -> list[_Sums | None]:
+) -> list[TargetSums | None]:
     if X.shape[0] == 0:
         return [None] * n_folds
     rows, target = plain_rows(to_host(X)), as_column(y, name="y", index=number)
@@ -212,132 +203,23 @@ def _summarise(
 
 def _sums_of_folds(
     plain: TargetEncoder, n_folds: int, fold: NDArray[np.intp], X: Any, y: NDArray[Any]
-) -> list[_Sums | None]:
+) -> list[TargetSums | None]:
+    sums = partial(target_sums, plain.categories, plain.target_type)
     if n_folds == 1:
-        return [_sums(plain, X, y)]
+        return [sums(X, y)]
     pick = X.iloc if hasattr(X, "iloc") else X
-    found: list[_Sums | None] = []
+    found: list[TargetSums | None] = []
     for k in range(n_folds):
         at = np.flatnonzero(fold == k)
-        found.append(_sums(plain, pick[at], y[at]) if len(at) else None)
+        found.append(sums(pick[at], y[at]) if len(at) else None)
     return found
 
 
-def _sums(plain: TargetEncoder, X: Any, y: NDArray[Any]) -> _Sums:
-    encoder = preprocessing.OrdinalEncoder(
-        categories=plain.categories,
-        handle_unknown="use_encoded_value",
-        unknown_value=-1,
-        encoded_missing_value=-2,
-    )
-    codes = encoder.fit_transform(X).astype(np.int64)
-    labels, at = None, np.zeros(len(y), dtype=np.intp)
-    if _is_discrete(plain.target_type, y):
-        labels, at = np.unique(y, return_inverse=True)
-    tables = []
-    for j, categories in enumerate(encoder.categories_):
-        code = np.where(codes[:, j] == -2, len(categories) - 1, codes[:, j])
-        known = code >= 0
-        if labels is not None:
-            table = np.zeros((len(categories), len(labels)))
-            np.add.at(table, (code[known], at[known]), 1)
-        else:
-            table = _moments(code[known], y[known].astype(float), len(categories))
-        tables.append(table)
-    if labels is not None:
-        total = np.bincount(at, minlength=len(labels)).astype(float)[None, :]
-    else:
-        total = _moments(np.zeros(len(y), dtype=np.int64), y.astype(float), 1)
-    return _Sums(encoder.categories_, labels, tables, total)
+def _merge_each(parts: list[list[TargetSums | None]]) -> list[TargetSums | None]:
+    return [merge_sums(list(folds)) for folds in zip(*parts, strict=True)]
 
 
-def _is_discrete(target_type: str, y: NDArray[Any]) -> bool:
-    if target_type != "auto":
-        return target_type != "continuous"
-    return bool(y.dtype.kind not in "fc" or not (y % 1).any())
-
-
-def _moments(code: NDArray[np.int64], y: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Count, mean and sum of squared differences of each category."""
-    count = np.bincount(code, minlength=n)
-    mean = np.bincount(code, y, minlength=n) / np.maximum(count, 1)
-    return np.column_stack([count, mean, np.bincount(code, (y - mean[code]) ** 2, minlength=n)])
-
-
-def _merge_each(parts: list[list[_Sums | None]]) -> list[_Sums | None]:
-    return [_merge_folds(list(folds)) for folds in zip(*parts, strict=True)]
-
-
-def _merge_folds(parts: list[_Sums | None]) -> _Sums | None:
-    found = [part for part in parts if part is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    numbers = any(part.labels is None for part in found)
-    if numbers:
-        found = [_as_moments(part) for part in found]
-    labels = None if numbers else np.unique(np.concatenate([part.labels for part in found]))
-    categories, tables = [], []
-    for j in range(len(found[0].categories)):
-        union = _union([part.categories[j] for part in found])
-        categories.append(union)
-        tables.append(
-            _join(
-                [(_places(union, p.categories[j]), p.labels, p.tables[j]) for p in found],
-                len(union),
-                labels,
-            )
-        )
-    total = _join([(np.zeros(1, dtype=int), p.labels, p.total) for p in found], 1, labels)
-    return _Sums(categories, labels, tables, total)
-
-
-def _as_moments(part: _Sums) -> _Sums:
-    """Counts of whole numbers as moments: another block has shown that they are no labels."""
-    if part.labels is None:
-        return part
-
-    def moments(table: NDArray[np.float64]) -> NDArray[np.float64]:
-        y = part.labels.astype(float)
-        count = table.sum(axis=1)
-        mean = table @ y / np.maximum(count, 1)
-        squares = (table * (y[None, :] - mean[:, None]) ** 2).sum(axis=1)
-        return np.column_stack([count, mean, squares])
-
-    return _Sums(part.categories, None, [moments(t) for t in part.tables], moments(part.total))
-
-
-def _join(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
-    """Tables of the same rows, put together: counts add up, moments as of Chan et al. (1983)."""
-    if labels is not None:
-        whole = np.zeros((n, len(labels)))
-        for at, own, table in parts:
-            whole[np.ix_(at, np.searchsorted(labels, own))] += table
-        return whole
-    whole = np.zeros((n, 3))
-    for at, _, table in parts:
-        (n_a, m_a, s_a), (n_b, m_b, s_b) = whole[at].T, table.T
-        count = np.maximum(n_a + n_b, 1)
-        gap = m_b - m_a
-        merged = [n_a + n_b, m_a + gap * n_b / count, s_a + s_b + gap**2 * n_a * n_b / count]
-        whole[at] = np.column_stack(merged)
-    return whole
-
-
-def _union(categories: list[NDArray[Any]]) -> NDArray[Any]:
-    if len({found.dtype for found in categories}) > 1:
-        categories = [found.astype(object) for found in categories]
-    every = np.concatenate(categories)[:, None]
-    union: NDArray[Any] = preprocessing.OrdinalEncoder().fit(every).categories_[0]
-    return union
-
-
-def _places(union: NDArray[Any], some: NDArray[Any]) -> NDArray[np.intp]:
-    encoder = preprocessing.OrdinalEncoder(categories=[union], encoded_missing_value=-2)
-    at = encoder.fit_transform(some.astype(union.dtype)[:, None])[:, 0].astype(np.intp)
-    return np.where(at == -2, len(union) - 1, at)
-
-
-def _kind_of(target_type: str, found: _Sums) -> tuple[str, NDArray[Any] | None]:
+def _kind_of(target_type: str, found: TargetSums) -> tuple[str, NDArray[Any] | None]:
     if found.labels is None:
         return "continuous", None
     kind = type_of_target(found.labels) if target_type == "auto" else target_type
@@ -353,17 +235,27 @@ def _kind_of(target_type: str, found: _Sums) -> tuple[str, NDArray[Any] | None]:
 
 
 def _encodings(
-    found: _Sums, categories: list[Any], kind: str, classes: Any, smooth: Any
+    found: TargetSums, categories: list[Any], kind: str, classes: Any, smooth: Any
 ) -> tuple[Any, list[NDArray[np.float64]]]:
     """Mean of the target, and the encoding of each category (and class)."""
     if kind == "continuous":
-        ((_, mean, squares),) = found.total
-        variance = squares / found.total[0, 0]
-        tables = [
-            _placed(f, c, t)
-            for f, c, t in zip(found.categories, categories, found.tables, strict=True)
-        ]
-        return mean, [_encode(t[:, 0], t[:, 1], t[:, 2], mean, variance, smooth) for t in tables]
+        return _of_numbers(found, categories, smooth)
+    return _of_labels(found, categories, kind, classes, smooth)
+
+
+def _of_numbers(found: TargetSums, categories: list[Any], smooth: Any) -> tuple[Any, list[Any]]:
+    ((_, mean, squares),) = found.total
+    variance = squares / found.total[0, 0]
+    tables = [
+        _placed(own, union, table)
+        for own, union, table in zip(found.categories, categories, found.tables, strict=True)
+    ]
+    return mean, [_encode(t[:, 0], t[:, 1], t[:, 2], mean, variance, smooth) for t in tables]
+
+
+def _of_labels(
+    found: TargetSums, categories: list[Any], kind: str, classes: Any, smooth: Any
+) -> tuple[Any, list[Any]]:
     columns = np.searchsorted(classes, found.labels)
     means = np.zeros(max(2, len(classes)))  # y of a single value has no second class
     means[columns] = found.total[0] / found.total.sum()
@@ -371,7 +263,7 @@ def _encodings(
     encodings = []
     for own, union, table in zip(found.categories, categories, found.tables, strict=True):
         counts = np.zeros((len(union), len(means)))
-        counts[np.ix_(_places(union, own), columns)] = table
+        counts[np.ix_(places_in(union, own), columns)] = table
         n = counts.sum(axis=1)
         for k in chosen:
             p = counts[:, k] / np.maximum(n, 1)
@@ -382,7 +274,7 @@ def _encodings(
 
 def _placed(own: Any, union: Any, table: NDArray[np.float64]) -> NDArray[np.float64]:
     whole = np.zeros((len(union), 3))
-    whole[_places(union, own)] = table
+    whole[places_in(union, own)] = table
     return whole
 
 

@@ -1,4 +1,4 @@
-"""How a mean gradient becomes a step: the groups of a model's parameters, and what all share."""
+"""Rule that makes a step of a mean gradient: groups of parameters, and what all share."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _alike(last: Group, new: Group) -> bool:
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How a mean gradient becomes a step.
+    """Rule that makes a step of a mean gradient.
 
     Parameters
     ----------

@@ -7,6 +7,7 @@ policy applies updates by the same lines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,8 @@ class Shard:
         return known and self.rule.steps_alone
 
     def empty_step(self) -> Step:
-        """A step of no rows, which changes nothing."""
-        return self._described(None, 0.0, 0.0)
+        """The step that comes next, of no rows, which changes nothing."""
+        return replace(self._described(None, 0.0, 0.0), number=self.step + 1)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
         """Count steps that are made at once, of so many rows each; what they are."""

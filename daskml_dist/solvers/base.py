@@ -1,4 +1,4 @@
-"""What a solver asks of the rows, and what it returns.
+"""Base classes of the solvers: their questions about the rows, and their answer.
 
 A solver never sees a row: it asks for sums over all rows (the "statistical queries" of Chu et
 al., "Map-Reduce for Machine Learning on Multicore", NIPS 2006), makes a small update, and asks
@@ -265,7 +265,7 @@ class Ranges(Space, Protocol):
 
 @dataclass
 class Solution:
-    """What a solver ends with.
+    """Result of a solver.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ class Solution:
 
 
 class Solver(ABC):
-    """Finds the parameters of a model by sums over rows. Immutable: it travels to trainers.
+    """Base class of the solvers: parameters from sums over rows. Immutable: it travels.
 
     Attributes
     ----------
@@ -339,7 +339,7 @@ class RangedSolver(Solver):
 
 @dataclass(frozen=True)
 class PenalisedSolver(Solver):
-    """Minimises the mean loss of a linear model plus a penalty.
+    """Base class of the solvers of a linear model's mean loss plus a penalty.
 
     Parameters
     ----------

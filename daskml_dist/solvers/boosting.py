@@ -155,7 +155,7 @@ def _state(w: Array, n_iter: int, reach: float) -> dict[str, Array]:
 
 
 def _reach(model: Any, longest: float) -> float:
-    """How fast raw predictions can change with a step in all parameters at once."""
+    """Most that raw predictions can change with a step in all parameters at once."""
     longest += float(model.fit_intercept)
     # With several outputs, a loss depends on their differences.
     return (longest if model.width == 1 else 2 * longest) or 1.0

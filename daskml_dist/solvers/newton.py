@@ -83,12 +83,12 @@ class _Point:
 
 
 class _TroubleError(Exception):
-    """Why Newton's steps cannot go on."""
+    """Trouble for which Newton's steps cannot go on."""
 
 
 @dataclass(frozen=True)
 class NewtonRun:
-    """What Newton's steps ended with: solved, in trouble (why), or at the limit of iterations."""
+    """End of Newton's steps: solved, in trouble (why), or at the limit of iterations."""
 
     w: Array
     n_iter: int

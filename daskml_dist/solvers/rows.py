@@ -46,7 +46,7 @@ def is_sparse(X: Any) -> bool:
 
 
 def to_rows(array: Array, X: Any, backend: Backend) -> Any:
-    """What a statistic brought along, where rows lie and in the dtype of their arithmetic."""
+    """Array that a statistic brought along, where rows lie, in the dtype of their arithmetic."""
     return cast(backend.to_device(array), arithmetic_dtype(X))
 
 

@@ -1,4 +1,4 @@
-"""What the linear support vector machines share with liblinear: its objective."""
+"""Objective of the linear support vector machines: liblinear's."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Files:
         return self.newest_by(decode, most)
 
     def newest_by(self, decode: Callable[[bytes, str], T], most: int | None = None) -> T | None:
-        """What `decode` makes of the newest whole checkpoint, of so many bytes.
+        """Result of `decode` for the newest whole checkpoint, of so many bytes.
 
         None where there is no file.
 

@@ -41,7 +41,7 @@ _FEW_TOUCHED = 0.25
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for, checked; nothing in it depends on the data."""
+    """Settings that the user asked for, checked; nothing in them depends on the data."""
 
     penalty: Penalty
     optimizer: Optimizer
@@ -168,7 +168,7 @@ def _schedule(settings: Settings, survey: Survey, model: StepModel) -> Schedule:
 
 
 def make_target_shift(loss: Loss, fit_intercept: bool, survey: Survey) -> tuple[float, ...]:
-    """What the model is to take from the targets; empty where the loss or the model cannot."""
+    """Shift that the model is to take from the targets; empty where the loss or it cannot."""
     if not fit_intercept or loss.center is None:
         return ()
     if loss.center == "mean" or survey.n_targets is not None:

@@ -1,4 +1,4 @@
-"""What a fit tells of itself in a checkpoint, and how another one goes on from that."""
+"""Facts that a fit tells of itself in a checkpoint, and going on from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FACTS, _PASS = 1 << 28, 1 << 12
 
 
 def facts_of(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What goes into a checkpoint beside the state, as JSON can hold it."""
+    """Facts that go into a checkpoint beside the state, as JSON can hold them."""
     return {**_identity(fit), **_progress(fit, records)}
 
 
@@ -65,7 +65,7 @@ def resumed(
 
 
 def _identity(fit: FitSpec) -> dict[str, Any]:
-    """What must be the same for a fit to go on, as JSON gives it back."""
+    """Facts that must be the same for a fit to go on, as JSON gives them back."""
     facts = {
         **fit.steps.model.identity(),
         "dtype": fit.rows.dtype,
@@ -93,7 +93,7 @@ def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
-    """What tells another fit; empty for this one."""
+    """Difference that tells another fit; empty for this one."""
     for name, value in _identity(fit).items():
         if facts.get(name) != value:
             return (
@@ -104,7 +104,7 @@ def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
 
 
 def _unfit(fit: FitSpec, state: ShardState) -> str:
-    """Why the fit cannot go on from a state; empty where it can."""
+    """Reason that the fit cannot go on from a state; empty where it can."""
     if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
     wanted = fit.steps.rule.init(np.zeros_like(state.w))
@@ -117,7 +117,7 @@ def _unfit(fit: FitSpec, state: ShardState) -> str:
 
 
 def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
-    """Why the facts of a fit's course cannot be true; empty where they can."""
+    """Reason that the facts of a fit's course cannot be true; empty where they can."""
     for name in ("passes", "seed", "stale_passes"):
         if not is_count(facts.get(name)):
             return f"says {name}={reprlib.repr(facts.get(name))}"
@@ -134,7 +134,7 @@ def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
 
 
 def records_problem(records: Any) -> str:
-    """Why something is no list of the records of a fit's first passes; empty where it is."""
+    """Reason that something is no list of records of a fit's first passes; empty where it is."""
     if not (isinstance(records, list) and all(map(_is_record, records))):
         return "has no records of its passes"
     if [record["pass"] for record in records] != list(range(1, len(records) + 1)):

@@ -93,7 +93,7 @@ def _part(
 
 
 def _identity(fit: FitSpec) -> dict[str, Any]:
-    """What must be the same for a fit to go on, as JSON gives it back."""
+    """Facts that must be the same for a fit to go on, as JSON gives them back."""
     rows, start = fit.rows, fit.rounds.start
     with np.printoptions(threshold=sys.maxsize):
         text = re.sub(" at 0x[0-9a-f]+", "", repr((fit.rounds.solver, fit.work.model)))
@@ -112,7 +112,7 @@ def _identity(fit: FitSpec) -> dict[str, Any]:
 
 
 def _resumed(fit: FitSpec, checkpoint: Checkpoint) -> tuple[Log | None, list[dict[str, Any]]]:
-    """What is remembered of the sums so far, and their records; nothing where there is no file."""
+    """Log of the sums so far, and their records; nothing where there is no file."""
     found = Files.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
     if found is None:
         return None, []
@@ -125,7 +125,7 @@ def _resumed(fit: FitSpec, checkpoint: Checkpoint) -> tuple[Log | None, list[dic
 
 
 def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
-    """What tells another fit; empty for this one."""
+    """Difference that tells another fit; empty for this one."""
     for name, value in _identity(fit).items():
         if (found := facts.get(name)) != value:
             if isinstance(found, str) and isinstance(value, str):
@@ -140,7 +140,7 @@ def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
 
 
 def _unlikely(fit: FitSpec, log: Log, facts: dict[str, Any]) -> str:
-    """Why the facts of a fit's course cannot be true; empty where they can."""
+    """Reason that the facts of a fit's course cannot be true; empty where they can."""
     known = SumLog(0)
     try:
         known.become(log)

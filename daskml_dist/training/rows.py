@@ -55,7 +55,7 @@ class Rows:
         validation_fraction: float,
         compute_dtype: str | None,
     ) -> RowsSpec:
-        """What trainers must know of them."""
+        """Facts of the rows that trainers must know."""
         return RowsSpec(
             dtype,
             self.survey.rows_dtype,

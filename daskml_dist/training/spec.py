@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Streaming:
-    """How blocks that do not fit in memory together are read in each pass.
+    """Reading, in each pass, of blocks that do not fit in memory together.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int
 
 @dataclass(frozen=True)
 class RunSpec:
-    """How a fit is run.
+    """Settings of a fit's run.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class RunSpec:
 
     @classmethod
     def of(cls, settings: RunSettings, survey: Survey) -> RunSpec:
-        """What the user asked for, on the device that the rows allow.
+        """Settings that the user asked for, on the device that the rows allow.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class FitSpec:
         return replace(self, work=replace(cast(Any, self.work), **changes))
 
     def bounds(self, server: int) -> Bounds:
-        """What frames to and from a server may hold."""
+        """Bounds of the frames to and from a server."""
         layout = self.work.layout
         n_rows, width = layout.n_rows, layout.width
         if self.work.uses_shards:
@@ -223,7 +223,7 @@ class TrainerSpec:
 
 @dataclass(frozen=True)
 class Left:
-    """What a trainer leaves behind whose fit was interrupted.
+    """State that a trainer leaves behind whose fit was interrupted.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class Left:
 
 @dataclass
 class TrainerResult:
-    """What a trainer hands back: what a solver found, or the state where trainers hold it.
+    """Result of a trainer: what a solver found, or the state where trainers hold it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the blocks of a fit say when read together."""
+"""Survey of the blocks of a fit, read together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Survey"]
 
 @dataclass(frozen=True)
 class Survey:
-    """What the blocks say when read together.
+    """Facts of the blocks, read together.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Survey:
             )
 
     def device(self, asked: str, deterministic: bool) -> str:
-        """Where a fit is made, of what was asked for.
+        """Device that a fit is made on, of what was asked for.
 
         Raises
         ------

@@ -70,7 +70,7 @@ class Work(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the history calls it."""
+        """Name that the history calls it by."""
 
     @property
     @abstractmethod
@@ -83,7 +83,7 @@ class Work(ABC):
 
     @property
     def linear(self) -> LinearForm | None:
-        """What kernels of steps must know of a linear model; None: there are none."""
+        """Form of a linear model, for kernels of steps; None: there are none."""
         return None
 
     @property
@@ -284,7 +284,7 @@ class RoundWork(Work):
         return sum(array.nbytes for array in (self.start, self.log) if array is not None)
 
     def first(self) -> NDArray[np.float64] | None:
-        """What to start from, in an array of its own; None where there is nothing."""
+        """Parameters to start from, in an array of their own; None where there are none."""
         if self.start is not None:
             return self.start.astype(np.float64)
         return None if self.shape is None else np.zeros(self.shape)

@@ -11,11 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from benchmarks import _simulator
-from benchmarks._simulator import Costs, Stragglers, allreduce_seconds, simulate
-from benchmarks._simulator_threads import SCHEMES, Memory, updates_per_second
-from benchmarks._simulator_training import LogisticRun, Problem
 from benchmarks.simulate import NOISE, RATES, measured_rates
+from benchmarks.simulator import Costs, Outcome, Stragglers, allreduce_seconds, events, simulate
+from benchmarks.simulator.threads import SCHEMES, Memory, updates_per_second
+from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist.policies import (
     AllReduce,
     Asynchronous,
@@ -140,7 +139,7 @@ def test_bound_is_the_recurrence(staleness: int | None, seed: int) -> None:
 
 
 def test_bound_zero_waits_as_rounds_do_and_a_large_one_as_nobody() -> None:
-    def run(policy: Policy) -> _simulator.Outcome:
+    def run(policy: Policy) -> Outcome:
         return simulate(policy, FREE, 12, steps=80, stragglers=ROUGH)
 
     barrier = ROUGH.seconds(1.0, 12, 80, seed=0).max(axis=0).sum()
@@ -203,14 +202,14 @@ def test_no_worker_leads_by_more_than_the_bound(staleness: int, cached: bool) ->
 def test_nobody_waits_who_may_go(
     policy: Policy, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release, looks = _simulator._Run._release, []
+    release, looks = events._Run._release, []
 
     def checked(self: Any, server: Any, number: int, worker: Any) -> None:
         release(self, server, number, worker)
         looks.append(number)
         assert not any(server.gate.may_go(lane) for _, lane in server.waiting)
 
-    monkeypatch.setattr(_simulator._Run, "_release", checked)
+    monkeypatch.setattr(events._Run, "_release", checked)
     out = simulate(policy, COSTLY, 8, servers=servers, steps=40, stragglers=ROUGH)
     assert set(looks) == set(range(servers))
     assert out.steps >= 8 * 40
@@ -220,7 +219,7 @@ def test_nobody_waits_who_may_go(
 
 @pytest.mark.parametrize("policy", [*SERVED, AllReduce(), LocalSGD()], ids=repr)
 def test_a_seed_tells_all(policy: Policy) -> None:
-    def run(seed: int) -> _simulator.Outcome:
+    def run(seed: int) -> Outcome:
         return simulate(policy, COSTLY, 6, steps=30, stragglers=ROUGH, seed=seed)
 
     assert run(1) == run(1)
@@ -276,7 +275,7 @@ def test_one_core_pays_for_its_locks_alone() -> None:
 
 
 def _rows() -> list[NDArray[np.int64]]:
-    from benchmarks._simulator_threads import _rows
+    from benchmarks.simulator.threads import _rows
 
     return _rows(np.random.default_rng(0), 47_236, 76, 200)
 

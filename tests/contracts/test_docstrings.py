@@ -36,28 +36,6 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Every room: the packages at any depth, and the package itself for the modules beside them.
 ROOMS = sorted(path.parent for path in HOUSE.rglob("__init__.py"))
 
-# Rooms that still hold such docstrings.
-LATER = {
-    HOUSE / room
-    for room in [
-        "",
-        "backends",
-        "backends/kernels",
-        "comm",
-        "data",
-        "linear_model",
-        "models",
-        "naive_bayes",
-        "optimizers",
-        "ps",
-        "solvers",
-        "svm",
-        "training",
-        "training/worker",
-        "training/worker/loops",
-    ]
-}
-
 
 def is_predicate(node: ast.AST) -> bool:
     returns = node.returns if isinstance(node, FUNCTIONS) else None
@@ -76,7 +54,7 @@ def questions(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "room",
-    sorted(set(ROOMS) - LATER),
+    ROOMS,
     ids=lambda room: ".".join(room.relative_to(HOUSE.parent).parts),
 )
 def test_docstrings_open_with_their_noun(room: Path):

@@ -76,23 +76,23 @@ def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sum_log, "_MEMORY", 3 * 8 * 200_000)
     log = SumLog(10)
     given = []
-    for value, n in enumerate((5, 200_000, 200_000, 3)):
+    for number, n in enumerate((6, 200_000, 200_000, 7), 1):
         room = log.room(n)
-        room[:] = value
-        log.add(room)
+        room[:] = number
+        log.add(number, room)
         given.append(room)
-    for value, room in enumerate(given):
+    for number, room in enumerate(given, 1):
         with pytest.raises(ValueError, match="read-only"):
             room[0] = 7
-        assert (room == value).all()  # none lies over another
-    assert all(kept is room for kept, room in zip(log.sums, given, strict=True))
+        assert (room == number).all()  # none lies over another
+        assert log.get(number) is room
     other = SumLog(10)
-    other.become(log.sums)
-    assert other.is_whole
-    for _ in range(2):
-        log.add(log.room(200_000))
+    other.become(log.packed())
+    assert (other.get(2) == 2).all()
+    for number in (5, 6):
+        log.add(number, log.room(200_000))
         assert not log.is_whole
-        assert not log.sums
+        assert log.get(1) is None
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -72,7 +72,7 @@ _KMEANS_ROWS = 8
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched.
+    """Launch of a kernel.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Teams:
-    """How rows are laid on the lanes of a warp; the words of linear_gradient.cu."""
+    """Layout of rows on the lanes of a warp; the words of linear_gradient.cu."""
 
     vector: int
     lanes: int
@@ -197,7 +197,7 @@ def launch(
     k: int = 1,
     alignment: int = 16,
 ) -> Launch | None:
-    """How a kernel is launched; None where there is no version for such rows.
+    """Launch of a kernel; None where there is no version for such rows.
 
     Parameters
     ----------

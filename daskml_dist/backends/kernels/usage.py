@@ -23,7 +23,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 @dataclass(frozen=True)
 class KernelUsage:
-    """What a kernel takes of a multiprocessor: registers of a thread, bytes of local memory."""
+    """Needs of a kernel on a multiprocessor: registers of a thread, bytes of local memory."""
 
     registers: int
     stack: int

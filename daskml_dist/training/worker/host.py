@@ -67,7 +67,7 @@ def _host(worker: Any) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the first server knows at the end of a fit.
+    """Outcome of a fit, as the first server knows it.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class ServerHost:
         ).start()
 
     async def endpoint(self) -> Endpoint:
-        """Where trainers reach it."""
+        """Address at which trainers reach it."""
         return self._endpoint
 
     async def records(self, start: int) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ class ServerHost:
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
 
     async def end(self) -> Outcome:
-        """What the ledger holds besides the records."""
+        """Outcome that the ledger holds, besides the records."""
         ledger = self._server.ledger
         assert ledger is not None
         return Outcome(ledger.rule, ledger.partial_rows, self._server.dropped)
@@ -308,7 +308,7 @@ def _nothing_held(key: Any) -> Any:
 
 
 class _Fetch:
-    """Gets data that workers hold; of this worker's own without a copy, from disk if spilled."""
+    """Data that workers hold; this worker's own without a copy, from disk if spilled."""
 
     def __init__(self, worker: Any, wait: Wait) -> None:
         self._worker = worker

@@ -79,7 +79,7 @@ class Lane:
 
     @property
     def chooser(self) -> Any | None:
-        """What chooses the rows of batches without a copy of them, or None."""
+        """Chooser of the rows of batches without a copy of them, or None."""
         return self._reader.chooser
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:

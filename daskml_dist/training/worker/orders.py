@@ -1,4 +1,4 @@
-"""What a client tells the trainers of a process while they run, and what they tell it.
+"""Orders of a client to the trainers of a process while they run, and what they tell it.
 
 Trainers are tasks that run for as long as the fit; Dask has no way to speak to a running task. So
 the client leaves orders in the worker's process (`Client.run`), where trainers look at each wait,

@@ -167,7 +167,7 @@ class Reader:
 
     @functools.cached_property
     def chooser(self) -> Any | None:
-        """What chooses the rows of batches without a copy of them, or None."""
+        """Chooser of the rows of batches without a copy of them, or None."""
         kept = not isinstance(self._blocks, BlockStream)
         if self._linear is None or not kept or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
@@ -249,7 +249,7 @@ def _joined(pieces: list[BatchRows]) -> list[BatchRows]:
 
 
 class _Room:
-    """Where a lane gathers the dense rows of its batches, the same memory for all of them."""
+    """Memory in which a lane gathers the dense rows of its batches, the same for all."""
 
     def __init__(self) -> None:
         self._arrays: tuple[Any, Any, Any] | None = None

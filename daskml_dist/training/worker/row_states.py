@@ -1,4 +1,4 @@
-"""What statistics remember of a lane's rows from one sum to the next."""
+"""Memory that statistics have of a lane's rows from one sum to the next."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def make_server(
 def joined_state(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
-    """What a fit ends with, from whoever holds it."""
+    """State that a fit ends with, from whoever holds it."""
     held = next((r.state for r in results if r.state is not None), None)
     parts = [s for s in shards if s is not None]
     if not parts:
@@ -83,7 +83,7 @@ def joined_state(
 def joined_left(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> Left | None:
-    """What an interrupted fit had come to, as far as anybody tells.
+    """State of an interrupted fit as far as it came and anybody tells.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def joined_left(
 
 
 def _mean(lefts: list[Left]) -> ShardState | Solution:
-    """Where lanes of all trainers have come to, by their rows; a solver is one trainer's alone."""
+    """Mean of where lanes of all trainers are, by their rows; a solver is one trainer's alone."""
     first, total = lefts[0].state, sum(left.share for left in lefts)
     states = [(left.share / total, left.state) for left in lefts]
     if len(lefts) == 1 or not isinstance(first, ShardState):
@@ -140,7 +140,7 @@ def revived(
 
 
 def left_in(fit: FitSpec, lanes: Mapping[int, LaneImage]) -> list[TrainerResult]:
-    """What trainers would leave that had come as far as the images of their lanes."""
+    """Results that trainers would leave that had come as far as the images of their lanes."""
     total, lefts = sum(fit.rows.lane_rows), []
     for number, lane in lanes.items():
         if lane.shard is not None:

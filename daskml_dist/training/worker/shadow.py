@@ -19,7 +19,7 @@ _SLICE = 0.5
 
 
 class Shipper:
-    """Sends images in a thread of its own, one after the other. Call it with an image.
+    """Sender of images in a thread of its own, one after the other. Call it with an image.
 
     Parameters
     ----------

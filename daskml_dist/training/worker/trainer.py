@@ -49,7 +49,7 @@ def _no_next(
 
 
 class Trainer:
-    """Runs the lanes of one process from the first step to the last.
+    """Trainer of the lanes of one process, from the first step to the last.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class Trainer:
         return TrainerResult(self._spec.rank, self._spec.generation)
 
     def interrupted(self) -> TrainerResult:
-        """What to hand back once :meth:`run` was interrupted."""
+        """Result to hand back once :meth:`run` was interrupted."""
         left = self._memory.get("left")
         return TrainerResult(
             self._spec.rank,

@@ -63,18 +63,15 @@ def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(DeviceArray, "copied", 0)
     there = DeviceArray(X)
     block = make_block(3, there, TARGETS["numbers"], classification=False)
+    model = LinearModel(SquaredError(), 5, 0, fit_intercept=True)
     fit: Any = SimpleNamespace(
-        device="gpu",
-        dtype="float64",
-        model=LinearModel(SquaredError(), 5, 0, fit_intercept=True),
-        rule=SimpleNamespace(coordinates=False),
-        classes=None,
-        weight_scale=None,
-        compute_dtype=None,
+        rows=SimpleNamespace(dtype="float64", compute_dtype=None, classes=None, weight_scale=None),
+        work=SimpleNamespace(model=model, coordinates=False),
+        run=SimpleNamespace(device="gpu"),
     )
     assert prepare_block(block, fit).X is there
     assert DeviceArray.copied == 0
-    fit.dtype = "float32"
+    fit.rows.dtype = "float32"
     np.testing.assert_array_equal(prepare_block(block, fit).X.get(), X.astype(np.float32))
     wrong = X.copy()
     wrong[7, 2] = np.inf

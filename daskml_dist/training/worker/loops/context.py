@@ -1,4 +1,4 @@
-"""What every loop works with."""
+"""Context that every loop works with."""
 
 from __future__ import annotations
 

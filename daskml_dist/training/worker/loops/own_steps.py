@@ -1,4 +1,4 @@
-"""Steps of a lane on a replica that is its alone: nobody waits for any but the last of them."""
+"""Steps of a lane alone on its replica: several at once, since only the last is waited for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["OwnSteps"]
 
 
 class OwnSteps:
-    """Takes them one by one, or several at once where a device or a compiled loop makes them.
+    """Steps of a lane, one by one, or several at once where a device or a compiled loop makes them.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ def run_ranges(context: Context) -> Solution | None:
 
 @dataclass
 class _Point:
-    """Where an iteration ended, and what was reported up to there.
+    """Point at which an iteration ended, and what was reported up to there.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where trainers' own parameters lie: on the device that computes with them.
+"""Residence of trainers' own parameters: the device that computes with them.
 
 A step then moves nothing between host and device, where one trainer is all there is; else only
 what trainers exchange.

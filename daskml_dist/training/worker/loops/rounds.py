@@ -56,7 +56,7 @@ class _Rounds:
         self._receive()
 
     def _speakers(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
-        """Who sends a message of its own, and which rows it wants next."""
+        """Speakers: lanes that send a message of their own, and the rows that each wants next."""
         if not self._apart:
             return [(tuple(lane.number for lane in self._lanes), None)]
         return [

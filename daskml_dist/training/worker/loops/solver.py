@@ -127,15 +127,15 @@ class _Rounds:
         elif isinstance(statistic, OwnedStatistic):
             total = self._scattered(self._sums.total(statistic, number, left), statistic)
         else:
-            total = self._reduced(self._sums.total(statistic, number, left), statistic)
+            total = self._reduced(self._sums.total(statistic, number, left))
         # All but the bytes is the same on every rank, and to the bit.
         self.log.add(number, total, statistic.remembered)
         return total
 
-    def _reduced(self, total: NDArray[np.float64], statistic: Statistic) -> NDArray[np.float64]:
+    def _reduced(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         total[2 - EXTRA :] = self._sums.bytes_moved()
         # Into memory of its own, since it is given away; the lanes' is used again.
-        out = self.log.room(len(total)) if statistic.remembered else np.empty_like(total)
+        out = self.log.room(len(total))
         return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _in_order(
@@ -185,7 +185,7 @@ class _Rounds:
         return self._finished(own, extra, statistic)
 
     def _bounds(self, statistic: OwnedStatistic) -> list[int]:
-        """Where each rank's range of the flattened sum begins, and its end."""
+        """Bounds of each rank's range of the flattened sum, and its end."""
         n, *rest = statistic.shape(self._context.fit.work.model)
         return [at * math.prod(rest) for at in self._context.communicator.bounds(n)]
 

@@ -1,4 +1,4 @@
-"""What every trainer remembers of a round solver's course, so that any of them can lead it on."""
+"""Log of a round solver's course, which every trainer keeps, so that any can lead it on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.training.worker.loops.lane_sums import EXTRA
 
@@ -19,9 +20,6 @@ Array = NDArray[np.float64]
 _MEMORY = 2**28
 #: Bytes of sums from which on a solver's state is taken in their place.
 _MUCH = 2**24
-#: Bytes of memory that is got at once for several large sums: in large pages it costs half.
-_SLAB = 2**25
-_LARGE = 2**20
 
 
 @dataclass
@@ -52,16 +50,11 @@ class SumLog:
     reports: list[Array] = field(default_factory=list)
     is_whole: bool = True
     n_bytes: int = 0
-    _slab: Array = field(default_factory=lambda: np.empty(0))
+    _memory: UsedAgain = field(default_factory=UsedAgain)
 
     def room(self, n: int) -> Array:
         """Memory for the next sum, of `n` numbers."""
-        if not (self.is_whole and _LARGE <= 8 * n <= _SLAB // 2):
-            return np.empty(n)
-        if len(self._slab) < n:
-            self._slab = np.empty(_SLAB // 8)
-        room, self._slab = self._slab[:n], self._slab[n:]
-        return room
+        return self._memory.empty(8 * n).view(np.float64)
 
     def get(self, number: int) -> Array | None:
         """Sum `number` (from 1), where it is remembered."""
@@ -76,7 +69,7 @@ class SumLog:
         self.reports.append(total[-EXTRA:].copy())
         self.n_bytes += total.nbytes if remembered else 0
         if self.n_bytes > _MEMORY:
-            self.sums, self.is_whole, self._slab = [], False, np.empty(0)
+            self.sums, self.is_whole = [], False
         if self.is_whole:
             self.sums.append(total if remembered else None)
 
@@ -94,7 +87,7 @@ class SumLog:
         self.n_bytes = sum(total.nbytes for total in self.sums if total is not None)
 
     def begin(self) -> SumLog:
-        """What a solver that begins again is led by: without what is not whole."""
+        """Log that a solver is led by which begins again: without what is not whole."""
         if not self.is_whole:
             self.sums, self.reports = [], self.reports[: self.first]
             self.is_whole, self.n_bytes = True, 0
@@ -102,7 +95,7 @@ class SumLog:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How far the log goes, and from where: what goes furthest, and is shortest, is best."""
+        """Reach of the log, and its beginning: what goes furthest, and is shortest, is best."""
         return len(self.reports), self.first
 
     def packed(self) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Keeps those that change entries together apart from those that change whole arrays alone."""
+    """Turns of those that change entries together, and of those that change whole arrays alone."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks._simulator_parts import Costs, Outcome, Stragglers, Training
+from benchmarks.simulator.parts import Costs, Outcome, Stragglers, Training
 from daskml_dist.comm.allreduce import _MESH
 from daskml_dist.policies import BoundedStaleness, Gate, Policy
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 
-__all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
+__all__ = ["allreduce_seconds", "simulate"]
 
 
 #: No stragglers.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks._common import logistic_rows
-from benchmarks._simulator import Costs
-from benchmarks._simulator_server import make_server, run_server
+from benchmarks.simulator.parts import Costs
+from benchmarks.simulator.server import make_server, run_server
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials

@@ -1,0 +1,147 @@
+"""Strikes at the workers of a fit, and what their lanes did then, noted where they ran."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from distributed import Client, WorkerPlugin
+
+WORKERS = 3
+#: Strikes come so many seconds later, at random: at no fixed moment of the client's own looks at
+#: the fit.
+JITTER = 0.2
+
+
+class Until:
+    """Ends a fit after so many seconds of passes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.left -= record["seconds"]
+        if self.left <= 0:
+            run.stop()
+
+
+@dataclass
+class Strike:
+    """Signals workers of a fit from a thread of its own, some seconds after the first pass."""
+
+    client: Client
+    pids: dict[str, int]
+    who: str
+    after: float
+    signal: signal.Signals
+    at: float = np.inf
+    victims: list[str] = field(default_factory=list)
+    lanes: set[int] = field(default_factory=set)
+    events: list[tuple[float, Any]] = field(default_factory=list)
+    thread: threading.Thread | None = None
+    over: bool = False
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._strike, args=(run,))
+            self.thread.start()
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append((time.monotonic(), event))
+        if self.signal == signal.SIGSTOP:
+            run.stop()  # all is seen
+
+    def on_fit_end(self, run: Any) -> None:
+        self.over = True
+
+    def _strike(self, run: Any) -> None:
+        self.victims = victims_of(run, self.who)
+        if self.after:
+            time.sleep(self.after + np.random.default_rng().uniform(0, JITTER))
+            lives = self.client.run(lives_of_lanes, workers=self.victims)
+            self.lanes = {life.lane for there in lives.values() for life in there}
+        if self.over:
+            return
+        self.at = time.monotonic()
+        for address in self.victims:
+            os.kill(self.pids[address], self.signal)
+
+    def struck(self) -> bool:
+        """Whether the fit was hit, and noticed."""
+        if self.thread is not None:
+            self.thread.join()
+        return bool(self.events)
+
+
+def victims_of(run: Any, who: str) -> list[str]:
+    """The server's worker, and the last of those without one."""
+    server = run.server_addresses[0]
+    trainer = max(set(run.trainer_addresses) - {server})
+    return {"trainer": [trainer], "server": [server], "both": [server, trainer]}[who]
+
+
+def all_there(client: Client) -> dict[str, int]:
+    """Wait for lost workers to come back, and return the process of each."""
+    while True:
+        with contextlib.suppress(OSError):  # one that is just being lost
+            found = client.run(forget)
+            if len(found) == WORKERS:
+                return found
+        time.sleep(0.05)
+
+
+# -- on a worker -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Life:
+    """A lane's steps on one worker in one generation."""
+
+    lane: int
+    since: float
+    first_clock: int
+    steps: int = 1
+
+
+_noted: list[Life] = []
+
+
+class Watch(WorkerPlugin):
+    """Watches the lanes of every worker, those that come back too."""
+
+    def setup(self, worker: Any) -> None:
+        _watch_lanes()
+
+
+def _watch_lanes() -> None:
+    """Note from now on when lanes step."""
+    from daskml_dist.training.worker.lane import Lane
+
+    add_gradient = Lane.add_gradient
+
+    def noting(self: Any, w: Any, batch: Any, out: Any) -> None:
+        add_gradient(self, w, batch, out)
+        # A generation has `Lane` objects of its own.
+        if hasattr(self, "life"):
+            self.life.steps += 1
+        else:
+            self.life = Life(self.number, time.monotonic(), self.clock)
+            _noted.append(self.life)
+
+    Lane.add_gradient = noting  # type: ignore[method-assign]
+
+
+def forget() -> int:
+    """Forget what was noted; return the process."""
+    _noted.clear()
+    return os.getpid()
+
+
+def lives_of_lanes() -> list[Life]:
+    return list(_noted)

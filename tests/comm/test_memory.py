@@ -1,0 +1,41 @@
+"""Memory that is used again: never while anybody holds a part of it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm import memory
+from daskml_dist.comm.memory import UsedAgain
+
+SIZE = 1 << 21
+
+
+def _address(array: NDArray[np.uint8]) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_comes_back_once_the_last_view_is_gone() -> None:
+    pool = UsedAgain()
+    first = pool.empty(SIZE)
+    address = _address(first)
+    part = first.view(np.float64)[10:20].reshape(2, 5).T
+    part[:] = 7.0
+    del first
+    other = pool.empty(SIZE)
+    assert _address(other) != address
+    other[:] = 0
+    assert (part == 7.0).all()
+    del part
+    assert _address(pool.empty(SIZE)) == address
+
+
+def test_little_waits_for_the_next_use() -> None:
+    pool = UsedAgain()
+    held = [pool.empty(SIZE + 8 * k) for k in range(3 * memory._MOST // SIZE)]
+    held.clear()
+    waiting = sum(size * len(some) for size, some in pool._free.items())
+    assert 0 < waiting <= memory._MOST
+    small = pool.empty(100)
+    del small
+    assert 100 not in pool._free
