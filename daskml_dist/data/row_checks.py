@@ -94,6 +94,7 @@ def check_row_shape(
 
 
 def unsupported(value: Any, name: str) -> InvalidDataError:
+    """Error of an input whose rows nobody knows."""
     return InvalidDataError(
         f"{name} is a {type(value).__module__}.{type(value).__name__}, which has no rows that Dask "
         "knows of. Pass a dask Array or DataFrame, for example dask.array.from_delayed(...), "

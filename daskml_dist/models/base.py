@@ -191,7 +191,8 @@ class Model(ABC):
         """Rows of a block as the maths reads them, made once: by default in the fit's dtype.
 
         A model that reads tensors as they are (images of uint8) returns `X` itself, and casts the
-        rows of a batch where it works on them.
+        rows of a batch where it works on them. What it makes is in memory beside the rows, and
+        `memory_budget` counts the rows alone.
 
         Parameters
         ----------

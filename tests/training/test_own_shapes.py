@@ -14,11 +14,10 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
-from daskml_dist._classifier import BaseClassifier
-from daskml_dist._steps import BaseSteps
+from daskml_dist.base import BaseClassifier, BaseSteps
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
-from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
+from daskml_dist.models import BatchRows, Parameters, Part, StepModel
 
 N_ROWS, SIDE, N_TOKENS, LENGTH = 1_200, 8, 30, 12
 
