@@ -65,18 +65,25 @@ def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPat
     block = make_block(3, there, TARGETS["numbers"], classification=False)
     model = LinearModel(SquaredError(), 5, 0, fit_intercept=True)
     fit: Any = SimpleNamespace(
-        rows=SimpleNamespace(dtype="float64", compute_dtype=None, classes=None, weight_scale=None),
+        rows=SimpleNamespace(
+            dtype="float64",
+            rows_dtype="float64",
+            compute_dtype=None,
+            classes=None,
+            weight_scale=None,
+        ),
         work=SimpleNamespace(model=model, coordinates=False),
         run=SimpleNamespace(device="gpu"),
     )
     assert prepare_block(block, fit).X is there
     assert DeviceArray.copied == 0
-    fit.rows.dtype = "float32"
+    fit.rows.dtype = fit.rows.rows_dtype = "float32"
     np.testing.assert_array_equal(prepare_block(block, fit).X.get(), X.astype(np.float32))
     wrong = X.copy()
     wrong[7, 2] = np.inf
     block = make_block(3, DeviceArray(wrong), TARGETS["numbers"], classification=False)
-    for fit.dtype in ("float64", "float32"):
+    for dtype in ("float64", "float32"):
+        fit.rows.dtype = fit.rows.rows_dtype = dtype
         with pytest.raises(InvalidDataError, match=r"Block 3: .*infinity.*row 7 of the block"):
             prepare_block(block, fit)
 
