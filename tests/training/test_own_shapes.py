@@ -14,10 +14,12 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
-from daskml_dist.base import BaseClassifier, BaseSteps
+from daskml_dist.base import BaseClassifier, BaseRounds, BaseSteps
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
-from daskml_dist.models import BatchRows, Parameters, Part, StepModel
+from daskml_dist.models import BatchRows, Model, Parameters, Part, StepModel
+from daskml_dist.solvers import Statistic
+from daskml_dist.solvers.by_class import OnePass
 
 N_ROWS, SIDE, N_TOKENS, LENGTH = 1_200, 8, 30, 12
 
@@ -256,6 +258,42 @@ def test_dtype_of_the_parameters_is_the_estimators(fitted: Any) -> None:
     assert found.fit(X, y).w_.dtype == np.float64
     with pytest.raises(InvalidParameterError, match='use "float32" or "float64"'):
         _images_of(dtype="uint8").fit(X, y)
+
+
+def test_round_estimators_take_images(client: Client) -> None:
+    class Mean(Statistic):
+        def shape(self, model: Any) -> tuple[int, ...]:
+            return (SIDE, SIDE)
+
+        def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> float:
+            assert rows.X.dtype == np.float32
+            out += rows.X.sum(axis=0, dtype=np.float64)
+            return 0.0
+
+    class Pixels(Model):
+        def encode(self, y: Any, classes: Any, dtype: Any) -> Any:
+            return y
+
+    class MeanImage(BaseRounds):
+        _tensors = True
+
+        def _check_params(self) -> None:
+            pass
+
+        def _problem(self, rows: Any) -> tuple[Any, Any]:
+            return Pixels(), OnePass(Mean())
+
+        def _set_fitted(self, solution: Any, model: Any, rows: Any) -> None:
+            self.mean_ = solution.w / rows.survey.n_rows
+
+        def _raw(self) -> Callable[[Any], Any]:
+            mean = self.mean_
+            return lambda X: np.abs(X - mean).sum(axis=(1, 2))
+
+    X, _ = _images()
+    found = MeanImage().fit(LAZY["rows"](X), None)
+    np.testing.assert_allclose(found.mean_, X.mean(axis=0), rtol=1e-12)
+    assert found.row_shape_ == (SIDE, SIDE)
 
 
 def test_chunks_of_several_dtypes_are_brought_to_one() -> None:
