@@ -1,4 +1,4 @@
-"""Lost and stopped workers: seconds until a fit goes on, what is made again, what shadows cost.
+"""Lost and stopped workers: seconds until a fit goes on, what is made again, what standbys cost.
 
 Times of different processes are compared, so this needs a clock that they share, as on Linux.
 """
@@ -34,14 +34,14 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
 ROWS, FEATURES, BATCH = 6_000, 8, 32
-#: Seconds after the first pass at which a worker is killed; at once, there is no shadow yet.
+#: Seconds after the first pass at which a worker is killed; at once, there is no standby yet.
 LATER, AT_ONCE = 0.7, 0.0
 KILLS = [("trainer", LATER), ("server", LATER), ("both", LATER)]
 #: Fits begun for one loss, since the machine's other work may hold the killing up.
 TRIES = 5
-#: Seconds of an undisturbed fit, of one whose steps are counted, and until it has shadows.
-FIT, TIMED, SHADOWED = 2.0, 1.2, 0.7
-#: Features, rows and batch of the models whose shadows are timed.
+#: Seconds of an undisturbed fit, of one whose steps are counted, and until it has standbys.
+FIT, TIMED, STANDBYS = 2.0, 1.2, 0.7
+#: Features, rows and batch of the models whose standbys are timed.
 MODELS = [(28, 30_000, 64), (100_000, 96, 8)]
 HOW = "`python -m benchmarks recovery`"
 
@@ -61,7 +61,7 @@ _TINY = _Size(["sync"], 1, 0, [(28, 3_000, 64)])
 def run(tiny: bool = False) -> str:
     """The tables."""
     size = _TINY if tiny else _FULL
-    return "\n\n".join([*_killed_and_stopped(size), _shadows(size)])
+    return "\n\n".join([*_killed_and_stopped(size), _standbys(size)])
 
 
 @contextlib.contextmanager
@@ -255,10 +255,10 @@ def _stopped_table(rows: list[list[Any]], stops: int) -> str:
     return markdown(title, ["policy", "seconds to the next generation", "from, to"], rows)
 
 
-# -- shadows ---------------------------------------------------------------------------------------
+# -- standbys --------------------------------------------------------------------------------------
 
 
-def _shadows(size: _Size) -> str:
+def _standbys(size: _Size) -> str:
     rows = []
     with _workers():
         for features, n_rows, batch in size.models:
@@ -270,25 +270,25 @@ def _shadows(size: _Size) -> str:
                 rows.append([f"{features:,}", policy, *_rates(X, y, policy, batch, size.fits)])
     columns = ["features", "policy", "steps/s with", "steps/s without", "with / without"]
     title = (
-        f"What shadows cost: daskml_dist.shadow_lag of 64 and of a billion in turn, {WORKERS} "
+        f"What standbys cost: daskml_dist.standby_lag of 64 and of a billion in turn, {WORKERS} "
         f"worker processes, float32, medians of {size.fits} fits: {HOW}"
     )
     return markdown(title, columns, rows)
 
 
 def _rates(X: Any, y: Any, policy: str, batch: int, fits: int) -> list[str]:
-    """Steps a second with shadows and without."""
+    """Steps a second with standbys and without."""
     rates: dict[int, list[float]] = {64: [], 10**9: []}
     for _ in range(fits):
         for lag, found in rates.items():
-            with dask.config.set({"daskml_dist.shadow_lag": lag}):
+            with dask.config.set({"daskml_dist.standby_lag": lag}):
                 found.append(_rate(X, y, policy, batch))
     with_, without = map(statistics.median, rates.values())
     return [f"{with_:,.0f}", f"{without:,.0f}", f"{with_ / without:.0%}"]
 
 
 def _rate(X: Any, y: Any, policy: str, batch: int) -> float:
-    """Steps a second once there are shadows."""
+    """Steps a second once there are standbys."""
     clf = SGDClassifier(
         policy=policy,
         batch_size=batch,
@@ -299,5 +299,5 @@ def _rate(X: Any, y: Any, policy: str, batch: int) -> float:
     ).fit(X, y)
     records = clf.history_.records
     ends = np.cumsum([record["seconds"] for record in records])
-    late = [record for record, end in zip(records, ends, strict=True) if end > SHADOWED]
+    late = [record for record, end in zip(records, ends, strict=True) if end > STANDBYS]
     return sum(r["steps"] for r in late) / sum(r["seconds"] for r in late)

@@ -15,7 +15,7 @@ __all__ = ["Bounds", "array_layout", "malformed"]
 
 #: Arrays that may travel: plain numbers in this machine's order of bytes.
 _DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?efdbhiqBHIQ"}
-#: Arrays of the image of one lane or server at most: parameters, optimizer state, sums.
+#: Arrays of the snapshot of one lane or server at most: parameters, optimizer state, sums.
 _ARRAYS = 16
 #: Entries of an array along one dimension at most, so that NumPy can count them.
 _LONGEST = 1 << 48
@@ -53,7 +53,7 @@ class Bounds:
 
     @property
     def most_arrays(self) -> int:
-        """Arrays of a control call: the images of all lanes."""
+        """Arrays of a control call: the snapshots of all lanes."""
         return _ARRAYS * self.n_lanes
 
     @property

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import ServerConnection
 from daskml_dist.compression import Compressor, Feedback, Packed
-from daskml_dist.ps.image import LaneImage
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.messages import Call, Reply, Request
+from daskml_dist.ps.snapshots import LaneSnapshot
 
 __all__ = ["Pulled", "ShardedConnection"]
 
@@ -141,9 +141,9 @@ class ShardedConnection:
         """Make a control call to the first server."""
         return self._connections[0].call(op, {"generation": self._generation, **payload})
 
-    def store(self, clock: int, images: dict[int, LaneImage]) -> None:
-        """Hand images of lanes at a clock to the first server."""
-        self.call("store", clock=clock, blob=images)
+    def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
+        """Hand snapshots of lanes at a clock to the first server."""
+        self.call("store", clock=clock, blob=snapshots)
 
     def call_all(self, op: str, **payload: Any) -> None:
         """Make a control call to every server."""

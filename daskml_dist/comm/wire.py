@@ -23,8 +23,8 @@ from daskml_dist.comm.bounds import Bounds, array_layout, malformed
 from daskml_dist.comm.packing import kinds, put_together, take_apart
 from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
-from daskml_dist.ps.image import SENT
 from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.snapshots import SENT
 
 __all__ = [
     "CALL",
@@ -109,7 +109,7 @@ def encode_reply(reply: Reply) -> Buffers:
 
 
 def encode_call(message: Call) -> Buffers:
-    """Buffers of a control call or its answer: plain values, arrays and images."""
+    """Buffers of a control call or its answer: plain values, arrays and snapshots."""
     tree, arrays = take_apart(message, _KINDS)
     text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
     return [_CALL.pack(CALL, len(text)) + text, *(_bytes_of(a) for a in arrays if a.size)]

@@ -24,7 +24,7 @@ class Callers:
     def __init__(self) -> None:
         #: Pulls, until the policy lets their lanes go.
         self.pulls: list[tuple[Request, Callable[[Reply], None]]] = []
-        #: Trainers that hand over images, until the shadow has those before.
+        #: Trainers that hand over snapshots, until the standby has those before.
         self.at_store: list[CallReply] = []
         self._arrived: dict[int, Any] = {}
         self._at_rendezvous: list[CallReply] = []
@@ -48,7 +48,7 @@ class Callers:
         return [partial(r, ok(stop=ledger.ends_with(n))) for n, r in done]
 
     def stored(self) -> Ready:
-        """Answers to those that have handed over images."""
+        """Answers to those that have handed over snapshots."""
         ready: Ready = [partial(reply, ok()) for reply in self.at_store]
         self.at_store = []
         return ready

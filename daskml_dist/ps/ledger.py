@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEDGER_PARTS", "LedgerImage", "PassLedger", "PassReport", "StoppingRule"]
+__all__ = ["LEDGER_PARTS", "LedgerSnapshot", "PassLedger", "PassReport", "StoppingRule"]
 
 Record = dict[str, Any]
 
@@ -88,7 +88,7 @@ def _copied(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
 
 
 @dataclass(frozen=True)
-class LedgerImage:
+class LedgerSnapshot:
     """A ledger at one moment, but for its records, of which it names the number."""
 
     rule: StoppingRule
@@ -100,8 +100,8 @@ class LedgerImage:
     staleness: list[float]
 
 
-#: What the image of a ledger is made of.
-LEDGER_PARTS: tuple[type, ...] = (LedgerImage, StoppingRule, _OpenPass, PassReport)
+#: What the snapshot of a ledger is made of.
+LEDGER_PARTS: tuple[type, ...] = (LedgerSnapshot, StoppingRule, _OpenPass, PassReport)
 
 
 class PassLedger:
@@ -201,22 +201,22 @@ class PassLedger:
             for entry in self._open.values():
                 entry.missing, entry.reports = set(self.lanes), []
 
-    def image(self) -> LedgerImage:
+    def snapshot(self) -> LedgerSnapshot:
         """Copy of everything but the records."""
         elapsed = time.perf_counter() - self._since
-        return LedgerImage(
+        return LedgerSnapshot(
             replace(self.rule), len(self.records), self.stopped, self._last_pass,
             _copied(self._open), elapsed, list(self._staleness),
         )  # fmt: skip
 
-    def restore(self, image: LedgerImage) -> None:
-        """Become what the ledger of the image was; the later records are dropped."""
-        del self.records[image.n_records :]
-        self.rule, self.stopped = replace(image.rule), image.stopped
-        self._last_pass = image.last_pass
-        self._open = _copied(image.open)
-        self._since = time.perf_counter() - image.elapsed
-        self._staleness = list(image.staleness)
+    def restore(self, snapshot: LedgerSnapshot) -> None:
+        """Become what the ledger of the snapshot was; the later records are dropped."""
+        del self.records[snapshot.n_records :]
+        self.rule, self.stopped = replace(snapshot.rule), snapshot.stopped
+        self._last_pass = snapshot.last_pass
+        self._open = _copied(snapshot.open)
+        self._since = time.perf_counter() - snapshot.elapsed
+        self._staleness = list(snapshot.staleness)
 
     def ends_with(self, number: int) -> bool:
         """Whether lanes that have made pass `number` make no other.

@@ -26,7 +26,7 @@ __all__ = [
 #: A lane, the rows (None: all) that its gradient belongs to, and the gradient.
 LaneGradient = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 
-#: Payload of a control call and of its answer: plain values, arrays, and images under "blob".
+#: Payload of a control call and of its answer: plain values, arrays, and snapshots under "blob".
 Call = dict[str, Any]
 CallReply = Callable[[Call], None]
 

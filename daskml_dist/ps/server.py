@@ -3,8 +3,9 @@
 It never blocks. Each call hands over a function that takes the answer, called at once or later
 by whichever call made the answer possible. Transports and the Dask actor only carry messages.
 
-Every so many updates a server makes an image of itself for its *shadow*, a server on another
-worker that only keeps images. A new generation goes on from the present state, or from an image.
+Every so many updates a server makes a snapshot of itself for its *standby*, a server on another
+worker that only keeps snapshots. A new generation goes on from the present state, or from one of
+these.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 from daskml_dist.compression import Compressor
 from daskml_dist.policies import Consistency
 from daskml_dist.ps.callers import Callers, Ready
-from daskml_dist.ps.image import Holding, ServerImage, shadow_of
 from daskml_dist.ps.keeper import Ship
 from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import Call, CallReply, Reply, Request, Status, ok
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.snapshots import Holding, ServerSnapshot, standby_of
 from daskml_dist.ps.state import ServerState
 
 __all__ = ["ParameterServer"]
@@ -47,7 +48,7 @@ class ParameterServer:
     n_trainers : int
         Trainers that must have arrived before any may start.
     generation : int
-        That of `shadow_of` for a shadow.
+        That of `standby_of` for a standby.
     clock : int
         Clock at which the lanes start.
     n_steps : int
@@ -73,7 +74,7 @@ class ParameterServer:
         self.ledger = ledger
         self._policy = policy
         self._state = ServerState(policy, lanes, shard, ledger, clock, n_steps)
-        self._images = self._state.images
+        self._snapshots = self._state.snapshots
         self._n_lanes = len(lanes)
         self._n_trainers = n_trainers
         self._compression = compression
@@ -149,7 +150,7 @@ class ParameterServer:
         return None
 
     def _released(self) -> Ready:
-        if self.is_over or self._paused or self._images.is_behind:
+        if self.is_over or self._paused or self._snapshots.is_behind:
             return []
         ready, still = self._callers.stored(), []
         for request, reply in self._callers.pulls:
@@ -169,7 +170,7 @@ class ParameterServer:
         ----------
         op : {"rendezvous", "report", "report_sums", "leave", "store", "restore", "keep"}
         payload : dict
-            Plain values, ``generation`` among them, and images under ``blob``.
+            Plain values, ``generation`` among them, and snapshots under ``blob``.
         reply : callable
         """
         with self._lock:
@@ -212,77 +213,77 @@ class ParameterServer:
         return ready
 
     def _on_store(self, payload: Call, reply: CallReply) -> Ready:
-        """Take the images of lanes that trainers step by themselves; whole once all are there."""
-        self._images.store(payload["clock"], payload["blob"], self.ledger)
+        """Take snapshots of lanes that trainers step by themselves; whole once all are there."""
+        self._snapshots.store(payload["clock"], payload["blob"], self.ledger)
         self._callers.at_store.append(reply)
         return self._released()
 
     def _on_restore(self, payload: Call, reply: CallReply) -> Ready:
-        """Give back the lanes' images that this generation goes on from; none at the start."""
-        return [partial(reply, ok(blob=self._images.lanes))]
+        """Give back the lanes' snapshots that this generation goes on from; none at the start."""
+        return [partial(reply, ok(blob=self._snapshots.lanes))]
 
     def _on_keep(self, payload: Call, reply: CallReply) -> Ready:
-        """Keep an image of the server whose shadow this is."""
-        image, records = payload["blob"]
-        self._images.kept.add(image)
+        """Keep a snapshot of the server whose standby this is."""
+        snapshot, records = payload["blob"]
+        self._snapshots.kept.add(snapshot)
         if self.ledger is not None:
             self.ledger.records[payload["first"] :] = records
         return [partial(reply, ok())]
 
-    # -- images --------------------------------------------------------------------------------
+    # -- snapshots --------------------------------------------------------------------------------
 
-    def shadow(self, ship: Ship | None, every: int = 1) -> None:
-        """Make an image every so many updates from now on, keep it, and hand it to `ship`.
+    def make_snapshots(self, ship: Ship | None, every: int = 1) -> None:
+        """Make a snapshot every so many updates from now on, keep it, and hand it to `ship`.
 
-        `ship` must not block, and somebody must call :meth:`shipped` once the shadow has it.
-        None: the images are kept here alone.
+        `ship` must not block, and somebody must call :meth:`shipped` once the standby has it.
+        None: the snapshots are kept here alone.
         """
         with self._lock:
-            self._state.begin_images(ship, every)
+            self._state.begin_snapshots(ship, every)
             ready = self._released()
         for answer in ready:
             answer()
 
-    def unshadow(self, ship: Ship) -> None:
-        """Hand no more images to `ship`, unless another one has taken its place."""
+    def stop_shipping(self, ship: Ship) -> None:
+        """Hand no more snapshots to `ship`, unless another one has taken its place."""
         with self._lock:
-            if self._images.ships_to(ship):
-                self._images.drop_shadow()
+            if self._snapshots.ships_to(ship):
+                self._snapshots.drop_standby()
             ready = self._released()
         for answer in ready:
             answer()
 
     def shipped(self) -> None:
-        """Note that the shadow has an image."""
+        """Note that the standby has a snapshot."""
         with self._lock:
-            self._images.shipped()
+            self._snapshots.shipped()
             ready = self._released()
         for answer in ready:
             answer()
 
-    def last_image(self) -> ServerImage | None:
-        """Image of the present state, or the last one of the lanes."""
+    def last_snapshot(self) -> ServerSnapshot | None:
+        """Snapshot of the present state, or the last one of the lanes."""
         with self._lock:
-            return self._images.kept.last if self.shard is None else self._state.image()
+            return self._snapshots.kept.last if self.shard is None else self._state.snapshot()
 
     def kept(self) -> dict[int, dict[int, int]]:
-        """Clocks at each image that is kept, by its place."""
+        """Clocks at each snapshot that is kept, by its place."""
         with self._lock:
-            return self._images.kept.clocks
+            return self._snapshots.kept.clocks
 
-    def image_at(self, place: int) -> tuple[ServerImage, list[Any]] | None:
-        """A kept image, with the records that belong to it; None if it is kept no more."""
+    def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
+        """A kept snapshot, with the records that belong to it; None if it is kept no more."""
         with self._lock:
-            image = self._images.kept.get(place)
-            if image is None:
+            snapshot = self._snapshots.kept.get(place)
+            if snapshot is None:
                 return None
-            n_records = image.ledger.n_records if image.ledger is not None else 0
-            return image, [] if self.ledger is None else self.ledger.records[:n_records]
+            n_records = snapshot.ledger.n_records if snapshot.ledger is not None else 0
+            return snapshot, [] if self.ledger is None else self.ledger.records[:n_records]
 
-    def take(self, image: ServerImage, records: list[Any]) -> None:
-        """Keep an image that another server made."""
+    def take(self, snapshot: ServerSnapshot, records: list[Any]) -> None:
+        """Keep a snapshot that another server made."""
         with self._lock:
-            self._images.kept.add(image)
+            self._snapshots.kept.add(snapshot)
             if self.ledger is not None:
                 self.ledger.records[:] = records
 
@@ -295,12 +296,12 @@ class ParameterServer:
         """
         with self._lock:
             now = None
-            clocks = self._images.kept.clocks
+            clocks = self._snapshots.kept.clocks
             if self.shard is not None and self.generation >= 0:
                 now = self._state.place()
                 clocks[now] = self._state.clocks()
             self.generation, self._paused = generation, True
-            self._images.pause()
+            self._snapshots.pause()
             ready = self._callers.refuse(Status.STALE_GENERATION)
         for answer in ready:
             answer()
@@ -322,7 +323,7 @@ class ParameterServer:
         n_trainers : int or None
             None: as many as before.
         at : int or None
-            Place of the image to go on from; None: from the present.
+            Place of the snapshot to go on from; None: from the present.
         """
         with self._lock:
             self.generation, self._paused = generation, False
@@ -334,9 +335,9 @@ class ParameterServer:
             answer()
 
     def stand_by(self, generation: int) -> None:
-        """Go on keeping images, of the server of a new generation."""
+        """Go on keeping snapshots, of the server of a new generation."""
         with self._lock:
-            self.generation, self._paused = shadow_of(generation), False
+            self.generation, self._paused = standby_of(generation), False
 
     def abort(self, reason: str) -> None:
         """Refuse everything from now on, and answer whoever waits."""
@@ -344,7 +345,7 @@ class ParameterServer:
             if self._aborted is not None:
                 return
             self._aborted = reason
-            self._images.drop_shadow()
+            self._snapshots.drop_standby()
             ready = self._callers.refuse(Status.ABORTED)
         for answer in ready:
             answer()
@@ -360,7 +361,7 @@ class ParameterServer:
         with self._lock:
             return None if self.shard is None else self.shard.state()
 
-    def snapshot(self) -> NDArray[Any] | None:
+    def published(self) -> NDArray[Any] | None:
         """Read-only parameters of the shard."""
         with self._lock:
-            return None if self.shard is None else self.shard.snapshot()
+            return None if self.shard is None else self.shard.published()

@@ -19,7 +19,7 @@ from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.ps.rule import Group, UpdateRule
-from daskml_dist.ps.shard_state import ShardImage, ShardState, copied
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
 
 __all__ = ["Shard"]
 
@@ -66,7 +66,7 @@ class Shard:
         # Sum of the learning rates so far, and up to where each row has paid its penalty.
         self._charged = 0.0
         self._paid = np.zeros(len(self.w)) if rule.owes else None
-        self._snapshot: NDArray[Any] | None = None
+        self._published: NDArray[Any] | None = None
         self._sum: NDArray[np.float64] | None = None
         self._n_summed = state.n_averaged
         if state.average is not None and state.n_averaged:
@@ -132,7 +132,7 @@ class Shard:
         self.version += 1
         self.rows += rows
         self._charged += rate
-        self._snapshot = None
+        self._published = None
         return rate
 
     @property
@@ -191,7 +191,7 @@ class Shard:
         self.version += 1
         self.rows += rows
         self._charged += rows * rate
-        self._snapshot = None
+        self._published = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
         if self.rule.clip is not None:
@@ -272,7 +272,7 @@ class Shard:
         self.w += delta
         self.rows += rows
         self.version += 1
-        self._snapshot = None
+        self._published = None
         self._add_to_average()
 
     def settle(self) -> None:
@@ -287,7 +287,7 @@ class Shard:
         if penalty.l1:
             soft_threshold(self.w[:k], owed * penalty.l1)
         self._paid[:] = self._charged
-        self._snapshot = None
+        self._published = None
 
     def _add_to_average(self) -> None:
         after = self.rule.average_after
@@ -301,11 +301,11 @@ class Shard:
     def replace(self, w: NDArray[Any]) -> None:
         """Take parameters from outside (an average over lanes); the optimizer state stays."""
         self.w[...] = w
-        self._snapshot = None
+        self._published = None
 
-    def image(self) -> ShardImage:
+    def snapshot(self) -> ShardSnapshot:
         """Copy of everything."""
-        return ShardImage(
+        return ShardSnapshot(
             copied(self.w),
             {name: copied(slot) for name, slot in self.slots.items()},
             self.version,
@@ -317,23 +317,23 @@ class Shard:
             self._n_summed,
         )
 
-    def restore(self, image: ShardImage) -> None:
-        """Become what the shard of the image was; the image stays as it is."""
-        self.w = copied(image.w)
-        self.slots = {name: copied(slot) for name, slot in image.slots.items()}
-        self.version, self._first_step = image.version, image.first_step
-        self.rows, self._charged = image.rows, image.charged
-        self._paid = None if image.paid is None else copied(image.paid)
-        self._sum = None if image.total is None else copied(image.total)
-        self._n_summed = image.n_summed
-        self._snapshot = None
+    def restore(self, snapshot: ShardSnapshot) -> None:
+        """Become what the shard of the snapshot was; the snapshot stays as it is."""
+        self.w = copied(snapshot.w)
+        self.slots = {name: copied(slot) for name, slot in snapshot.slots.items()}
+        self.version, self._first_step = snapshot.version, snapshot.first_step
+        self.rows, self._charged = snapshot.rows, snapshot.charged
+        self._paid = None if snapshot.paid is None else copied(snapshot.paid)
+        self._sum = None if snapshot.total is None else copied(snapshot.total)
+        self._n_summed = snapshot.n_summed
+        self._published = None
 
-    def snapshot(self) -> NDArray[Any]:
+    def published(self) -> NDArray[Any]:
         """Read-only copy of the parameters at this version; one copy a version."""
-        if self._snapshot is None:
-            self._snapshot = self.w.copy()
-            self._snapshot.flags.writeable = False
-        return self._snapshot
+        if self._published is None:
+            self._published = self.w.copy()
+            self._published.flags.writeable = False
+        return self._published
 
     def state(self) -> ShardState:
         """Settle, and return a copy of everything a later fit needs."""

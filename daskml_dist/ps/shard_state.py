@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 
-__all__ = ["ShardImage", "ShardState", "copied"]
+__all__ = ["ShardSnapshot", "ShardState", "copied"]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class ShardState:
 
 
 @dataclass(frozen=True)
-class ShardImage:
+class ShardSnapshot:
     """All of a shard at one version: restored, it goes on to the bit as it would have.
 
     Unlike a `ShardState` it leaves penalties that untouched rows owe as they are, since paying

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from daskml_dist.policies import Consistency
-from daskml_dist.ps.image import ServerImage
-from daskml_dist.ps.keeper import ImageKeeper, Ship
+from daskml_dist.ps.keeper import Ship, SnapshotKeeper
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.messages import Reply, Request, Status, sum_in_lane_order
 from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.snapshots import ServerSnapshot
 
 __all__ = ["ServerState"]
 
 
 class ServerState:
-    """State of a server, which it would go on from; images of it are made when due.
+    """State of a server, which it would go on from; snapshots of it are made when due.
 
     Not thread-safe: the server that holds it guards it.
 
@@ -40,7 +40,7 @@ class ServerState:
         clock: int,
         n_steps: int,
     ) -> None:
-        self.images = ImageKeeper(len(lanes))
+        self.snapshots = SnapshotKeeper(len(lanes))
         #: Pushes that came too late or twice.
         self.dropped = 0
         self._policy = policy
@@ -86,7 +86,7 @@ class ServerState:
             {p.lanes[0] for p in pushes if p.owned},
         )
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
-        self._image_when_due(shard.version)
+        self._snapshot_when_due(shard.version)
 
     def _accept_change(self, request: Request) -> None:
         """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
@@ -105,7 +105,7 @@ class ServerState:
             if self._ledger is not None:
                 self._ledger.count(self._pass_of(int(clock)), rows, loss, steps)
         shard.add(request.values, request.rows)
-        self._image_when_due(shard.version)
+        self._snapshot_when_due(shard.version)
 
     def _pass_of(self, clock: int) -> int:
         return (clock - 1) // self._n_steps + 1
@@ -118,7 +118,7 @@ class ServerState:
         """Reply to a pull, of lanes that may go."""
         shard = self._shard
         assert shard is not None
-        values = shard.snapshot() if request.pull_index is None else shard.w[request.pull_index]
+        values = shard.published() if request.pull_index is None else shard.w[request.pull_index]
         lane = request.lanes[0]
         stop = self._ledger is not None and self._ledger.stopped
         return Reply(lane, Status.OK, stop, shard.version, self._gate.clock(lane), values)
@@ -131,29 +131,29 @@ class ServerState:
         if self._shard is not None:
             self._apply_due()
 
-    # -- images --------------------------------------------------------------------------------
+    # -- snapshots --------------------------------------------------------------------------------
 
-    def begin_images(self, ship: Ship | None, every: int) -> None:
-        """Make an image now and every so many updates; where there is a last one, hand it on."""
-        self.images.begin(ship, every)
+    def begin_snapshots(self, ship: Ship | None, every: int) -> None:
+        """Make a snapshot now and every so many updates; where there is a last one, hand it on."""
+        self.snapshots.begin(ship, every)
         if self._shard is not None:
-            self.images.add(self.image())
+            self.snapshots.add(self.snapshot())
         else:
-            self.images.hand_on_last()
+            self.snapshots.hand_on_last()
 
-    def _image_when_due(self, version: int) -> None:
-        if self.images.is_due(version):
-            self.images.add(self.image())
+    def _snapshot_when_due(self, version: int) -> None:
+        if self.snapshots.is_due(version):
+            self.snapshots.add(self.snapshot())
 
-    def image(self) -> ServerImage:
-        """Image of the present."""
+    def snapshot(self) -> ServerSnapshot:
+        """Snapshot of the present."""
         shard = self._shard
         assert shard is not None
-        ledger = None if self._ledger is None else self._ledger.image()
-        return ServerImage(self.place(), self.clocks(), shard.image(), ledger)
+        ledger = None if self._ledger is None else self._ledger.snapshot()
+        return ServerSnapshot(self.place(), self.clocks(), shard.snapshot(), ledger)
 
     def place(self) -> int:
-        """The present's place among the images."""
+        """The present's place among the snapshots."""
         assert self._shard is not None
         if self._policy.lockstep:
             return max(self.clocks().values())
@@ -167,7 +167,7 @@ class ServerState:
     # -- generations ---------------------------------------------------------------------------
 
     def renew(self, lanes: Iterable[int], at: int | None) -> None:
-        """Go on from the present, or from the image of a place; open rounds are dropped."""
+        """Go on from the present, or from the snapshot of a place; open rounds are dropped."""
         clocks = self.clocks() if at is None else self._go_back(at)
         # In lock-step, a lane that comes back takes up the others' round.
         first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
@@ -176,17 +176,17 @@ class ServerState:
             self._gate.join(lane, clocks.get(lane, first))
         self._left.clear()
         self._pending.clear()
-        self.images.renew()
+        self.snapshots.renew()
         if self._ledger is not None:
             self._ledger.renew()
 
     def _go_back(self, at: int) -> dict[int, int]:
-        image = self.images.kept[at]
-        if image.shard is not None:
+        snapshot = self.snapshots.kept[at]
+        if snapshot.shard is not None:
             assert self._shard is not None
-            self._shard.restore(image.shard)
-        if image.ledger is not None:
+            self._shard.restore(snapshot.shard)
+        if snapshot.ledger is not None:
             assert self._ledger is not None
-            self._ledger.restore(image.ledger)
-        self.images.go_back_to(image)
-        return image.clocks
+            self._ledger.restore(snapshot.ledger)
+        self.snapshots.go_back_to(snapshot)
+        return snapshot.clocks

@@ -197,8 +197,8 @@ class TrainerSpec:
     servers : tuple of Endpoint
     secret : bytes
         Shared by the sockets of the run.
-    shadow_every : int
-        Steps between two images of what trainers hold; 0: none are made.
+    snapshot_every : int
+        Steps between two snapshots of what trainers hold; 0: none are made.
     lane_rows : tuple of int
         Training rows of each lane; fewer than at first where blocks were lost for good.
     """
@@ -213,7 +213,7 @@ class TrainerSpec:
     n_threads: int
     servers: tuple[Endpoint, ...]
     secret: bytes = field(repr=False)
-    shadow_every: int
+    snapshot_every: int
     lane_rows: tuple[int, ...]
 
     def peer_key(self, rank: int) -> str:

@@ -216,7 +216,7 @@ def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.Monk
             assert (ours["rows"], ours["steps"]) == (theirs["rows"], theirs["steps"])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_steps_made_together_are_those_one_by_one_to_the_last_bit(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

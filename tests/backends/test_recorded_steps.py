@@ -221,7 +221,7 @@ def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None
     chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
     recorded = backend.recorder(chooser, shard.rule.only.optimizer, shard.empty_step())
     assert recorded.serves(shard.empty_step())
-    shard.restore(shard.image())
+    shard.restore(shard.snapshot())
     assert not recorded.serves(shard.empty_step())
 
 

@@ -20,7 +20,7 @@ __all__ = ["NETWORK_KINDS", "PROCESS_KINDS", "Fault", "Striker", "draw", "prepar
 
 PROCESS_KINDS = ("kill", "stop", "stop_long", "retire", "scale", "join", "slow")
 NETWORK_KINDS = ("partition", "partition_long", "slow_link")
-ROLES = ("trainer", "server", "shadow", "both", "random")
+ROLES = ("trainer", "server", "standby", "both", "random")
 
 #: Passes of a fit under each policy, so that it lasts 1 to 3 s.
 PASSES = {
@@ -169,8 +169,8 @@ def _victims(fault: Fault, arena: Arena, run: Any) -> list[str]:
     workers = sorted(arena.workers())
     servers = [a for a in run.server_addresses if a in workers] or workers[:1]
     others = [a for a in workers if a not in servers]
-    if fault.role in {"trainer", "both"} or fault.role == "shadow":
-        pool = arena.actors() & set(others) if fault.role == "shadow" else set()
+    if fault.role in {"trainer", "both"} or fault.role == "standby":
+        pool = arena.actors() & set(others) if fault.role == "standby" else set()
         other = [str(rng.choice(sorted(pool) or others or workers))]
         return other if fault.role != "both" else list({*servers[:1], *other})
     return servers[:1] if fault.role == "server" else [str(rng.choice(workers))]

@@ -373,13 +373,13 @@ def test_pass_ends_for_all_lanes_together() -> None:
     assert [(r["loss"], r["rows"], r["steps"]) for r in server.ledger.records] == [(1.5, 6, 4)] * 5
 
 
-def test_snapshots_are_read_only_and_never_change() -> None:
+def test_published_copies_are_read_only_and_never_change() -> None:
     fleet, rng = _Fleet(Synchronous()), random.Random(0)
     held: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for clock in range(1, 6):
         rounds = fleet.round(fleet.lanes, clock, rng)
         given = [reply.values for replies in rounds for reply in replies]
-        given.append(fleet.servers[0].snapshot())
+        given.append(fleet.servers[0].published())
         for values in given:
             assert values is given[0]  # one copy a version
         assert given[0] is not None

@@ -266,10 +266,10 @@ def test_no_average_before_its_rows() -> None:
 # --- snapshots and states --------------------------------------------------------------------
 
 
-def test_snapshot_is_read_only_and_one_a_version() -> None:
+def test_published_copy_is_read_only_and_one_a_version() -> None:
     shard = _shard(_rule(penalty=Penalty(0.1, 0.1), coordinates=True))
-    first = shard.snapshot()
-    assert shard.snapshot() is first
+    first = shard.published()
+    assert shard.published() is first
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 0
     held = [(first, first.copy())]
@@ -281,7 +281,7 @@ def test_snapshot_is_read_only_and_one_a_version() -> None:
         lambda: shard.replace(np.zeros((N_ROWS, WIDTH))),
     ):
         change()
-        snapshot = shard.snapshot()
+        snapshot = shard.published()
         np.testing.assert_array_equal(snapshot, shard.w)
         assert not any(np.shares_memory(snapshot, old) for old, _ in held)
         held.append((snapshot, snapshot.copy()))

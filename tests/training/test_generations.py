@@ -13,12 +13,12 @@ from daskml_dist.data.placement import reassign
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES, Asynchronous, Hogwild, Synchronous, get_policy
-from daskml_dist.ps.image import Holding, Images, LaneImage, ServerImage, shadow_of
 from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.snapshots import Holding, LaneSnapshot, ServerSnapshot, Snapshots, standby_of
 from daskml_dist.schedules import InverseScaling
 from daskml_dist.training.client import membership
 from daskml_dist.training.client.fleet import Gone
@@ -53,26 +53,26 @@ def _at(now: int | None, *kept: int, lanes: int = 2) -> Holding:
 
 
 def test_a_lone_server_that_is_there_goes_on_as_it_is() -> None:
-    found = choose(Synchronous(), [[("server", _at(70, 32, 64)), ("shadow", _at(None, 32, 64))]])
+    found = choose(Synchronous(), [[("server", _at(70, 32, 64)), ("standby", _at(None, 32, 64))]])
     assert found is not None
     assert (found.hosts, found.places, found.clocks) == (["server"], [None], {0: 70, 1: 70})
 
 
-def test_a_shadow_goes_on_from_its_last_image() -> None:
+def test_a_standby_goes_on_from_its_last_snapshot() -> None:
     for policy in (Synchronous(), Asynchronous(), get_policy("average")):
-        found = choose(policy, [[("shadow", _at(None, 32, 64))]])
+        found = choose(policy, [[("standby", _at(None, 32, 64))]])
         assert found is not None
-        assert (found.hosts, found.places, found.clocks) == (["shadow"], [64], {0: 64, 1: 64})
+        assert (found.hosts, found.places, found.clocks) == (["standby"], [64], {0: 64, 1: 64})
 
 
 def test_servers_in_lock_step_go_back_to_the_latest_common_place() -> None:
     held = [
-        [("a", _at(97, 32, 64, 96)), ("a's shadow", _at(None, 32, 64))],
-        [("b's shadow", _at(None, 32, 64))],
+        [("a", _at(97, 32, 64, 96)), ("a's standby", _at(None, 32, 64))],
+        [("b's standby", _at(None, 32, 64))],
     ]
     found = choose(Synchronous(), held)
     assert found is not None
-    assert (found.hosts, found.places) == (["a", "b's shadow"], [64, 64])
+    assert (found.hosts, found.places) == (["a", "b's standby"], [64, 64])
     assert found.clocks == {0: 64, 1: 64}
 
 
@@ -86,7 +86,7 @@ def test_servers_one_round_apart_do_not_mix() -> None:
 def test_free_lanes_go_on_from_the_server_that_has_seen_least_of_them() -> None:
     held = [
         [("a", Holding(50, {50: {0: 30, 1: 20}}))],
-        [("b's shadow", Holding(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
+        [("b's standby", Holding(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
     ]
     found = choose(Asynchronous(), held)
     assert found is not None
@@ -102,21 +102,21 @@ def test_a_server_that_is_lost_for_good_makes_the_fit_begin_anew(policy: str) ->
     chosen = get_policy(policy)
     assert choose(chosen, []) is None
     assert choose(chosen, [[("a", _at(9, 8))], []]) is None
-    assert choose(chosen, [[("a", _at(9, 8))], [("b's shadow", _at(None))]]) is None
+    assert choose(chosen, [[("a", _at(9, 8))], [("b's standby", _at(None))]]) is None
 
 
-def test_images_keep_the_last_three_and_forget_a_future_that_was_left() -> None:
-    images = Images()
+def test_snapshots_keep_the_last_three_and_forget_a_future_that_was_left() -> None:
+    snapshots = Snapshots()
     for at in (0, 32, 64, 96):
-        images.add(ServerImage(at, {0: at}))
-    assert list(images.clocks) == [32, 64, 96]
-    images.add(ServerImage(64, {0: 1}))
-    assert images.clocks == {32: {0: 32}, 64: {0: 1}}
-    assert images.last is images[64]
-    assert images.get(96) is None
+        snapshots.add(ServerSnapshot(at, {0: at}))
+    assert list(snapshots.clocks) == [32, 64, 96]
+    snapshots.add(ServerSnapshot(64, {0: 1}))
+    assert snapshots.clocks == {32: {0: 32}, 64: {0: 1}}
+    assert snapshots.last is snapshots[64]
+    assert snapshots.get(96) is None
 
 
-# --- images of servers ------------------------------------------------------------------------
+# --- snapshots of servers ------------------------------------------------------------------------
 
 SHAPE = (5, 2)
 
@@ -138,62 +138,62 @@ def _push(server: ParameterServer, lane: int, clock: int) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", [Synchronous(), Asynchronous()])
-def test_a_shadow_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
-    server, shadow = _server(policy, optimizer), _server(policy, optimizer, shadow_of(0))
-    images: list[ServerImage] = []
-    server.shadow(images.append, every=8)
+def test_a_standby_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
+    server, standby = _server(policy, optimizer), _server(policy, optimizer, standby_of(0))
+    snapshots: list[ServerSnapshot] = []
+    server.make_snapshots(snapshots.append, every=8)
     for clock in range(1, 28):
         for lane in (0, 1):
             _push(server, lane, clock)
-        while images:
-            _keep(shadow, images.pop(0))
+        while snapshots:
+            _keep(standby, snapshots.pop(0))
             server.shipped()
-    place = max(shadow.pause(1).places)
-    shadow.renew(1, [0, 1], at=place)
-    # What the shadow has not seen is pushed again, and what it has is dropped.
+    place = max(standby.pause(1).places)
+    standby.renew(1, [0, 1], at=place)
+    # What the standby has not seen is pushed again, and what it has is dropped.
     for clock in range(1, 28):
         for lane in (0, 1):
-            _push(shadow, lane, clock)
+            _push(standby, lane, clock)
     assert server.shard is not None
-    assert shadow.shard is not None
-    np.testing.assert_array_equal(shadow.shard.w, server.shard.w)
-    state, expected = shadow.state(), server.state()
+    assert standby.shard is not None
+    np.testing.assert_array_equal(standby.shard.w, server.shard.w)
+    state, expected = standby.state(), server.state()
     assert state is not None
     assert expected is not None
     np.testing.assert_array_equal(state.average, expected.average)
     assert (state.step, state.rows) == (expected.step, expected.rows)
-    assert shadow.dropped > 0
-    assert shadow.ledger is not None
+    assert standby.dropped > 0
+    assert standby.ledger is not None
     assert server.ledger is not None
-    assert shadow.ledger.partial_rows == server.ledger.partial_rows == 27 * 2 * 3
+    assert standby.ledger.partial_rows == server.ledger.partial_rows == 27 * 2 * 3
 
 
-def _keep(shadow: ParameterServer, image: ServerImage, generation: int = 0) -> Call:
+def _keep(standby: ParameterServer, snapshot: ServerSnapshot, generation: int = 0) -> Call:
     answers: list[Call] = []
-    payload = {"generation": shadow_of(generation), "first": 0, "blob": (image, [])}
-    shadow.call("keep", payload, answers.append)
+    payload = {"generation": standby_of(generation), "first": 0, "blob": (snapshot, [])}
+    standby.call("keep", payload, answers.append)
     return answers[0]
 
 
-def test_a_server_that_was_replaced_cannot_reach_the_new_ones_shadow() -> None:
-    shadow = _server(Synchronous(), generation=shadow_of(0))
-    image = ServerImage(0, {0: 0, 1: 0}, _server(Synchronous()).shard.image())  # type: ignore[union-attr]
-    assert _keep(shadow, image)["status"] == Status.OK
-    shadow.pause(1)
-    assert _keep(shadow, image)["status"] == Status.STALE_GENERATION
-    shadow.stand_by(1)
-    assert _keep(shadow, image, generation=0)["status"] == Status.STALE_GENERATION
-    assert _keep(shadow, image, generation=1)["status"] == Status.OK
+def test_a_server_that_was_replaced_cannot_reach_the_new_ones_standby() -> None:
+    standby = _server(Synchronous(), generation=standby_of(0))
+    snapshot = ServerSnapshot(0, {0: 0, 1: 0}, _server(Synchronous()).shard.snapshot())  # type: ignore[union-attr]
+    assert _keep(standby, snapshot)["status"] == Status.OK
+    standby.pause(1)
+    assert _keep(standby, snapshot)["status"] == Status.STALE_GENERATION
+    standby.stand_by(1)
+    assert _keep(standby, snapshot, generation=0)["status"] == Status.STALE_GENERATION
+    assert _keep(standby, snapshot, generation=1)["status"] == Status.OK
 
 
-def test_nobody_is_let_go_while_two_images_are_under_way() -> None:
+def test_nobody_is_let_go_while_two_snapshots_are_under_way() -> None:
     server, replies = _server(Synchronous()), []
-    server.shadow(lambda image: None, every=1)
+    server.make_snapshots(lambda snapshot: None, every=1)
     for clock in (1, 2):
         for lane in (0, 1):
             request = Request((lane,), 0, clock, 0, 1.0, np.ones(SHAPE))
             server.exchange(request, replies.append)
-    assert replies == []  # the first image of all, and that of the first round
+    assert replies == []  # the first snapshot of all, and that of the first round
     server.shipped()
     server.shipped()
     assert [reply.lane for reply in replies] == [0, 1, 0, 1]
@@ -201,7 +201,7 @@ def test_nobody_is_let_go_while_two_images_are_under_way() -> None:
 
 def test_a_paused_server_refuses_and_tells_what_it_has() -> None:
     server, replies = _server(Synchronous()), []
-    server.shadow(None, every=2)
+    server.make_snapshots(None, every=2)
     for clock in (1, 2, 3):
         for lane in (0, 1):
             _push(server, lane, clock)
@@ -222,13 +222,13 @@ def test_lanes_that_trainers_hold_are_whole_once_all_are_in() -> None:
     answers: list[Call] = []
     for lane in (0, 1):
         assert server.kept() == {}
-        blob = {lane: LaneImage(1.0 + lane, 5.0, 8)}
+        blob = {lane: LaneSnapshot(1.0 + lane, 5.0, 8)}
         server.call("store", {"generation": 0, "clock": 8, "blob": blob}, answers.append)
     assert [answer["status"] for answer in answers] == [0, 0]
     assert server.pause(1).clocks == {8: {0: 8, 1: 8}}
     server.renew(1, [0, 1], at=8)
     server.call("restore", {"generation": 1}, answers.append)
-    assert answers[-1]["blob"] == {0: LaneImage(1.0, 5.0, 8), 1: LaneImage(2.0, 5.0, 8)}
+    assert answers[-1]["blob"] == {0: LaneSnapshot(1.0, 5.0, 8), 1: LaneSnapshot(2.0, 5.0, 8)}
 
 
 def test_reports_are_counted_once() -> None:

@@ -45,10 +45,10 @@ _FIRST_LOOK, _LOOK = 0.01, 0.2
 _ROLL_CALL = 0.5
 #: Seconds that a call to a worker may take.
 _CALL = 3.0
-#: Seconds that a fit must last before it gets shadows: a short one is sooner begun anew.
-_SHADOW_AFTER = 0.25
-#: Seconds between two times that the client gets images, without and with shadows.
-_SAVE, _SAVE_SHADOWED = 1.0, 5.0
+#: Seconds that a fit must last before it gets standbys: a short one is sooner begun anew.
+_STANDBY_AFTER = 0.25
+#: Seconds between two times that the client gets snapshots, without and with standbys.
+_SAVE, _SAVE_WITH_STANDBYS = 1.0, 5.0
 #: The same, in times that getting the last ones took.
 _SAVE_SHARE = 20
 #: Generations without any progress after which a fit says so; after the timeout it is given up.
@@ -295,10 +295,10 @@ class TrainingRun:
     def _keep_safe(self) -> None:
         """See that what the servers hold is elsewhere too."""
         now = time.monotonic()
-        if now - self._began < _SHADOW_AFTER or self._fit.work.replays:
+        if now - self._began < _STANDBY_AFTER or self._fit.work.replays:
             return
-        self._crew.mind_shadows()
-        pause = _SAVE_SHADOWED if self._crew.is_shadowed else _SAVE
+        self._crew.mind_standbys()
+        pause = _SAVE_WITH_STANDBYS if self._crew.has_standbys else _SAVE
         if now - self._saved_at > max(pause, _SAVE_SHARE * self._save_took) and self._crew.may_save:
             self._crew.save()
             self._saved_at = time.monotonic()

@@ -152,7 +152,7 @@ class Ending:
 
     def _kept(self, error: KeyboardInterrupt) -> FitResult | None:
         """Result of an interrupted fit as far as it came, from whoever can still tell."""
-        for told in (self._told_by_workers, self._told_by_images):
+        for told in (self._told_by_workers, self._told_by_snapshots):
             with suppress(Exception):
                 if (result := told()) is not None:
                     return replace(result, interrupted=error)
@@ -164,13 +164,14 @@ class Ending:
         left = joined_left(self._fit, self._shards(), results)
         return None if left is None else self._result(left.state, left.rows)
 
-    def _told_by_images(self) -> FitResult | None:
-        """The same from the images that the client has, where workers are lost."""
+    def _told_by_snapshots(self) -> FitResult | None:
+        """The same from the snapshots that the client has, where workers are lost."""
         fit, saved = self._fit, self._crew.saved
         if not saved:
             return None
-        servers, (image, _) = revived(fit, saved), saved[0]
-        left = joined_left(fit, [server.state() for server in servers], left_in(fit, image.lanes))
+        servers, (snapshot, _) = revived(fit, saved), saved[0]
+        states = [server.state() for server in servers]
+        left = joined_left(fit, states, left_in(fit, snapshot.lanes))
         ledger = servers[0].ledger
         if left is None or ledger is None:
             return None

@@ -39,7 +39,7 @@ class Gone(Exception):
 
 @dataclass(eq=False)
 class Host:
-    """An actor that hosts a server, or a shadow of one."""
+    """An actor that hosts a server, or a standby of one."""
 
     number: int
     address: str

@@ -1,4 +1,4 @@
-"""Generations of a run: who is a server, a shadow or a trainer, and how the next one begins.
+"""Generations of a run: who is a server, a standby or a trainer, and how the next one begins.
 
 A new generation stops the servers, finds the latest place from which all can go on
 (`recovery.choose`), moves lanes, and tells servers and trainers. Generation 0 begins in the same
@@ -18,15 +18,15 @@ from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
-from daskml_dist.ps.image import Holding, shadow_of
+from daskml_dist.ps.snapshots import Holding, standby_of
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.fleet import Fleet, Gone, Host, Seat, call_workers
 from daskml_dist.training.client.held_blocks import tell_lost
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import GoOn, choose
-from daskml_dist.training.client.saved import Saved, SavedImages
+from daskml_dist.training.client.saved import Saved, SavedSnapshots
 from daskml_dist.training.client.seating import Assignment, Seating
-from daskml_dist.training.client.shadowed import Server, Shadows
+from daskml_dist.training.client.standbys import Server, Standbys
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.orders import give_orders
 from daskml_dist.training.worker.servers import n_servers
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a server may take to stop, and orders to arrive.
 _PAUSE, _DELIVERY = 2.0, 3.0
-#: Bytes of images that the client keeps in memory at most; more go to its disk.
+#: Bytes of snapshots that the client keeps in memory at most; more go to its disk.
 _MOST_SAVED = 2**25
 
 
@@ -73,7 +73,7 @@ class Generations:
         self.seats: list[Seat] = []
         #: Trainers without lanes, until they have ended.
         self.dismissed: list[Seat] = []
-        #: Servers and shadows that are not needed any more.
+        #: Servers and standbys that are not needed any more.
         self.old_hosts: list[Host] = []
         #: Workers that had a part in the run.
         self.visited: set[str] = set()
@@ -90,10 +90,10 @@ class Generations:
         self._fleet = fleet
         self._run_id = run_id
         self._secret = secret
-        self._every = _shadow_every(fit)
-        #: Image and records of each server, that the client keeps.
-        self._saved = SavedImages()
-        self._shadows = Shadows(fleet, membership, self._every, self.visited.add)
+        self._every = _snapshot_every(fit)
+        #: Snapshot and records of each server, that the client keeps.
+        self._saved = SavedSnapshots()
+        self._standbys = Standbys(fleet, membership, self._every, self.visited.add)
 
     @property
     def _lanes(self) -> list[LaneSpec]:
@@ -156,15 +156,15 @@ class Generations:
         return go_on
 
     def _pause(self, server: Server) -> list[tuple[Host, Holding]]:
-        """Stop a server and its shadow, where they answer; what each could go on from."""
+        """Stop a server and its standby, where they answer; what each could go on from."""
         held = []
         for host in server.hosts:
             if host.proxy is None or host.address not in self._membership.threads:
                 continue
             try:
                 if self._membership.is_leaving(host.address):
-                    # It still answers: its shadow gets its last state, and takes its place.
-                    if host is server.host and server.shadow_ships:
+                    # It still answers: its standby gets its last state, and takes its place.
+                    if host is server.host and server.standby_ships:
                         self._fleet.ask(host, "hand_over", self.number, timeout=_PAUSE)
                     continue
                 held.append((host, self._fleet.ask(host, "pause", self.number, timeout=_PAUSE)))
@@ -173,11 +173,11 @@ class Generations:
         return held
 
     def _choose_saved(self, saved: list[Saved]) -> GoOn[Host] | None:
-        """Give new servers the images that the client has."""
+        """Give new servers the snapshots that the client has."""
         self._open_servers(0)
-        for server, (image, records) in zip(self.servers, saved, strict=True):
+        for server, (snapshot, records) in zip(self.servers, saved, strict=True):
             self._fleet.ask(server.host, "stand_by", self.number)
-            self._fleet.ask(server.host, "take", image, records)
+            self._fleet.ask(server.host, "take", snapshot, records)
         return choose(self._fit.work, [self._pause(server) for server in self.servers])
 
     def _go_on(self, go_on: GoOn[Host], n_trainers: int) -> None:
@@ -185,14 +185,14 @@ class Generations:
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
             self._fleet.ask(host, "renew", self.number, n_trainers, place)
             others = [other for other in server.hosts if other is not host]
-            server.shadow, server.shadow_ships, server.keeps_images = None, False, False
+            server.standby, server.standby_ships, server.keeps_snapshots = None, False, False
             for other in others:
                 leaves = self._membership.is_leaving(other.address)
                 if other is server.host or other.proxy is None or leaves:
                     self.old_hosts.append(other)
                 else:
                     self._fleet.ask(other, "stand_by", self.number)
-                    server.shadow = other
+                    server.standby = other
             server.host = host
 
     def _open_servers(self, n_trainers: int) -> None:
@@ -280,19 +280,19 @@ class Generations:
             self.seating.lane_rows,
         )
 
-    # -- shadows -------------------------------------------------------------------------------
+    # -- standbys -------------------------------------------------------------------------------
 
-    def mind_shadows(self) -> None:
-        """See that each server has a shadow on another worker."""
-        self._shadows.mind(self.servers, shadow_of(self.number))
+    def mind_standbys(self) -> None:
+        """See that each server has a standby on another worker."""
+        self._standbys.mind(self.servers, standby_of(self.number))
 
     @property
-    def is_shadowed(self) -> bool:
-        """Whether another worker has images of each server."""
-        return all(server.shadow_ships for server in self.servers)
+    def has_standbys(self) -> bool:
+        """Whether another worker has snapshots of each server."""
+        return all(server.standby_ships for server in self.servers)
 
     def save(self) -> None:
-        """Get the servers' last images to the client, for the day when all workers are lost."""
+        """Get the servers' last snapshots to the client, for the day when all workers are lost."""
         kept = [self._fleet.ask(server.host, "kept") for server in self.servers]
         common = set.intersection(*map(set, kept)) if self._fit.work.lockstep else None
         if not all(kept) or (common is not None and not common):
@@ -300,23 +300,23 @@ class Generations:
         saved = []
         for server, places in zip(self.servers, kept, strict=True):
             place = max(places if common is None else common)
-            saved.append(self._fleet.ask(server.host, "image_at", place))
+            saved.append(self._fleet.ask(server.host, "snapshot_at", place))
         if all(saved):
             try:
                 self._saved.put(saved, on_disk=not self._are_small)
             except OSError as error:
-                # The fit goes on, with an older image or none.
+                # The fit goes on, with an older snapshot or none.
                 logger.warning(
-                    "The images of a fit cannot be kept (%s): should its last worker be lost, more "
-                    "is made again. Free the disk, or set temporary-directory in Dask's "
+                    "The snapshots of a fit cannot be kept (%s): should its last worker be lost, "
+                    "more is made again. Free the disk, or set temporary-directory in Dask's "
                     "configuration.",
                     error,
                 )
 
     @property
     def may_save(self) -> bool:
-        """Whether the client is to have the images: small ones, and all that are nowhere else."""
-        return self._are_small or not self.is_shadowed
+        """Whether the client is to have snapshots: small ones, and all that are nowhere else."""
+        return self._are_small or not self.has_standbys
 
     @property
     def _are_small(self) -> bool:
@@ -332,7 +332,7 @@ class Generations:
 
     @property
     def saved(self) -> list[Saved]:
-        """The images that the client has; empty where there are none."""
+        """The snapshots that the client has; empty where there are none."""
         return self._saved.get()
 
     def close(self) -> None:
@@ -348,22 +348,22 @@ def _endpoint(host: Host) -> Endpoint:
     return host.endpoint
 
 
-def _shadow_every(fit: FitSpec) -> int:
-    """Updates between two images of a server, or steps between those of trainers' own state.
+def _snapshot_every(fit: FitSpec) -> int:
+    """Updates between two snapshots of a server, or steps between those of trainers' own state.
 
-    A shadow is at most two images behind, ``daskml_dist.shadow_lag`` updates (64 by default).
+    A standby is at most two snapshots behind, ``daskml_dist.standby_lag`` updates (64 by default).
     """
-    every = max(1, int(dask.config.get("daskml_dist.shadow_lag", 64)) // 2)
+    every = max(1, int(dask.config.get("daskml_dist.standby_lag", 64)) // 2)
     if fit.work.replays:
         return 2 * every
     policy = fit.steps.policy
     if policy.averages and not policy.average_every:
         return 8 * every
     if not policy.uses_shards:
-        every *= 2  # trainers wait until the first server has their images
+        every *= 2  # trainers wait until the first server has their snapshots
     if policy.averages:
         return -(-every // policy.average_every) * policy.average_every
     if fit.work.coordinates:
-        # A sparse step costs little next to an image of the whole shard.
+        # A sparse step costs little next to a snapshot of the whole shard.
         return every * max(1, fit.steps.shape[0] * fit.steps.shape[1] // 2**14)
     return every

@@ -90,7 +90,7 @@ class Reasons:
             if alarm.trainer is not None and alarm.generation == self._crew.number:
                 return alarm.message
         for server in self._crew.servers:
-            server.shadow_ships = False  # perhaps it was its connection that broke
+            server.standby_ships = False  # perhaps it was its connection that broke
         return None
 
     def roll_call(self) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from daskml_dist.policies import Consistency
-from daskml_dist.ps.image import Holding
+from daskml_dist.ps.snapshots import Holding
 
 __all__ = ["GoOn", "choose"]
 
@@ -23,7 +23,7 @@ class GoOn(Generic[H]):
     hosts : list of H
         Who is each server from now on.
     places : list of (int or None)
-        The image that each goes on from; None: its present state.
+        The snapshot that each goes on from; None: its present state.
     clocks : dict of lane to int
     """
 
@@ -43,7 +43,7 @@ def choose(policy: Consistency, held: Sequence[Sequence[tuple[H, Holding]]]) -> 
     ----------
     policy : Consistency
     held : sequence of sequence of (host, Holding)
-        For each server, who could be it: the server itself first, then its shadow.
+        For each server, who could be it: the server itself first, then its standby.
 
     Returns
     -------

@@ -10,26 +10,26 @@ from typing import Any
 
 import dask
 
-from daskml_dist.ps.image import ServerImage
+from daskml_dist.ps.snapshots import ServerSnapshot
 
-__all__ = ["Saved", "SavedImages"]
+__all__ = ["Saved", "SavedSnapshots"]
 
-#: Image and records of a server.
-Saved = tuple[ServerImage, list[Any]]
+#: Snapshot and records of a server.
+Saved = tuple[ServerSnapshot, list[Any]]
 
 
-class SavedImages:
-    """The last images: small ones in memory, large ones in a file that only this user can read.
+class SavedSnapshots:
+    """The last snapshots: small ones in memory, large ones in a file that only this user can read.
 
     The file lies in Dask's ``temporary-directory``, where that is set, and goes with the fit.
     """
 
     def __init__(self) -> None:
-        self._images: list[Saved] = []
+        self._snapshots: list[Saved] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def put(self, images: list[Saved], on_disk: bool) -> None:
-        """Keep images in place of those before.
+    def put(self, snapshots: list[Saved], on_disk: bool) -> None:
+        """Keep snapshots in place of those before.
 
         Raises
         ------
@@ -37,7 +37,7 @@ class SavedImages:
             They cannot be written; those before are still there.
         """
         if not on_disk:
-            self._images = images
+            self._snapshots = snapshots
             return
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(
@@ -47,20 +47,20 @@ class SavedImages:
             )
         new = self._file.with_suffix(".new")
         with new.open("wb") as file:
-            pickle.dump(images, file, protocol=pickle.HIGHEST_PROTOCOL)
+            pickle.dump(snapshots, file, protocol=pickle.HIGHEST_PROTOCOL)
         os.replace(new, self._file)
 
     def get(self) -> list[Saved]:
-        """The last images; empty where there are none."""
+        """The last snapshots; empty where there are none."""
         if self._folder is None or not self._file.exists():
-            return self._images
+            return self._snapshots
         with self._file.open("rb") as file:
-            images: list[Saved] = pickle.load(file)
-        return images
+            snapshots: list[Saved] = pickle.load(file)
+        return snapshots
 
     def close(self) -> None:
         """Forget them."""
-        self._images = []
+        self._snapshots = []
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -68,4 +68,4 @@ class SavedImages:
     @property
     def _file(self) -> Path:
         assert self._folder is not None
-        return Path(self._folder.name) / "images"
+        return Path(self._folder.name) / "snapshots"

@@ -27,10 +27,10 @@ from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
-from daskml_dist.ps.image import Holding, ServerImage
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.snapshots import Holding, ServerSnapshot
 from daskml_dist.training.dask_internals import ask_for, before_closing, is_wanted
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.orders import (
@@ -42,15 +42,15 @@ from daskml_dist.training.worker.orders import (
     tidy,
 )
 from daskml_dist.training.worker.servers import make_server
-from daskml_dist.training.worker.shadow import Shipper
+from daskml_dist.training.worker.shipper import Shipper
 from daskml_dist.training.worker.trainer import Trainer
 
 __all__ = ["Outcome", "ServerHost", "run_trainer"]
 
 #: Seconds that a trainer waits for its orders after it lost the others.
 _PATIENCE = 60.0
-#: Seconds that a shadow may take to answer.
-_SHADOW_TIMEOUT = 10.0
+#: Seconds that a standby may take to answer.
+_STANDBY_TIMEOUT = 10.0
 
 
 def _credentials(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
@@ -97,7 +97,7 @@ class ServerHost:
         The run, and the name under which trainers of the same process find the server.
     secret : bytes
     generation : int
-        That of `shadow_of` for a shadow.
+        That of `standby_of` for a standby.
     """
 
     def __init__(
@@ -174,28 +174,28 @@ class ServerHost:
         self._end_shipping()
         return self._server.pause(generation)
 
-    async def keep_images(self, every: int) -> None:
-        """Make an image every so many updates, and keep the last ones here."""
-        self._server.shadow(None, every)
+    async def keep_snapshots(self, every: int) -> None:
+        """Make a snapshot every so many updates, and keep the last ones here."""
+        self._server.make_snapshots(None, every)
 
     async def kept(self) -> dict[int, dict[int, int]]:
-        """Clocks at each image that is kept, by its place."""
+        """Clocks at each snapshot that is kept, by its place."""
         return self._server.kept()
 
-    async def image_at(self, place: int) -> tuple[ServerImage, list[Any]] | None:
-        """A kept image with its records."""
-        return self._server.image_at(place)
+    async def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
+        """A kept snapshot with its records."""
+        return self._server.snapshot_at(place)
 
-    async def take(self, image: ServerImage, records: list[Any]) -> None:
-        """Keep an image that another server made."""
-        self._server.take(image, records)
+    async def take(self, snapshot: ServerSnapshot, records: list[Any]) -> None:
+        """Keep a snapshot that another server made."""
+        self._server.take(snapshot, records)
 
     async def hand_over(self, generation: int) -> None:
-        """Pause, and give the shadow the last state."""
+        """Pause, and give the standby the last state."""
         self._server.pause(generation)
-        image = self._server.last_image()
-        if self._shipper is not None and image is not None:
-            self._shipper(image)
+        snapshot = self._server.last_snapshot()
+        if self._shipper is not None and snapshot is not None:
+            self._shipper(snapshot)
             while not self._shipper.is_idle:
                 await asyncio.sleep(0.002)
         self._end_shipping()
@@ -205,21 +205,21 @@ class ServerHost:
         self._server.renew(generation, range(len(self._fit.rows.lane_rows)), n_trainers, at)
 
     async def stand_by(self, generation: int) -> None:
-        """Go on as a shadow, of the server of a new generation."""
+        """Go on as a standby, of the server of a new generation."""
         self._server.stand_by(generation)
 
-    async def shadow_to(self, shadow: Endpoint, every: int) -> None:
-        """Send an image to the shadow at once, and every so many updates."""
+    async def ship_to(self, standby: Endpoint, every: int) -> None:
+        """Send a snapshot to the standby at once, and every so many updates."""
         self._end_shipping()
         # Its thread must not hold the actor, which ends when nobody holds it.
         bounds = self._fit.bounds(self._number)
-        connect = partial(_connect_to, shadow, self._server, bounds, self._credentials)
+        connect = partial(_connect_to, standby, self._server, bounds, self._credentials)
         self._shipper = Shipper(self._server, connect, self._alarm)
-        self._server.shadow(self._shipper, every)
+        self._server.make_snapshots(self._shipper, every)
 
     def _end_shipping(self) -> None:
         if self._shipper is not None:
-            self._server.unshadow(self._shipper)
+            self._server.stop_shipping(self._shipper)
             self._shipper.close()
             self._shipper = None
 
@@ -236,10 +236,10 @@ class ServerHost:
 
 
 def _connect_to(
-    shadow: Endpoint, server: ParameterServer, bounds: Bounds, credentials: Credentials
+    standby: Endpoint, server: ParameterServer, bounds: Bounds, credentials: Credentials
 ) -> ServerConnection:
-    wait = Wait(_SHADOW_TIMEOUT, is_aborted=lambda: server.is_over)
-    return reach(shadow, credentials, wait, bounds)
+    wait = Wait(_STANDBY_TIMEOUT, is_aborted=lambda: server.is_over)
+    return reach(standby, credentials, wait, bounds)
 
 
 def _close_at_end(

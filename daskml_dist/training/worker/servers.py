@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.ps.image import LaneImage, ServerImage
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.snapshots import LaneSnapshot, ServerSnapshot
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
@@ -42,7 +42,7 @@ def make_server(
     on_record : callable
         Called with the record of each pass, under the server's lock.
     generation : int
-        That of `shadow_of` for the shadow of that server.
+        That of `standby_of` for the standby of that server.
     """
     work, lanes = fit.work, list(range(len(fit.rows.lane_rows)))
     shard = ledger = None
@@ -127,20 +127,20 @@ def _mean(lefts: list[Left]) -> ShardState | Solution:
 
 
 def revived(
-    fit: FitSpec, images: Sequence[tuple[ServerImage, list[dict[str, Any]]]]
+    fit: FitSpec, snapshots: Sequence[tuple[ServerSnapshot, list[dict[str, Any]]]]
 ) -> list[ParameterServer]:
-    """Servers in the calling process, from an image and the records of each."""
+    """Servers in the calling process, from a snapshot and the records of each."""
     servers = []
-    for number, (image, records) in enumerate(images):
+    for number, (snapshot, records) in enumerate(snapshots):
         server = make_server(fit, number, n_trainers=1)
-        server.take(image, records)
-        server.renew(1, range(len(fit.rows.lane_rows)), at=image.at)
+        server.take(snapshot, records)
+        server.renew(1, range(len(fit.rows.lane_rows)), at=snapshot.at)
         servers.append(server)
     return servers
 
 
-def left_in(fit: FitSpec, lanes: Mapping[int, LaneImage]) -> list[TrainerResult]:
-    """Results that trainers would leave that had come as far as the images of their lanes."""
+def left_in(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
+    """Results that trainers would leave that had come as far as the snapshots of their lanes."""
     total, lefts = sum(fit.rows.lane_rows), []
     for number, lane in lanes.items():
         if lane.shard is not None:

@@ -1,4 +1,4 @@
-"""Frames without meaning, of those who are in, and images that travel as data."""
+"""Frames without meaning, of those who are in, and snapshots that travel as data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from daskml_dist.comm.packing import kinds, pack, pack_object, unpack, unpack_ob
 from daskml_dist.comm.remote import RemoteConnection
 from daskml_dist.comm.wire import Reader, encode_call, encode_request
 from daskml_dist.errors import CommunicationError, DaskMLDistError
-from daskml_dist.ps.image import SENT, LaneImage
 from daskml_dist.ps.messages import Reply, Request
-from daskml_dist.ps.shard_state import ShardImage
+from daskml_dist.ps.shard_state import ShardSnapshot
+from daskml_dist.ps.snapshots import SENT, LaneSnapshot
 from tests.comm.attacks.served import BOUNDS, HOST, KEY, SECRET, Served, is_closed
 
 pytestmark = pytest.mark.timeout(60)
@@ -57,7 +57,7 @@ def _object(name: str, *rest: Any) -> Any:
     return {"dict": [["op", "keep"], ["blob", {"object": [name, *rest]}]]}
 
 
-_LANE = "daskml_dist.ps.image.LaneImage"
+_LANE = "daskml_dist.ps.snapshots.LaneSnapshot"
 MALFORMED = {
     "kind": b"\x09",
     "a reply": wire._REPLY.pack(wire.REPLY, 0, False, 0, 0, 0, -1),
@@ -128,16 +128,16 @@ class _Bytes:
 
 
 def _frames() -> list[bytes]:
-    image = LaneImage(
+    snapshot = LaneSnapshot(
         1.5,
         2.0,
         3,
-        ShardImage(np.ones((8, 1)), {"m": np.ones((8, 1))}, 1, 0, 2.0, 0.5, None, None, 0),
+        ShardSnapshot(np.ones((8, 1)), {"m": np.ones((8, 1))}, 1, 0, 2.0, 0.5, None, None, 0),
     )
     return [
         _request(values=np.ones((8, 1)), rows=2.0),
         _request(values=np.ones((3, 1)), index=np.arange(3), pull_index=np.arange(4)),
-        _call(op="store", clock=3, blob={0: image}),
+        _call(op="store", clock=3, blob={0: snapshot}),
     ]
 
 
@@ -166,16 +166,16 @@ def test_many_changed_frames(seed: int) -> None:
     _fuzz(seed, 20_000)
 
 
-def test_images_travel_whole_and_as_data() -> None:
+def test_snapshots_travel_whole_and_as_data() -> None:
     reader = Reader(_Bytes(_frames()[2]), BOUNDS)
     found = reader.read()
     assert isinstance(found, dict)
-    image = found["blob"][0]
-    assert isinstance(image, LaneImage)
-    assert image.shard is not None
-    assert (image.loss, image.steps, image.shard.charged) == (1.5, 3, 0.5)
-    np.testing.assert_array_equal(image.shard.slots["m"], np.ones((8, 1)))
-    image.shard.w[0] = 5  # its own, to be written to
+    snapshot = found["blob"][0]
+    assert isinstance(snapshot, LaneSnapshot)
+    assert snapshot.shard is not None
+    assert (snapshot.loss, snapshot.steps, snapshot.shard.charged) == (1.5, 3, 0.5)
+    np.testing.assert_array_equal(snapshot.shard.slots["m"], np.ones((8, 1)))
+    snapshot.shard.w[0] = 5  # its own, to be written to
     thing = {"a": [1, (2.5, None)], "b": {3}, 4: np.arange(3), "inf": float("inf")}
     again = unpack_object(pack_object(thing, {}), {})
     np.testing.assert_array_equal(again.pop(4), thing.pop(4))

@@ -99,7 +99,7 @@ def test_fits_go_on(gpu: None, policy: str) -> None:
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
 
 
-def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> None:
+def test_a_snapshot_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> None:
     backend = StrictBackend()
     rule = one_group(get_optimizer("adam"), Constant(0.1), Penalty(0.0, 0.1), 3, 10.0, 0)
 
@@ -112,11 +112,11 @@ def test_an_image_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> Non
         return Shard(rule, ShardState(home.to_device(np.ones((4, 1))), {}))
 
     first = steps(backend, new(backend))
-    image = moved(first.image(), backend.to_numpy)
-    assert isinstance(image.w, np.ndarray)
-    assert all(isinstance(slot, np.ndarray) for slot in image.slots.values())
+    snapshot = moved(first.snapshot(), backend.to_numpy)
+    assert isinstance(snapshot.w, np.ndarray)
+    assert all(isinstance(slot, np.ndarray) for slot in snapshot.slots.values())
     again = new(backend)
-    again.restore(moved(image, backend.to_device))
+    again.restore(moved(snapshot, backend.to_device))
     host = get_backend("cpu")
     expected = steps(host, steps(host, new(host))).state()
     found = moved(steps(backend, again).state(), backend.to_numpy)

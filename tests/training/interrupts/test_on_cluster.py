@@ -15,7 +15,7 @@ from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.client import cluster_run
 from daskml_dist.training.client.ending import Ending
-from daskml_dist.training.client.saved import Saved, SavedImages
+from daskml_dist.training.client.saved import Saved, SavedSnapshots
 from tests.quick import quick
 from tests.training.interrupts.endless import (
     At,
@@ -44,15 +44,15 @@ def test_a_fit_on_a_cluster_keeps_what_it_had(client: Client, policy: str) -> No
     "policy",
     quick(["sync", "average", "async", "allreduce"], "average"),
 )
-def test_a_fit_whose_workers_are_lost_keeps_the_clients_images(
+def test_a_fit_whose_workers_are_lost_keeps_the_clients_snapshots(
     client: Client, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a user who does not want to wait for others."""
-    saved, put = [], SavedImages.put
+    saved, put = [], SavedSnapshots.put
 
-    def note(self: SavedImages, images: list[Saved], on_disk: bool) -> None:
-        put(self, images, on_disk)
-        saved.append(images)
+    def note(self: SavedSnapshots, snapshots: list[Saved], on_disk: bool) -> None:
+        put(self, snapshots, on_disk)
+        saved.append(snapshots)
 
     def interrupt_if_saved() -> None:
         if saved:
@@ -60,16 +60,16 @@ def test_a_fit_whose_workers_are_lost_keeps_the_clients_images(
 
     callback = At(0)
     monkeypatch.setattr(callback, "on_pass_end", lambda run, record: interrupt_if_saved())
-    monkeypatch.setattr(SavedImages, "put", note)
+    monkeypatch.setattr(SavedSnapshots, "put", note)
     monkeypatch.setattr(Ending, "_told_by_workers", lambda _: None)
-    for name in ("_SHADOW_AFTER", "_SAVE", "_SAVE_SHADOWED"):
+    for name in ("_STANDBY_AFTER", "_SAVE", "_SAVE_WITH_STANDBYS"):
         monkeypatch.setattr(cluster_run, name, 0.0)
     X, y = lazy_rows()
     clf = endless(policy, callbacks=callback, run=Run(n_lanes=2, n_servers=2))
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
-    image = saved[-1][0][0]
-    assert sum(image.clocks.values()) * 32 <= clf.t_ <= sum(image.clocks.values()) * 64
+    snapshot = saved[-1][0][0]
+    assert sum(snapshot.clocks.values()) * 32 <= clf.t_ <= sum(snapshot.clocks.values()) * 64
     assert clf.history_.interrupted
     assert clf.score(*make_rows()) > 0.7
     check_goes_on(clf, X, y)

@@ -71,14 +71,14 @@ def kill_worker(client: Client, address: str) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-#: Seconds after which a fit has shadows; before, it begins anew where a server is lost.
-SHADOWED = 0.6
+#: Seconds after which a fit has standbys; before, it begins anew where a server is lost.
+STANDBYS = 0.6
 
 
 class Strike:
     """Does something to the workers, once, so many seconds after the first pass or later."""
 
-    def __init__(self, strike: Callable[[Any], None], after: float = SHADOWED) -> None:
+    def __init__(self, strike: Callable[[Any], None], after: float = STANDBYS) -> None:
         self.strike = strike
         self.after = after
         self.first = float("inf")

@@ -55,11 +55,11 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["allreduce", "sync", "async"])
-def test_without_a_shadow_yet_the_fit_begins_anew(
+def test_without_a_standby_yet_the_fit_begins_anew(
     crew_client: Client, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine a first pass takes longer than until there are shadows.
-    monkeypatch.setattr("daskml_dist.training.client.cluster_run._SHADOW_AFTER", 60.0)
+    # On a busy machine a first pass takes longer than until there are standbys.
+    monkeypatch.setattr("daskml_dist.training.client.cluster_run._STANDBY_AFTER", 60.0)
     strike = Strike(lambda run: kill_worker(crew_client, run.server_addresses[0]), after=0)
     clf = make_classifier(policy, strike).fit(*lazy_rows())
     check_fit(clf, policy)
@@ -89,7 +89,7 @@ def test_the_only_worker_is_lost(
     sizes = []
 
     def kill(run: Any) -> None:
-        sizes.append(sum(file.stat().st_size for file in tmp_path.rglob("images")))
+        sizes.append(sum(file.stat().st_size for file in tmp_path.rglob("snapshots")))
         kill_worker(client, run.server_addresses[0])
 
     with (
@@ -106,7 +106,7 @@ def test_the_only_worker_is_lost(
         calm = make_classifier("sync", max_iter=60).fit(*lazy_rows())
     np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)
     assert (sizes[0] > 0) == (most_in_memory == 0)
-    assert not list(tmp_path.rglob("images"))
+    assert not list(tmp_path.rglob("snapshots"))
 
 
 @pytest.mark.slow

@@ -63,8 +63,8 @@ class Context:
         self.generation = spec.generation
         #: Clock at which each lane begins.
         self.clocks = {s.lane: clock for s, clock in zip(spec.lanes, spec.clocks, strict=True)}
-        #: Steps between two images of what trainers hold; 0: none are made.
-        self.shadow_every = spec.shadow_every
+        #: Steps between two snapshots of what trainers hold; 0: none are made.
+        self.snapshot_every = spec.snapshot_every
         #: Training rows of each lane.
         self.lane_rows = spec.lane_rows
         self.n_threads = max(1, min(spec.n_threads, len(lanes)))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.ps.image import LaneImage
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardImage, ShardState
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
+from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
@@ -52,23 +52,25 @@ def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | 
     for number in context.fit.work.passes(done):
         while done < number * n_steps:
             most = number * n_steps - done
-            if context.shadow_every:
-                most = min(most, context.shadow_every - done % context.shadow_every)
+            if context.snapshot_every:
+                most = min(most, context.snapshot_every - done % context.snapshot_every)
             context.rest()
             done += run.steps(done, most)
-            if context.shadow_every and done % context.shadow_every == 0:
-                connection.store(done, run.images())
+            if context.snapshot_every and done % context.snapshot_every == 0:
+                connection.store(done, run.snapshots())
         if context.report(connection, number, context.lanes, run.validation_weights()):
             return
 
 
 def _restore(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
-    """Go on from the images of the lanes that the fit went back to."""
-    images: dict[int, LaneImage] = connection.call("restore")["blob"]
+    """Go on from the snapshots of the lanes that the fit went back to."""
+    snapshots: dict[int, LaneSnapshot] = connection.call("restore")["blob"]
     for lane in context.lanes:
-        image = images[lane.number]
-        lane.sums = image.loss, image.rows, image.steps
-    run.restore({number: image.shard for number, image in images.items() if image.shard})
+        snapshot = snapshots[lane.number]
+        lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
+    run.restore(
+        {number: snapshot.shard for number, snapshot in snapshots.items() if snapshot.shard}
+    )
 
 
 class _Summed:
@@ -130,17 +132,17 @@ class _Summed:
                 parts.append((number, index[0] if index else None, gradient))
         return sum_in_lane_order(parts)
 
-    def images(self) -> dict[int, LaneImage]:
+    def snapshots(self) -> dict[int, LaneSnapshot]:
         """Every lane's sums; the parameters with the first lane's."""
         return {
-            lane.number: LaneImage(*lane.sums, None if lane.number else self._image())
+            lane.number: LaneSnapshot(*lane.sums, None if lane.number else self._snapshot())
             for lane in self._lanes
         }
 
-    def _image(self) -> ShardImage:
-        return self._home.leave(self._replica.image())
+    def _snapshot(self) -> ShardSnapshot:
+        return self._home.leave(self._replica.snapshot())
 
-    def restore(self, shards: dict[int, ShardImage]) -> None:
+    def restore(self, shards: dict[int, ShardSnapshot]) -> None:
         self._replica.restore(self._home.enter(shards[0]))
 
     def left(self) -> Left:
@@ -216,16 +218,17 @@ class _Averaged:
         state = self._joined(lambda values: self._own_sum(values) / share)
         return Left(state, share, sum(lane.sums[1] for lane in self._lanes))
 
-    def images(self) -> dict[int, LaneImage]:
+    def snapshots(self) -> dict[int, LaneSnapshot]:
         """Every lane's sums and parameters."""
         return {
-            lane.number: LaneImage(*lane.sums, self._image(lane.number)) for lane in self._lanes
+            lane.number: LaneSnapshot(*lane.sums, self._snapshot(lane.number))
+            for lane in self._lanes
         }
 
-    def _image(self, number: int) -> ShardImage:
-        return self._home.leave(self._replicas[number].image())
+    def _snapshot(self, number: int) -> ShardSnapshot:
+        return self._home.leave(self._replicas[number].snapshot())
 
-    def restore(self, shards: dict[int, ShardImage]) -> None:
+    def restore(self, shards: dict[int, ShardSnapshot]) -> None:
         for number, replica in self._replicas.items():
             replica.restore(self._home.enter(shards[number]))
 

@@ -47,11 +47,11 @@ class Residence:
         return Shard(self._rule, self.enter(state), backend=backend)
 
     def enter(self, record: R) -> R:
-        """A state or image (a dataclass) with its arrays on the device."""
+        """A state or snapshot (a dataclass) with its arrays on the device."""
         return record if self._is_host else moved(record, self._backend.to_device)
 
     def leave(self, record: R) -> R:
-        """A state or image with its arrays on the host."""
+        """A state or snapshot with its arrays on the host."""
         return record if self._is_host else moved(record, self._backend.to_numpy)
 
     def to_host(self, array: Any) -> Any:

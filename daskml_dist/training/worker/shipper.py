@@ -1,4 +1,4 @@
-"""Shipping a server's images to its shadow on another worker."""
+"""Shipping a server's snapshots to its standby on another worker."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from daskml_dist.comm.base import ServerConnection
 from daskml_dist.errors import TrainingError
-from daskml_dist.ps.image import ServerImage, shadow_of
 from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.snapshots import ServerSnapshot, standby_of
 
 __all__ = ["Shipper"]
 
@@ -19,16 +19,16 @@ _SLICE = 0.5
 
 
 class Shipper:
-    """Sender of images in a thread of its own, one after the other. Call it with an image.
+    """Sender of snapshots in a thread of its own, one after the other. Call it with a snapshot.
 
     Parameters
     ----------
     server : ParameterServer
-        Whose images these are.
+        Whose snapshots these are.
     connect : callable
-        Opens the connection to the shadow; called in the thread.
+        Opens the connection to the standby; called in the thread.
     on_failure : callable
-        Takes the error that ended the shipping; the server goes on without a shadow.
+        Takes the error that ended the shipping; the server goes on without a standby.
     """
 
     def __init__(
@@ -40,24 +40,24 @@ class Shipper:
         self._server = server
         self._connect = connect
         self._on_failure = on_failure
-        self._generation = shadow_of(server.generation)
-        self._images: queue.SimpleQueue[ServerImage | None] = queue.SimpleQueue()
+        self._generation = standby_of(server.generation)
+        self._snapshots: queue.SimpleQueue[ServerSnapshot | None] = queue.SimpleQueue()
         self._taken = self._sent = 0
-        self._thread = threading.Thread(target=self._run, daemon=True, name="daskml-shadow")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="daskml-standby")
         self._thread.start()
 
-    def __call__(self, image: ServerImage) -> None:
+    def __call__(self, snapshot: ServerSnapshot) -> None:
         self._taken += 1
-        self._images.put(image)
+        self._snapshots.put(snapshot)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the shadow has all images, or can have no more."""
+        """Whether the standby has all snapshots, or can have no more."""
         return self._sent >= self._taken or not self._thread.is_alive()
 
     def close(self) -> None:
         """Send no more; returns at once."""
-        self._images.put(None)
+        self._snapshots.put(None)
 
     def _run(self) -> None:
         try:
@@ -67,24 +67,24 @@ class Shipper:
             finally:
                 connection.close()
         except TrainingError as error:
-            self._server.unshadow(self)
-            self._on_failure(f"shadow: {error}")
+            self._server.stop_shipping(self)
+            self._on_failure(f"standby: {error}")
 
-    def _next(self) -> ServerImage | None:
+    def _next(self) -> ServerSnapshot | None:
         while not self._server.is_over:
             with suppress(queue.Empty):
-                return self._images.get(timeout=_SLICE)
+                return self._snapshots.get(timeout=_SLICE)
         return None
 
     def _send_all(self, connection: ServerConnection) -> None:
         first = 0
-        while (image := self._next()) is not None:
+        while (snapshot := self._next()) is not None:
             # Records only grow, so each goes over once.
             records, n_records = [], first
-            if image.ledger is not None and self._server.ledger is not None:
-                n_records = image.ledger.n_records
+            if snapshot.ledger is not None and self._server.ledger is not None:
+                n_records = snapshot.ledger.n_records
                 records = self._server.ledger.records[first:n_records]
-            payload = {"generation": self._generation, "first": first, "blob": (image, records)}
+            payload = {"generation": self._generation, "first": first, "blob": (snapshot, records)}
             connection.call("keep", payload)
             first = n_records
             self._sent += 1

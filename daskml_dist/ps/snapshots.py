@@ -1,0 +1,122 @@
+"""Snapshots: copies of a server at one moment, from which another one can go on."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot
+from daskml_dist.ps.shard_state import ShardSnapshot
+
+__all__ = ["SENT", "Holding", "LaneSnapshot", "ServerSnapshot", "Snapshots", "standby_of"]
+
+#: Snapshots that are kept of one server: servers in lock-step are one round apart at most, so the
+#: last three of each have one in common.
+_KEPT = 3
+
+
+def standby_of(generation: int) -> int:
+    """The generation of a server that only keeps snapshots of another one, below 0.
+
+    A server that was replaced thus cannot send snapshots to its successor's standby.
+    """
+    return -1 - generation
+
+
+@dataclass(frozen=True)
+class LaneSnapshot:
+    """A lane that a trainer steps by itself: its sums in the open pass, and its parameters.
+
+    Parameters
+    ----------
+    loss, rows : float
+    steps : int
+    shard : ShardSnapshot or None
+        None where all lanes share the parameters, and another lane has them.
+    """
+
+    loss: float
+    rows: float
+    steps: int
+    shard: ShardSnapshot | None = None
+
+
+@dataclass(frozen=True)
+class ServerSnapshot:
+    """A server at one moment.
+
+    Parameters
+    ----------
+    at : int
+        Its place among the snapshots of a server: the clock of all lanes where they step together,
+        else the version of the shard.
+    clocks : dict of lane to clock
+    shard : ShardSnapshot or None
+    ledger : LedgerSnapshot or None
+    lanes : dict of lane to LaneSnapshot
+        Where trainers hold the parameters.
+    """
+
+    at: int
+    clocks: dict[int, int]
+    shard: ShardSnapshot | None = None
+    ledger: LedgerSnapshot | None = None
+    lanes: dict[int, LaneSnapshot] = field(default_factory=dict)
+
+
+#: What snapshots are made of, as it goes from one process to another.
+SENT: tuple[type, ...] = (ServerSnapshot, LaneSnapshot, ShardSnapshot, *LEDGER_PARTS)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Places that a server could go on from.
+
+    Parameters
+    ----------
+    now : int or None
+        Its present place; None for one that cannot go on as it is.
+    clocks : dict of int to (dict of lane to clock)
+        Clocks at its present place and at each snapshot that it keeps.
+    """
+
+    now: int | None
+    clocks: dict[int, dict[int, int]]
+
+    @property
+    def places(self) -> set[int]:
+        """All places that it could go on from."""
+        return set(self.clocks)
+
+
+class Snapshots:
+    """The last snapshots of a server, by their place."""
+
+    def __init__(self) -> None:
+        self._kept: deque[ServerSnapshot] = deque(maxlen=_KEPT)
+
+    def add(self, snapshot: ServerSnapshot) -> None:
+        """Keep a snapshot; one of the same place is replaced, the oldest is dropped."""
+        self.drop_from(snapshot.at)
+        self._kept.append(snapshot)
+
+    def drop_from(self, at: int) -> None:
+        """Drop the snapshots of a place and later: the server has gone back."""
+        self._kept = deque((kept for kept in self._kept if kept.at < at), maxlen=_KEPT)
+
+    @property
+    def last(self) -> ServerSnapshot | None:
+        """The latest, if any."""
+        return self._kept[-1] if self._kept else None
+
+    def get(self, at: int) -> ServerSnapshot | None:
+        """The snapshot of a place, if it is kept."""
+        return next((snapshot for snapshot in self._kept if snapshot.at == at), None)
+
+    def __getitem__(self, at: int) -> ServerSnapshot:
+        return next(snapshot for snapshot in self._kept if snapshot.at == at)
+
+    @property
+    def clocks(self) -> dict[int, dict[int, int]]:
+        """Clocks of each snapshot, by its place."""
+        return {snapshot.at: snapshot.clocks for snapshot in self._kept}
