@@ -166,7 +166,7 @@ def _chunked(X: Any, chunks: Any) -> Any:
 
 def _unknown(X: Any) -> Any:
     """Chunks whose rows Dask does not know."""
-    lazy = _chunked(X, (400, *X.shape[1:]))
+    lazy = _chunked(X, (400, *(5,) * (X.ndim - 1)))
     return lazy[da.from_array(np.ones(len(X), bool), chunks=400)]
 
 
@@ -224,6 +224,13 @@ def test_lazy_images(alone: Any, client: Client, kind: str) -> None:
     assert isinstance(made, da.Array)
     np.testing.assert_array_equal(made.compute(), found.predict(X))
     assert found.score(lazy, labels) == found.score(X, y) > 0.95
+
+
+def test_rows_that_nobody_can_join_are_refused(fitted: Any) -> None:
+    X = LAZY["every dimension"](_images()[0])
+    some = X[:, da.from_array(np.ones(SIDE, bool), chunks=5)]
+    with pytest.raises(InvalidDataError, match=r"unknown sizes .* Call X.compute_chunk_sizes"):
+        fitted.predict(some)
 
 
 def test_streamed_images(client: Client) -> None:
