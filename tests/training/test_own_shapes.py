@@ -239,7 +239,7 @@ def test_streamed_images(client: Client) -> None:
     lazy = da.random.default_rng(0).integers(0, 255, size=size, dtype=np.uint8, chunks=chunks)
     labels = lazy[:, :4].sum(axis=(1, 2)) > lazy[:, 4:].sum(axis=(1, 2))
     found, kept = (
-        make_classes()[0](run=Run(n_lanes=2, deterministic=True, memory_budget=budget))
+        make_classes()[0](max_iter=4, run=Run(n_lanes=2, deterministic=True, memory_budget=budget))
         for budget in (N_ROWS * SIDE**2 // 3, N_ROWS * SIDE**2)
     )
     assert found.fit(lazy, labels).history_.extra["streamed"]
