@@ -260,7 +260,7 @@ def test_tokens_train_an_embedding(client: Client) -> None:
 
 def test_dtype_of_the_parameters_is_the_estimators(fitted: Any) -> None:
     X, y = _images()
-    found = _images_of(dtype="float64", warm_start=True, max_iter=1).fit(X, y)
+    found = _images_of(dtype=np.float64, warm_start=True, max_iter=1).fit(X, y)
     assert found.w_.dtype == np.float64
     assert found.fit(X, y).w_.dtype == np.float64
     with pytest.raises(InvalidParameterError, match='use "float32" or "float64"'):
