@@ -193,18 +193,18 @@ class Backend(ABC):
         """
         return False
 
-    def steps_gathered(self, n_entries: int) -> int:
-        """Steps of a fit whose rows, of so many entries, are gathered before there is a chooser."""
+    def steps_copied(self, n_entries: int) -> int:
+        """Steps of a fit whose rows, of so many entries, are copied before there is a gather."""
         return 0
 
-    def chooser(
+    def gather(
         self,
         loss: Any,
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
     ) -> Any | None:
-        """Something that chooses rows of blocks without copying them.
+        """Gather of rows of blocks, without copying them.
 
         Parameters
         ----------
@@ -218,19 +218,19 @@ class Backend(ABC):
 
         Returns
         -------
-        Chooser, HostChooser or None
+        DeviceGather, HostGather or None
             Called with some draws of rows (at most as many as its `most`), it returns a function
             for each: of `w` and `out`, which adds the gradient of the rows' summed loss to `out`
             and returns the loss. None where rows are gathered by :meth:`rows`.
         """
         return None
 
-    def recorder(self, chooser: Any, optimizer: Any, step: Step) -> Any | None:
+    def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """Something that makes many steps in one call.
 
         Parameters
         ----------
-        chooser : Chooser or HostChooser
+        gather : DeviceGather or HostGather
             This backend's, of whose rows the batches are.
         optimizer : Optimizer
         step : Step

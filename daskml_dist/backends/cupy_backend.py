@@ -20,8 +20,8 @@ from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
-from daskml_dist.backends.chosen_rows import Chooser, CsrChooser
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
+from daskml_dist.backends.device_gather import CsrGather, DeviceGather
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.recorded_steps import RecordedSteps
@@ -244,14 +244,14 @@ class CupyBackend(Backend):
         self._calls.update(optimizer, step, slots)()
         return True
 
-    def chooser(
+    def gather(
         self,
         loss: Any,
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
-    ) -> Chooser | None:
-        """Chooser of rows for kernels that read rows of that width by their addresses."""
+    ) -> DeviceGather | None:
+        """Gather of rows for kernels that read rows of that width by their addresses."""
         (X, y, _), *_ = blocks.values()
         is_sparse = self._sparse.issparse(X)
         if loss.kernel not in kernels.LOSSES or shape[1] > 1 or y.dtype != arithmetic_dtype(X):
@@ -264,13 +264,13 @@ class CupyBackend(Backend):
             for array in (block[1:] if is_sparse else block)
         ):
             return None
-        make = CsrChooser if is_sparse else Chooser
-        chooser = make(self._calls, (loss.kernel, _own(loss.parameters)), blocks, n_rows)
-        return chooser if self._calls.has_gradient(chooser.rows(0)) else None
+        make = CsrGather if is_sparse else DeviceGather
+        gather = make(self._calls, (loss.kernel, _own(loss.parameters)), blocks, n_rows)
+        return gather if self._calls.has_gradient(gather.rows(0)) else None
 
-    def recorder(self, chooser: Any, optimizer: Any, step: Step) -> RecordedSteps:
+    def recorder(self, gather: Any, optimizer: Any, step: Step) -> RecordedSteps:
         """A CUDA graph."""
-        return RecordedSteps(chooser, optimizer, step)
+        return RecordedSteps(gather, optimizer, step)
 
     @functools.cached_property
     def _calls(self) -> Calls:

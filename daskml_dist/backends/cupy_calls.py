@@ -269,7 +269,7 @@ class Calls:
             rows.d, w.shape[0] - rows.d, numbers, result=grad.dtype, index=rows.index,
         )  # fmt: skip
 
-    def choose_rows(self, blocks: Any, runs: Any, row_bytes: int | None, *chosen: Any) -> Call:
+    def gather_rows(self, blocks: Any, runs: Any, row_bytes: int | None, *chosen: Any) -> Call:
         """Runs of rows of blocks become where they lie, their targets and weights (or None).
 
         Parameters
@@ -282,10 +282,10 @@ class Calls:
         chosen : arrays
         """
         n, dtype = runs.shape[0], chosen[1].dtype
-        function = "choose_csr_rows" if row_bytes is None else "choose_rows"
+        function = "gather_csr_rows" if row_bytes is None else "gather_rows"
         at = kernels.launch(function, n, 1, dtype, self._n_sms)
         numbers = (n,) if row_bytes is None else (n, row_bytes)
-        return self._call("choose_rows", dtype, function, at, blocks, runs, *chosen, *numbers)
+        return self._call("gather_rows", dtype, function, at, blocks, runs, *chosen, *numbers)
 
     def _call(
         self,

@@ -215,11 +215,11 @@ class NumpyBackend(Backend):
 
         return host_update.update(optimizer, step)
 
-    def steps_gathered(self, n_entries: int) -> int:
+    def steps_copied(self, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
-    def chooser(
+    def gather(
         self,
         loss: Any,
         shape: tuple[int, int],
@@ -231,21 +231,21 @@ class NumpyBackend(Backend):
             return None
         if any(sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values()):
             return None
-        from daskml_dist.backends.host_chooser import HostChooser
+        from daskml_dist.backends.host_gather import HostGather
 
-        return HostChooser(loss, blocks, n_rows)
+        return HostGather(loss, blocks, n_rows)
 
-    def recorder(self, chooser: Any, optimizer: Any, step: Step) -> Any | None:
+    def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """One compiled loop, for optimizers with an `at_entry`."""
         state = step.state(optimizer)
-        fit = all(array.dtype == chooser.dtype and array.flags.c_contiguous for array in state)
+        fit = all(array.dtype == gather.dtype and array.flags.c_contiguous for array in state)
         if not fit or optimizer.at_entry is None:
             return None
-        from daskml_dist.backends import host_chooser, host_update
+        from daskml_dist.backends import host_gather, host_update
 
         if not host_update.compiles(optimizer, step):
             return None
-        return host_chooser.BatchSteps(chooser, optimizer, step)
+        return host_gather.BatchSteps(gather, optimizer, step)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""

@@ -9,15 +9,15 @@ import numpy as np
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Step
-from daskml_dist.backends.chosen_rows import Chooser
 from daskml_dist.backends.cupy_calls import Call, CsrRows
+from daskml_dist.backends.device_gather import DeviceGather
 from daskml_dist.backends.draws import Draw
 
 __all__ = ["RecordedSteps"]
 
 
 class RecordedSteps:
-    """Steps of one replica along the batches of one chooser, several in one launch.
+    """Steps of one replica along the batches of one gather, several in one launch.
 
     The kernels of so many steps are recorded once, as a CUDA graph, which runs them all. What
     differs from time to time lies in device memory, at addresses that stay: the rows of each batch,
@@ -25,32 +25,32 @@ class RecordedSteps:
 
     Parameters
     ----------
-    chooser : Chooser
+    gather : DeviceGather
     optimizer : daskml_dist.optimizers.Optimizer
     step : Step
         One of the steps, without a gradient.
     """
 
-    def __init__(self, chooser: Chooser, optimizer: Any, step: Step) -> None:
-        self._cp = cupy = chooser.calls.cupy
-        self._chooser = chooser
+    def __init__(self, gather: DeviceGather, optimizer: Any, step: Step) -> None:
+        self._cp = cupy = gather.calls.cupy
+        self._gather = gather
         self._optimizer = optimizer
         self._state = step.state(optimizer)
         #: Steps that can be made together.
-        self.most = chooser.most
+        self.most = gather.most
         self._numbers = cupy.zeros((self.most, kernels.NUMBERS), np.float64)
         self._losses = cupy.zeros(self.most, np.float64)
         gradient = dataclasses.replace(step, grad=cupy.zeros_like(step.w))
-        self._partials = chooser.calls.partials(chooser.rows(0))
+        self._partials = gather.calls.partials(gather.rows(0))
         self._calls = [self._of_step(place, gradient) for place in range(self.most)]
         #: By number of steps; None where it is launched kernel by kernel, as at first.
         self._graphs: dict[int, Any] = {}
 
     def _of_step(self, place: int, step: Step) -> list[Call]:
-        numbers, calls = self._numbers[place], self._chooser.calls
-        rows, loss = self._chooser.rows(place), self._losses[place : place + 1]
+        numbers, calls = self._numbers[place], self._gather.calls
+        rows, loss = self._gather.rows(place), self._losses[place : place + 1]
         gradient = calls.gradient(
-            *self._chooser.loss, rows, step.w, step.grad, loss,
+            *self._gather.loss, rows, step.w, step.grad, loss,
             add=step.coordinates, count=numbers, partials=self._partials,
         )  # fmt: skip
         if step.coordinates:
@@ -73,7 +73,7 @@ class RecordedSteps:
             The summed loss of each batch before its step; on the device.
         """
         n = len(steps)
-        self._chooser.choose(batches)
+        self._gather.gather(batches)
         table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]
         self._numbers[:n] = self._cp.asarray(np.array(table))
         self._losses[:n] = 0

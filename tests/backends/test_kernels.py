@@ -62,7 +62,7 @@ def test_kernels_compile_without_spills(architecture):
     check("linear_gradient", dtype="float32", d=512, loss="log_loss", result="float32")
     check("linear_gradient", dtype="float32", d=2048, loss="log_loss")
     check("linear_gradient", dtype="bfloat16", d=512, loss="gamma")
-    check("choose_rows", dtype="float32")
+    check("gather_rows", dtype="float32")
     check("softmax_gradient", dtype="float32", k=10)
     check("optimizer_updates", dtype="float32", optimizer="adam", result="float32")
     check("csr_gradient", dtype="float32", loss="log_loss", result="float32")
@@ -93,7 +93,7 @@ def test_everything_else_compiles_without_spills(architecture):
     for dtype in ("float32", "float64"):
         for loss, index in itertools.product(kernels.LOSSES, ("int32", "int64")):
             check("csr_gradient", dtype=dtype, loss=loss, result=dtype, index=index)
-        check("choose_rows", dtype=dtype)
+        check("gather_rows", dtype=dtype)
         check("csr_adagrad", dtype=dtype, result=dtype)
         for k in (2, 10, 1000):
             check("softmax_gradient", dtype=dtype, k=k)

@@ -78,14 +78,14 @@ def _rows(blocks: Any, draw: Draw) -> list[Any]:
 CONTAINERS = pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
 
 
-def _chooser(backend: Backend, loss: Loss, blocks: Any, most: int, container: Any) -> Any:
+def _gather(backend: Backend, loss: Loss, blocks: Any, most: int, container: Any) -> Any:
     moved = {
         number: tuple(
             None if a is None else backend.to_device(a) for a in (container(X), y, weight)
         )
         for number, (X, y, weight) in blocks.items()
     }
-    return backend.chooser(loss, (D + 1, 1), moved, most)
+    return backend.gather(loss, (D + 1, 1), moved, most)
 
 
 def _gradient(loss: Loss, w: Any, X: Any, y: Any, weight: Any | None) -> tuple[float, Any]:
@@ -98,18 +98,18 @@ def _gradient(loss: Loss, w: Any, X: Any, y: Any, weight: Any | None) -> tuple[f
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
 @CONTAINERS
-def test_chosen_rows(backend: Backend, container: Any, weighted: bool, dtype: Any) -> None:
+def test_gathered_rows(backend: Backend, container: Any, weighted: bool, dtype: Any) -> None:
     blocks: Any = _blocks(weighted, dtype)
     loss: Loss = Huber() if dtype is np.float64 else LogLoss()  # with a parameter, and without
-    chooser = _chooser(backend, loss, blocks, 40, container)
-    if chooser is None:
+    gather = _gather(backend, loss, blocks, 40, container)
+    if gather is None:
         assert backend.name == "numpy"
         assert container is not np.asarray
         return
     w = np.linspace(-1, 1, D + 1)[:, None].astype(dtype)
     for seed in (1, 2):
         draws = _draws(4, 40, seed)
-        for draw, add_gradient in zip(draws, chooser(draws), strict=True):
+        for draw, add_gradient in zip(draws, gather(draws), strict=True):
             if not sum(int(counts.sum()) for _, _, counts in draw):
                 continue
             expected = _rows(blocks, draw)
@@ -126,12 +126,12 @@ def test_rows_without_a_kernel_are_not_chosen(backend: Backend) -> None:
     moved = {
         n: (backend.to_device(X), backend.to_device(y), None) for n, (X, y, _) in blocks.items()
     }
-    assert backend.chooser(loss, (D, 3), moved, 9) is None
-    assert backend.chooser(LOSSES["tweedie"](), (D, 1), moved, 9) is None
+    assert backend.gather(loss, (D, 3), moved, 9) is None
+    assert backend.gather(LOSSES["tweedie"](), (D, 1), moved, 9) is None
     wide = {0: (backend.to_device(np.zeros((2, 5000))), backend.to_device(np.ones(2)), None)}
-    assert (backend.chooser(loss, (5000, 1), wide, 2) is None) == (backend.device == "gpu")
+    assert (backend.gather(loss, (5000, 1), wide, 2) is None) == (backend.device == "gpu")
     mixed = {**moved, 9: (backend.to_device(sparse.csr_array((2, D))), wide[0][1], None)}
-    assert backend.chooser(loss, (D, 1), mixed, 9) is None
+    assert backend.gather(loss, (D, 1), mixed, 9) is None
 
 
 def _rule(optimizer: str, average_after: int | None = None) -> UpdateRule:
@@ -156,8 +156,8 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
     """The same number of steps four times: launched, recorded, and launched again; then fewer."""
     blocks, loss, rule = _blocks(weighted=True), LogLoss(), _rule(optimizer)
     ours, by_hand = _shard(rule, backend), _shard(rule, get_backend("cpu"))
-    chooser = _chooser(backend, loss, blocks, 30, container)
-    recorded = chooser and backend.recorder(chooser, rule.only.optimizer, ours.empty_step())
+    gather = _gather(backend, loss, blocks, 30, container)
+    recorded = gather and backend.recorder(gather, rule.only.optimizer, ours.empty_step())
     if recorded is None:
         assert backend.name == "numpy"
         assert container is not np.asarray or rule.only.optimizer.at_entry is None
@@ -186,8 +186,8 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
 def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
     """Against steps at the rows of the parameters that each batch touches."""
     blocks, loss = _blocks(True, dtype), LogLoss()
-    chooser = _chooser(backend, loss, blocks, 3, sparse.csr_array)
-    if chooser is None:
+    gather = _gather(backend, loss, blocks, 3, sparse.csr_array)
+    if gather is None:
         assert backend.name == "numpy"
         return
     parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)
@@ -196,7 +196,7 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
     ours = Shard(rule, ShardState(backend.to_device(w), {}), backend=backend)
     by_hand = Shard(rule, ShardState(w.copy(), {}))
     assert ours.steps_alone
-    recorded = backend.recorder(chooser, rule.only.optimizer, ours.empty_step())
+    recorded = backend.recorder(gather, rule.only.optimizer, ours.empty_step())
     for seed in range(3):
         draws = _draws(4, 3, seed)
         gathered = [_rows(blocks, draw) for draw in draws]
@@ -218,8 +218,8 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
 def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None:
     shard = _shard(_rule("adam"), backend)
     assert shard.steps_alone
-    chooser = _chooser(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
-    recorded = backend.recorder(chooser, shard.rule.only.optimizer, shard.empty_step())
+    gather = _gather(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
+    recorded = backend.recorder(gather, shard.rule.only.optimizer, shard.empty_step())
     assert recorded.serves(shard.empty_step())
     shard.restore(shard.snapshot())
     assert not recorded.serves(shard.empty_step())

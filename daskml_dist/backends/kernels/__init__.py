@@ -31,7 +31,7 @@ __all__ = [
 
 #: The kernels of each source.
 FUNCTIONS = {
-    "choose_rows": ("choose_rows", "choose_csr_rows"),
+    "gather_rows": ("gather_rows", "gather_csr_rows"),
     "linear_gradient": ("linear_gradient", "sum_partials"),
     "softmax_gradient": ("softmax_gradient",),
     "optimizer_updates": ("optimizer_update",),
@@ -234,7 +234,7 @@ def launch(
         rows = _THREADS // _softmax_lanes(k)
     elif function in ("optimizer_update", "csr_clear"):
         rows = _THREADS
-    elif function in ("choose_rows", "choose_csr_rows", "csr_gradient", "csr_adagrad"):
+    elif function in ("gather_rows", "gather_csr_rows", "csr_gradient", "csr_adagrad"):
         rows = _WARPS
     elif function == "kmeans":
         shared, _ = _kmeans_shared(d, k, arithmetic)

@@ -98,7 +98,7 @@ def _parse(log: str) -> dict[str, KernelUsage]:
 
 #: Of the table: source, type of X, features, classes or centres.
 _ROWS = (
-    ("choose_rows", "float32", 1, 1),
+    ("gather_rows", "float32", 1, 1),
     ("linear_gradient", "float32", 28, 1),
     ("linear_gradient", "float32", 100, 1),
     ("linear_gradient", "float32", 512, 1),

@@ -70,17 +70,17 @@ class Lane:
 
         Its arrays are good until the next batch is asked for.
         """
-        return self._reader.next(self.reached >= self._reader.steps_gathered)
+        return self._reader.next(self.reached >= self._reader.steps_copied)
 
     @property
-    def ready_chooser(self) -> Any | None:
-        """The chooser, once it is worth having: the host gathers the rows of first steps."""
-        return None if self.reached < self._reader.steps_gathered else self._reader.chooser
+    def ready_gather(self) -> Any | None:
+        """The gather, once it is worth having: the host copies the rows of first steps."""
+        return None if self.reached < self._reader.steps_copied else self._reader.gather
 
     @property
-    def chooser(self) -> Any | None:
-        """Chooser of the rows of batches without a copy of them, or None."""
-        return self._reader.chooser
+    def gather(self) -> Any | None:
+        """DeviceGather of the rows of batches without a copy of them, or None."""
+        return self._reader.gather
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
         """Take steps of a replica that are made at once, and count their rows and losses.
@@ -88,7 +88,7 @@ class Lane:
         Parameters
         ----------
         recorded : RecordedSteps or BatchSteps
-            Of the lane's chooser and the replica.
+            Of the lane's gather and the replica.
         replica : Shard
         count : int
         """
@@ -112,8 +112,8 @@ class Lane:
         w = w if self._on_host else self.backend.to_device(w)
         stays = self._on_host or not is_host(out)
         sums = out if stays else zeros(out.shape, out.dtype, like=w)
-        if batch.chosen is not None:
-            loss = batch.chosen(w, sums)
+        if batch.add_gradient is not None:
+            loss = batch.add_gradient(w, sums)
         for rows in batch.pieces:
             loss = loss + model.add_gradient(w, rows, sums, self.backend)
         if not stays:

@@ -42,15 +42,15 @@ class Batch:
     n_rows : int
     index : ndarray of int64 or None
         Rows of the parameters that it touches (coordinates only).
-    chosen : callable or None
-        Adds the gradient of rows that stay where they are; see `Backend.chooser`. Then there are
+    add_gradient : callable or None
+        Adds the gradient of rows that stay where they are; see `Backend.gather`. Then there are
         no pieces.
     """
 
     pieces: Iterable[BatchRows]
     n_rows: int
     index: NDArray[np.int64] | None
-    chosen: Callable[[Any, Any], Any] | None = None
+    add_gradient: Callable[[Any, Any], Any] | None = None
 
 
 class Reader:
@@ -76,7 +76,7 @@ class Reader:
         self._linear = fit.work.linear
         self._clock = 0
         self._draws: Iterator[_Drawn] = iter(())
-        self._chosen: deque[Batch] = deque()
+        self._ready: deque[Batch] = deque()
         # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
         self._in_arrays = fit.work.n_steps > 1 and not fit.work.coordinates
         self._room = _Room()
@@ -85,7 +85,7 @@ class Reader:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
         self._clock = clock
         self._draws = self._from(clock)
-        self._chosen.clear()
+        self._ready.clear()
 
     def _from(self, clock: int) -> Iterator[_Drawn]:
         passes, step = divmod(clock, self._fit.work.n_steps)
@@ -99,27 +99,27 @@ class Reader:
             yield []
 
     def draws(self, count: int) -> tuple[list[Draw], list[int]]:
-        """Rows of the next batches, for whoever chooses them itself, and how many each has."""
+        """Rows of the next batches, for whoever gathers them itself, and how many each has."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
         return [_runs(draw) for draw in drawn], [_count(draw) for draw in drawn]
 
-    def next(self, may_choose: bool) -> Batch:
+    def next(self, may_gather: bool) -> Batch:
         """The next batch; after the last pass batches are empty.
 
-        Its arrays are good until the next batch is asked for. `may_choose`: a chooser may be used.
+        Its arrays are good until the next batch is asked for. `may_gather`: a gather may be used.
         """
-        chooser = self.chooser if may_choose and self._in_arrays else None
-        if chooser is None and not self._chosen:
+        gather = self.gather if may_gather and self._in_arrays else None
+        if gather is None and not self._ready:
             drawn = next(self._draws)
             self._clock += 1
             return self._batch(drawn, self._clock - 1)
-        if not self._chosen:
-            assert chooser is not None
-            draws, counts = self.draws(chooser.most)
-            for add, n_rows in zip(chooser(draws), counts, strict=True):
-                self._chosen.append(Batch([], n_rows, None, add if n_rows else None))
-        return self._chosen.popleft()
+        if not self._ready:
+            assert gather is not None
+            draws, counts = self.draws(gather.most)
+            for add, n_rows in zip(gather(draws), counts, strict=True):
+                self._ready.append(Batch([], n_rows, None, add if n_rows else None))
+        return self._ready.popleft()
 
     def _key(self, clock: int, piece: int = 0) -> tuple[int, ...]:
         return self._fit.work.seed, self._lane, clock, piece
@@ -166,8 +166,8 @@ class Reader:
             yield BatchRows(*self._rows_of(block, at), self._key(0))
 
     @functools.cached_property
-    def chooser(self) -> Any | None:
-        """Chooser of the rows of batches without a copy of them, or None."""
+    def gather(self) -> Any | None:
+        """DeviceGather of the rows of batches without a copy of them, or None."""
         kept = not isinstance(self._blocks, BlockStream)
         if self._linear is None or not kept or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
@@ -181,14 +181,14 @@ class Reader:
         ready = {n: self._blocks[n] for n in sorted(set(numbers))}
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
         shape, most = self._fit.steps.shape, self._most_rows
-        with device_memory(self._backend, f"What chooses batches of {most:,} rows"):
-            return self._backend.chooser(self._linear.loss, shape, blocks, most)
+        with device_memory(self._backend, f"What gathers batches of {most:,} rows"):
+            return self._backend.gather(self._linear.loss, shape, blocks, most)
 
     @functools.cached_property
-    def steps_gathered(self) -> int:
-        """Steps whose rows are gathered before a chooser is worth having."""
+    def steps_copied(self) -> int:
+        """Steps whose rows are copied before a gather is worth having."""
         n_features = 0 if self._linear is None else self._linear.n_features
-        return self._backend.steps_gathered(self._most_rows * n_features)
+        return self._backend.steps_copied(self._most_rows * n_features)
 
     @property
     def _most_rows(self) -> int:

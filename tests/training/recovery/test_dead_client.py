@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,23 +15,34 @@ from distributed import Client, LocalCluster
 from tests.training.recovery.strikes import first_of
 
 
-def _traces(dask_worker: Any) -> dict[str, Any]:
-    """What a run leaves in a worker's process."""
-    from daskml_dist.training.worker import orders
+def _make_traces() -> Callable[..., dict[str, Any]]:
+    """Made in a function, so that it travels whole.
 
-    return {
-        "actors": list(dask_worker.state.actors),
-        "tasks": list(dask_worker.state.tasks),
-        "plugins": [name for name in dask_worker.plugins if name.startswith("daskml")],
-        "orders": list(orders._orders),
-        "threads": [t.name for t in threading.enumerate() if t.name.startswith("daskml")],
-    }
+    A worker that had to import this module first would not answer meanwhile, and be cast out.
+    """
+
+    def traces(dask_worker: Any) -> dict[str, Any]:
+        """Traces of a run in a worker's process."""
+        import threading
+
+        from daskml_dist.training.worker import orders
+
+        return {
+            "actors": list(dask_worker.state.actors),
+            "tasks": list(dask_worker.state.tasks),
+            "plugins": [name for name in dask_worker.plugins if name.startswith("daskml")],
+            "orders": list(orders._orders),
+            "threads": [t.name for t in threading.enumerate() if t.name.startswith("daskml")],
+        }
+
+    return traces
 
 
 @pytest.mark.parametrize("policy", first_of("sync", "allreduce", "async"))
 def test_a_client_that_dies_leaves_nothing(
     crew: LocalCluster, crew_client: Client, policy: str
 ) -> None:
+    traces = _make_traces()
     script = f"""
     import dask.array as da, numpy as np
     from distributed import Client
@@ -52,9 +63,9 @@ def test_a_client_that_dies_leaves_nothing(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert any(found["actors"] for found in crew_client.run(_traces).values())
+        assert any(found["actors"] for found in crew_client.run(traces).values())
         process.kill()
     deadline = time.monotonic() + 60
-    while any(any(found.values()) for found in crew_client.run(_traces).values()):
-        assert time.monotonic() < deadline, crew_client.run(_traces)
+    while any(any(found.values()) for found in crew_client.run(traces).values()):
+        assert time.monotonic() < deadline, crew_client.run(traces)
         time.sleep(0.1)

@@ -49,13 +49,13 @@ class OwnSteps:
 
     def _take_together(self, count: int) -> int:
         """Steps taken; none where each is made by itself."""
-        lane, replica, chooser = self._lane, self._replica, self._lane.ready_chooser
-        if chooser is None or not self._may:
+        lane, replica, gather = self._lane, self._replica, self._lane.ready_gather
+        if gather is None or not self._may:
             return 0
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
             with device_memory(lane.backend, "What steps need"):
-                self._recorded = lane.backend.recorder(chooser, replica.rule.only.optimizer, step)
+                self._recorded = lane.backend.recorder(gather, replica.rule.only.optimizer, step)
         if self._recorded is None:
             self._may = False
             return 0

@@ -38,8 +38,8 @@ class Residence:
         if self._rule.coordinates and not self._is_host:
             # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
             # a device makes the steps of every lane by itself. All trainers find the same.
-            choosers = [lane.chooser for lane in context.lanes if lane.n_rows]
-            self._is_host = not alone or None in choosers
+            gathers = [lane.gather for lane in context.lanes if lane.n_rows]
+            self._is_host = not alone or None in gathers
 
     def shard(self, state: ShardState) -> Shard:
         """A replica in a state, which may still be the host's."""

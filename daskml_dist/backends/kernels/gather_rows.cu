@@ -54,7 +54,7 @@ __device__ inline void each_row(const B *blocks, const Run *runs, long long n, A
 // runs (n,)
 // addresses, targets, weights (or null)    of all the runs' rows
 // n, row_bytes                             bytes of a row of X
-extern "C" __global__ void __launch_bounds__(THREADS) choose_rows(
+extern "C" __global__ void __launch_bounds__(THREADS) gather_rows(
     const Block *__restrict__ blocks, const Run *__restrict__ runs,
     unsigned long long *__restrict__ addresses, A *__restrict__ targets, A *__restrict__ weights,
     long long n, long long row_bytes) {
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_rows(
 }
 
 // As above; `rows` is where each row lies.
-extern "C" __global__ void __launch_bounds__(THREADS) choose_csr_rows(
+extern "C" __global__ void __launch_bounds__(THREADS) gather_csr_rows(
     const CsrBlock *__restrict__ blocks, const Run *__restrict__ runs, CsrRow *__restrict__ rows,
     A *__restrict__ targets, A *__restrict__ weights, long long n) {
     each_row(blocks, runs, n, targets, weights, [=](const CsrBlock &block, long long row, int at) {

@@ -22,7 +22,7 @@ from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
-__all__ = ["BatchSteps", "HostChooser"]
+__all__ = ["BatchSteps", "HostGather"]
 
 #: Steps that are made together at most, and entries of their rows: some 50 ms, in which a trainer
 #: hears of nothing.
@@ -204,8 +204,8 @@ def _steps(
             _rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
 
 
-class HostChooser:
-    """Chooser of rows of dense blocks.
+class HostGather:
+    """Gather of rows of dense blocks.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ class HostChooser:
         Of a batch at most.
     """
 
-    #: Batches that are chosen together.
+    #: Batches that are gathered together.
     most = 1
 
     def __init__(
@@ -238,7 +238,7 @@ class HostChooser:
         self.gradient = compiled_with(_gradient, _tile=tile)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
-        """Choose batches: for each, :meth:`add_gradient` of its rows."""
+        """Gather batches: for each, :meth:`add_gradient` of its rows."""
         return [partial(self.add_gradient, batch) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
@@ -264,30 +264,30 @@ class HostChooser:
 
 
 class BatchSteps:
-    """Steps of one replica along the batches of one chooser, many in one call.
+    """Steps of one replica along the batches of one gather, many in one call.
 
     Parameters
     ----------
-    chooser : HostChooser
+    gather : HostGather
     optimizer : Optimizer
         With an `at_entry`.
     step : Step
         One of the steps, without a gradient.
     """
 
-    def __init__(self, chooser: HostChooser, optimizer: Any, step: Step) -> None:
-        self._chooser = chooser
+    def __init__(self, gather: HostGather, optimizer: Any, step: Step) -> None:
+        self._gather = gather
         #: Steps that can be made together.
-        self.most = chooser.most_steps
+        self.most = gather.most_steps
         self._optimizer = optimizer
         self._state = step.state(optimizer)
         self._scratch = np.empty(len(step.w), step.w.dtype)
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
-        self._rest = *penalty, chooser.parameters, chooser.n_features
+        self._rest = *penalty, gather.parameters, gather.n_features
         loops = [update_loop(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
         self._loop = compiled_with(
-            _steps, _gradient=chooser.gradient, _update=loops[0], _rest=loops[1]
+            _steps, _gradient=gather.gradient, _update=loops[0], _rest=loops[1]
         )
 
     def serves(self, step: Step) -> bool:
@@ -308,8 +308,8 @@ class BatchSteps:
         numbers = [self._optimizer.numbers(step.number) for step in steps]
         given = rows, rates, np.array(numbers, self._scratch.dtype)
         state = tuple(array.reshape(-1) for array in self._state)
-        losses, parts = np.empty(len(steps)), self._chooser.parts(batches)
-        self._loop(self._chooser.where, parts, *given, state, self._scratch, losses, *self._rest)
+        losses, parts = np.empty(len(steps)), self._gather.parts(batches)
+        self._loop(self._gather.where, parts, *given, state, self._scratch, losses, *self._rest)
         return losses
 
 

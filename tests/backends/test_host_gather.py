@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist import Run
-from daskml_dist.backends import host_chooser, host_update, numpy_backend
+from daskml_dist.backends import host_gather, host_update, numpy_backend
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
@@ -61,10 +61,10 @@ def test_gradients_of_the_compiled_loop(n: int, dtype: Any) -> None:
     """Against float64: its exponentials do not bear that sums are taken in another order."""
     loss, rng = LogLoss(), np.random.default_rng(n)
     blocks = {0: _block(loss, 500, True, dtype, 0)}
-    chooser = NumpyBackend().chooser(loss, (D + 1, 1), blocks, n)
-    assert chooser is not None
+    gather = NumpyBackend().gather(loss, (D + 1, 1), blocks, n)
+    assert gather is not None
     w, at = rng.normal(size=(D + 1, 1)).astype(dtype), rng.integers(0, 500, n)
-    (add_gradient,), out = chooser([[(0, at, None)]]), np.ones_like(w)
+    (add_gradient,), out = gather([[(0, at, None)]]), np.ones_like(w)
     X, y, weight = (array[at].astype(float) for array in blocks[0])
     values, g = loss.value_and_gradient(y, X @ w[:D, 0] + w[D, 0])
     rtol = 1e-5 if dtype is np.float32 else 1e-13
@@ -85,7 +85,7 @@ def test_loops_of_other_parts_have_other_names() -> None:
 
     assert rising.__code__.co_code == falling.__code__.co_code
     falling.__qualname__ = rising.__qualname__
-    loops = [compiled_with(host_chooser._losses, _loss=part) for part in (rising, falling)]
+    loops = [compiled_with(host_gather._losses, _loss=part) for part in (rising, falling)]
     assert loops[0].py_func.__qualname__ != loops[1].py_func.__qualname__
 
 
@@ -111,7 +111,7 @@ def _block(loss: Any, n: int, weighted: bool, dtype: Any, seed: int) -> tuple[An
 def test_every_loss_and_optimizer(
     name: str, optimizer: str, penalty: Penalty, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (host_chooser, host_update):
+    for module in (host_gather, host_update):
         monkeypatch.setattr(module, "compiled_with", _interpreted)
     loss, weighted, intercept = LOSSES[name](), penalty.l1 == 0, penalty.l2 != 0
     blocks = {n: _block(loss, rows, weighted, dtype, n) for n, rows in ((4, 11), (1, 6))}
@@ -119,9 +119,9 @@ def test_every_loss_and_optimizer(
     w = np.linspace(-0.3, 0.3, D + intercept)[:, None].astype(dtype)
     ours, other = (Shard(rule, ShardState(w.copy(), {})) for _ in range(2))
     backend = NumpyBackend()
-    chooser = backend.chooser(loss, w.shape, blocks, 9)
-    assert chooser is not None
-    steps = backend.recorder(chooser, rule.only.optimizer, ours.empty_step())
+    gather = backend.gather(loss, w.shape, blocks, 9)
+    assert gather is not None
+    steps = backend.recorder(gather, rule.only.optimizer, ours.empty_step())
     draws = [
         [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
         [],
@@ -155,20 +155,20 @@ def test_what_has_no_loop() -> None:
     backend, loss = NumpyBackend(), LogLoss()
     X, y, _ = _block(loss, 8, False, np.float64, 0)
     blocks = {0: (X, y, None)}
-    chooser = backend.chooser(loss, (D, 1), blocks, 4)
-    assert chooser is not None
-    assert backend.chooser(loss, (D, 3), blocks, 4) is None
-    assert backend.chooser(LOSSES["tweedie"](), (D, 1), blocks, 4) is None
-    assert backend.chooser(loss, (D, 1), {0: (sparse.csr_array(X), y, None)}, 4) is None
+    gather = backend.gather(loss, (D, 1), blocks, 4)
+    assert gather is not None
+    assert backend.gather(loss, (D, 3), blocks, 4) is None
+    assert backend.gather(LOSSES["tweedie"](), (D, 1), blocks, 4) is None
+    assert backend.gather(loss, (D, 1), {0: (sparse.csr_array(X), y, None)}, 4) is None
     # A sum of so many rows has too few digits in float32.
-    assert backend.chooser(loss, (D, 1), blocks, 100_000) is None
+    assert backend.gather(loss, (D, 1), blocks, 100_000) is None
     wide = {0: (np.zeros((9, 2**15)), np.zeros(9), None)}
-    slow = backend.chooser(loss, (2**15, 1), wide, 1024)
+    slow = backend.gather(loss, (2**15, 1), wide, 1024)
     assert slow is not None
-    assert (chooser.most_steps, slow.most_steps) == (256, 2)
+    assert (gather.most_steps, slow.most_steps) == (256, 2)
     rule = one_group(ArraysAlone(), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
     shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
-    assert backend.recorder(chooser, rule.only.optimizer, shard.empty_step()) is None
+    assert backend.recorder(gather, rule.only.optimizer, shard.empty_step()) is None
 
 
 X = np.random.default_rng(0).normal(size=(300, D))
@@ -195,9 +195,9 @@ def _fits(policy: str, monkeypatch: pytest.MonkeyPatch, *data: Any, **params: An
 @pytest.mark.parametrize("held_out", [False, True])
 def test_fits_are_the_same(policy: str, held_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    call = host_chooser.BatchSteps.__call__
+    call = host_gather.BatchSteps.__call__
     monkeypatch.setattr(
-        host_chooser.BatchSteps, "__call__",
+        host_gather.BatchSteps, "__call__",
         lambda self, draws, steps: made.append(len(steps)) or call(self, draws, steps),
     )  # fmt: skip
     n_lanes = 1 if policy in ("sync", "allreduce") else 2
@@ -263,7 +263,7 @@ def test_a_fit_that_goes_on_with_rows_of_another_dtype(monkeypatch: pytest.Monke
 
 
 def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_chooser, "BatchSteps", None)
+    monkeypatch.setattr(host_gather, "BatchSteps", None)
     _set_gathered(0, monkeypatch)
     few = {"max_iter": 2, "tol": None, "batch_size": 16, "run": Run(n_lanes=1)}
     SGDClassifier(average=True, **few).fit(X, Y)

@@ -11,16 +11,16 @@ import numpy as np
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
 from daskml_dist.backends.draws import Draw
 
-__all__ = ["Chooser", "CsrChooser"]
+__all__ = ["CsrGather", "DeviceGather"]
 
-#: Batches that are chosen together at most, and rows of them.
+#: Batches that are gathered together at most, and rows of them.
 _BATCHES, _ROWS = 32, 1 << 20
 
 
-class Chooser:
-    """Chooser of rows of dense blocks: several batches by one copy of a few numbers, one launch.
+class DeviceGather:
+    """Gather of rows of dense blocks: several batches by one copy of a few numbers, one launch.
 
-    A batch is good until others are chosen.
+    A batch is good until others are gathered.
 
     Parameters
     ----------
@@ -50,29 +50,29 @@ class Chooser:
         parts = [(*self._arrays(X), *others) for X, *others in self._blocks.values()]
         where = [[0 if a is None else calls.address(a) for a in arrays] for arrays in parts]
         self._where = cupy.asarray(np.array(where, np.uint64))
-        #: Batches that can be chosen together.
+        #: Batches that can be gathered together.
         self.most = max(1, min(_BATCHES, _ROWS // max(n_rows, 1)))
         self._n_rows = n_rows
         shape = self.most * n_rows
-        self._chosen = self._room(shape)
+        self._gathered = self._room(shape)
         self._y = cupy.empty(shape, first[1].dtype)
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], Any]]:
-        """Choose batches: for each, :meth:`add_gradient` of its rows."""
-        chosen = [self.rows(place, n) for place, n in enumerate(self.choose(batches))]
-        return [functools.partial(self.add_gradient, rows) for rows in chosen]
+        """Gather batches: for each, :meth:`add_gradient` of its rows."""
+        gathered = [self.rows(place, n) for place, n in enumerate(self.gather(batches))]
+        return [functools.partial(self.add_gradient, rows) for rows in gathered]
 
     def add_gradient(self, rows: Rows | CsrRows, w: Any, out: Any) -> Any:
-        """Add the gradient of chosen rows' summed loss at `w` to `out`, both (n, 1); the loss."""
+        """Add the gradient of gathered rows' summed loss at `w` to `out`, both (n, 1); the loss."""
         loss = self._cp.zeros((), np.float64)
         w = self._cp.ascontiguousarray(w, dtype=rows.y.dtype)
         for call in self.calls.gradient(*self.loss, rows, w, out, loss):
             call()
         return loss
 
-    def choose(self, batches: Sequence[Draw]) -> list[int]:
-        """Choose batches; the rows of each."""
+    def gather(self, batches: Sequence[Draw]) -> list[int]:
+        """Gather batches; the rows of each."""
         parts = [(place, *part) for place, batch in enumerate(batches) for part in batch]
         n_rows = np.zeros(len(batches), np.intp)
         if parts:
@@ -93,18 +93,18 @@ class Chooser:
             at = np.cumsum(count) - count + gaps[place]
             table = np.stack([block, np.concatenate(firsts), at, count], axis=1)
             runs = self._cp.asarray(table.astype(np.int32))
-            arrays = self._chosen, self._y, self._weight
-            self.calls.choose_rows(self._where, runs, self._row_bytes, *arrays)()
+            arrays = self._gathered, self._y, self._weight
+            self.calls.gather_rows(self._where, runs, self._row_bytes, *arrays)()
         found: list[int] = n_rows.tolist()
         return found
 
     def rows(self, place: int, n_rows: int | None = None) -> Rows | CsrRows:
-        """A chosen batch as a kernel takes it; of as many rows as a batch has at most."""
+        """A gathered batch as a kernel takes it; of as many rows as a batch has at most."""
         start = place * self._n_rows
         n = self._n_rows if n_rows is None else n_rows
         at = slice(start, start + n)
         weight = None if self._weight is None else self._weight[at]
-        return self._described(n, self._chosen[at], self._y[at], weight)
+        return self._described(n, self._gathered[at], self._y[at], weight)
 
     # What depends on how a block's rows lie.
 
@@ -121,16 +121,16 @@ class Chooser:
     def _row_bytes(self) -> int | None:
         return int(self.n_features * self.dtype.itemsize)
 
-    def _described(self, n: int, chosen: Any, y: Any, weight: Any | None) -> Rows | CsrRows:
-        return Rows(n, self.n_features, self.dtype, self._alignment, None, chosen, y, weight)
+    def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> Rows | CsrRows:
+        return Rows(n, self.n_features, self.dtype, self._alignment, None, gathered, y, weight)
 
     @functools.cached_property
     def _alignment(self) -> int:
         return self.calls.alignment(*(X for X, _, _ in self._blocks.values()))
 
 
-class CsrChooser(Chooser):
-    """Chooser of rows of CSR blocks, whose columns are int32, in canonical form."""
+class CsrGather(DeviceGather):
+    """Gather of rows of CSR blocks, whose columns are int32, in canonical form."""
 
     @staticmethod
     def _arrays(X: Any) -> tuple[Any, ...]:
@@ -143,5 +143,5 @@ class CsrChooser(Chooser):
     def _row_bytes(self) -> None:
         return None
 
-    def _described(self, n: int, chosen: Any, y: Any, weight: Any | None) -> CsrRows:
-        return CsrRows(n, self.n_features, self.dtype, None, chosen, y, weight)
+    def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> CsrRows:
+        return CsrRows(n, self.n_features, self.dtype, None, gathered, y, weight)

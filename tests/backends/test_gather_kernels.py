@@ -1,4 +1,4 @@
-"""CUDA kernels that choose the rows of a batch, by g++."""
+"""CUDA kernels that gather the rows of a batch, by g++."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _picked(arrays):
     return np.concatenate([arrays[block][row : row + count] for block, row, count in RUNS])
 
 
-def _choose_rows(guarded, function, dtype, where, chosen, targets, *row_bytes):
-    """Run a kernel that chooses rows: targets and weights, `targets` being each block's two."""
+def _gather_rows(guarded, function, dtype, where, chosen, targets, *row_bytes):
+    """Run a kernel that gathers rows: targets and weights, `targets` being each block's two."""
     counts = np.array([count for _, _, count in RUNS])
     at = BEFORE + np.cumsum(counts) - counts
     table = np.array([(b, row, a, n) for (b, row, n), a in zip(RUNS, at, strict=True)], np.int32)
@@ -34,7 +34,7 @@ def _choose_rows(guarded, function, dtype, where, chosen, targets, *row_bytes):
     parts = [(*w, *t) for w, t in zip(where, targets, strict=True)]
     table_of = [[0 if a is None else a.ctypes.data for a in part] for part in parts]
     launch = replace(kernels.launch(function, len(RUNS), 1, dtype, 1), grid=1)
-    library = build("choose_rows", kernels.options("choose_rows", dtype))
+    library = build("gather_rows", kernels.options("gather_rows", dtype))
     arrays = guarded(np.array(table_of, np.uint64)), guarded(table), chosen, found[0]
     weights = found[1] if weighted else None
     run(library, function, launch, *arrays, weights, len(RUNS), *row_bytes)
@@ -56,26 +56,26 @@ def _targets(guarded, sizes, dtype, weighted):
 @needs_compiler
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_chosen_rows(dtype, weighted, guarded):
+def test_gathered_rows(dtype, weighted, guarded):
     d, sizes = 3, (7, 100)
     blocks = [guarded(np.random.default_rng(0).normal(size=(n, d))) for n in sizes]
     chosen = guarded(np.full(BEFORE + sum(n for *_, n in RUNS) + BEHIND, 1, np.uint64))
     targets = _targets(guarded, sizes, dtype, weighted)
-    _choose_rows(guarded, "choose_rows", dtype, [(X,) for X in blocks], chosen, targets, d * 8)
+    _gather_rows(guarded, "gather_rows", dtype, [(X,) for X in blocks], chosen, targets, d * 8)
     rows = [(ctypes.c_double * d).from_address(int(at)) for at in chosen[BEFORE:-BEHIND]]
     np.testing.assert_array_equal(rows, _picked(blocks))
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_chosen_csr_rows(dtype, guarded):
+def test_gathered_csr_rows(dtype, guarded):
     d, sizes = 12, (7, 100)
     blocks = [sparse.random_array((n, d), density=0.3, format="csr", rng=n) for n in sizes]
     blocks = [X.astype(dtype) for X in blocks]
     where = [csr_parts(guarded, X, np.int32) for X in blocks]
     chosen = guarded(np.full((BEFORE + sum(n for *_, n in RUNS) + BEHIND, 3), 1, np.uint64))
     targets = _targets(guarded, sizes, dtype, weighted=True)
-    _choose_rows(guarded, "choose_csr_rows", dtype, where, chosen, targets)
+    _gather_rows(guarded, "gather_csr_rows", dtype, where, chosen, targets)
     assert (chosen[:BEFORE] == 1).all()
     assert (chosen[-BEHIND:] == 1).all()
     expected = _picked([X.toarray() for X in blocks])
