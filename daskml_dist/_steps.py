@@ -117,7 +117,7 @@ class BaseSteps(BaseOnRows):
             clip=params["clip"],
             micro_batch=params["micro_batch_size"],
             groups=params["groups"],
-            dtype=params["dtype"],
+            dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
         )
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
@@ -140,9 +140,10 @@ class BaseSteps(BaseOnRows):
             check_count("micro_batch_size", params["micro_batch_size"], also="or None")
         if params["clip"] is not None:
             check_number("clip", params["clip"], lambda v: v > 0, "> 0, or None")
-        if params["dtype"] not in (None, "float32", "float64"):
+        dtype = params["dtype"]
+        if dtype is not None and dtype not in ("float32", "float64", np.float32, np.float64):
             raise InvalidParameterError(
-                f'dtype={params["dtype"]!r}: use "float32" or "float64", or None: as the rows are.'
+                f'dtype={dtype!r}: use "float32" or "float64", or None: as the rows are.'
             )
         tol = params["tol"]
         if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):

@@ -106,8 +106,7 @@ def join_column_chunks(X: da.Array) -> da.Array:
         X.numblocks[1],
     )
     if X.ndim > 2:
-        whole: da.Array = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
-        return whole
+        return _whole_rows(X)
     # rechunk() cannot concatenate sparse chunks.
     joined: da.Array = da.blockwise(
         _join_columns,
@@ -120,6 +119,17 @@ def join_column_chunks(X: da.Array) -> da.Array:
         meta=X._meta,
     )
     return joined
+
+
+def _whole_rows(X: da.Array) -> da.Array:
+    try:
+        whole: da.Array = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
+    except ValueError as error:
+        raise InvalidDataError(
+            "X has several chunks of unknown sizes along a row, which cannot be joined. Call "
+            "X.compute_chunk_sizes() first."
+        ) from error
+    return whole
 
 
 def _join_columns(chunks: list[Any]) -> Any:

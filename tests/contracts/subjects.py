@@ -76,7 +76,7 @@ class Subject:
 def _public() -> Iterator[tuple[str, str, Any]]:
     """Public classes and functions of the face: (room, name, value)."""
     for room in pkgutil.iter_modules(daskml_dist.__path__):
-        if room.name.startswith("_"):
+        if room.name.startswith("_") or room.name == "base":  # what there is to derive from
             continue
         module = importlib.import_module(f"daskml_dist.{room.name}")
         for name in getattr(module, "__all__", []):

@@ -85,6 +85,17 @@ def _steps(names: dict[str, Any]) -> None:
     assert names["predicted"].shape == (N_ROWS,)
 
 
+def _images(rng: Any) -> tuple[Any, Any]:
+    X = rng.integers(256, size=(N_ROWS, 8, 8), dtype=np.uint8)
+    return X, X[:, :4].mean(axis=(1, 2)) / 255 - X[:, 4:].mean(axis=(1, 2)) / 255
+
+
+def _shapes(names: dict[str, Any]) -> None:
+    _fits(names, "model", 0.9)
+    assert (names["X"].dtype, names["model"].row_shape_) == ("uint8", (8, 8))
+    assert names["predicted"].shape == (N_ROWS,)
+
+
 def _clusters(rng: Any) -> tuple[Any, None]:
     return rng.normal(size=(N_ROWS, 6)) + rng.normal(scale=2, size=(3, 6))[
         rng.integers(3, size=N_ROWS)
@@ -104,6 +115,7 @@ SECTIONS: dict[str, tuple[Callable[[Any], tuple[Any, Any]], Callable[[dict[str, 
     "A loss": (_regression, _loss),
     "An optimizer": (_classes, _optimizer),
     "A model": (_curve, _steps),
+    "Rows of any shape": (_images, _shapes),
     "A statistic, its solver and its estimator": (_clusters, _rounds),
 }
 
@@ -118,7 +130,7 @@ def test_block_of_the_page(section: str, client: Client) -> None:
     X, y = draw(np.random.default_rng(0))
     names: dict[str, Any] = {
         "__name__": "__main__",
-        "X": da.from_array(X, chunks=(N_ROWS // 4, -1)),
+        "X": da.from_array(X, chunks=(N_ROWS // 4, *X.shape[1:])),
         "y": None if y is None else da.from_array(y, chunks=N_ROWS // 4),
     }
     exec(BLOCKS[section][0], names)

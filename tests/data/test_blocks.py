@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from dask.sizeof import sizeof
 from scipy import sparse
@@ -46,6 +47,47 @@ def test_overflow_of_a_given_dtype_is_infinity() -> None:
     block = make_block(0, X + 1e300, dtype="float32", classification=False)
     with pytest.raises(InvalidDataError, match=r"too large for dtype\('float32'\)"):
         check_finite(block)
+
+
+TENSORS = {
+    "bytes": (np.ones((4, 3, 2), np.uint8), "uint8"),
+    "bools": (np.ones((4, 3, 2), bool), "bool"),
+    "halves": (np.ones((4, 3, 2, 2), np.float16), "float16"),
+    "doubles": (np.ones((4, 3)), "float64"),
+    "long doubles": (np.ones((4, 3), np.longdouble), "float64"),
+    "big ends": (np.ones((4, 3), ">i4"), "int32"),
+    "objects": (np.ones((4, 3), object), "float64"),
+    "lists": ([[[1, 2], [3, 4]]], "int64"),
+    "sparse": (sparse.csr_array(np.eye(3, dtype=np.int8)), "int8"),
+    "frame": (pd.DataFrame({"a": np.ones(3, "uint8"), "b": np.ones(3, bool)}), "uint8"),
+    "numbers of pandas": (pd.DataFrame({"a": pd.array([1, 2], "Int16")}), "int16"),
+    "a missing number": (pd.DataFrame({"a": pd.array([1, None], "Int16")}), "float64"),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_keep_their_dtype_and_shape(name: str) -> None:
+    given, dtype = TENSORS[name]
+    block = make_block(0, given, tensors=True)
+    info = inspect_block(block)
+    assert (info.dtype, block.X.dtype) == (dtype, dtype)
+    assert (block.n_rows, *info.row_shape) == np.shape(given)
+    assert block.X.dtype.isnative
+    if isinstance(given, np.ndarray) and given.dtype == dtype:
+        assert block.X is given
+    values = block.X.data if sparse.issparse(block.X) else block.X
+    assert info.nbytes >= values.nbytes == values.size * np.dtype(dtype).itemsize
+
+
+def test_tensors_not_finite_are_named() -> None:
+    bad = np.zeros((5, 3, 2, 2), "float16")
+    bad[3, 1, 1, 0] = np.nan
+    with pytest.raises(InvalidDataError, match=r"Block 2: .*NaN.*row 3 of the block"):
+        check_finite(make_block(2, bad, tensors=True))
+    check_finite(make_block(2, np.full((5, 3, 2), 255, "uint8"), tensors=True))
+    for wrong in (np.ones(4), np.float64(1)):
+        with pytest.raises(InvalidDataError, match="Expected 2D array, got"):
+            make_block(2, wrong, tensors=True)
 
 
 def test_facts_of_labels() -> None:

@@ -14,10 +14,12 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
-from daskml_dist.base import BaseClassifier, BaseSteps
+from daskml_dist.base import BaseClassifier, BaseRounds, BaseSteps
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
-from daskml_dist.models import BatchRows, Parameters, Part, StepModel
+from daskml_dist.models import BatchRows, Model, Parameters, Part, StepModel
+from daskml_dist.solvers import Statistic
+from daskml_dist.solvers.by_class import OnePass
 
 N_ROWS, SIDE, N_TOKENS, LENGTH = 1_200, 8, 30, 12
 
@@ -164,7 +166,7 @@ def _chunked(X: Any, chunks: Any) -> Any:
 
 def _unknown(X: Any) -> Any:
     """Chunks whose rows Dask does not know."""
-    lazy = _chunked(X, (400, *X.shape[1:]))
+    lazy = _chunked(X, (400, *(5,) * (X.ndim - 1)))
     return lazy[da.from_array(np.ones(len(X), bool), chunks=400)]
 
 
@@ -224,13 +226,20 @@ def test_lazy_images(alone: Any, client: Client, kind: str) -> None:
     assert found.score(lazy, labels) == found.score(X, y) > 0.95
 
 
+def test_rows_that_nobody_can_join_are_refused(fitted: Any) -> None:
+    X = LAZY["every dimension"](_images()[0])
+    some = X[:, da.from_array(np.ones(SIDE, bool), chunks=5)]
+    with pytest.raises(InvalidDataError, match=r"unknown sizes .* Call X.compute_chunk_sizes"):
+        fitted.predict(some)
+
+
 def test_streamed_images(client: Client) -> None:
     """Blocks are counted as bytes, and made again as such."""
     size, chunks = (N_ROWS, SIDE, SIDE), (200, SIDE, SIDE)
     lazy = da.random.default_rng(0).integers(0, 255, size=size, dtype=np.uint8, chunks=chunks)
     labels = lazy[:, :4].sum(axis=(1, 2)) > lazy[:, 4:].sum(axis=(1, 2))
     found, kept = (
-        make_classes()[0](run=Run(n_lanes=2, deterministic=True, memory_budget=budget))
+        make_classes()[0](max_iter=4, run=Run(n_lanes=2, deterministic=True, memory_budget=budget))
         for budget in (N_ROWS * SIDE**2 // 3, N_ROWS * SIDE**2)
     )
     assert found.fit(lazy, labels).history_.extra["streamed"]
@@ -251,11 +260,47 @@ def test_tokens_train_an_embedding(client: Client) -> None:
 
 def test_dtype_of_the_parameters_is_the_estimators(fitted: Any) -> None:
     X, y = _images()
-    found = _images_of(dtype="float64", warm_start=True, max_iter=1).fit(X, y)
+    found = _images_of(dtype=np.float64, warm_start=True, max_iter=1).fit(X, y)
     assert found.w_.dtype == np.float64
     assert found.fit(X, y).w_.dtype == np.float64
     with pytest.raises(InvalidParameterError, match='use "float32" or "float64"'):
         _images_of(dtype="uint8").fit(X, y)
+
+
+def test_round_estimators_take_images(client: Client) -> None:
+    class Mean(Statistic):
+        def shape(self, model: Any) -> tuple[int, ...]:
+            return (SIDE, SIDE)
+
+        def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> float:
+            assert rows.X.dtype == np.float32
+            out += rows.X.sum(axis=0, dtype=np.float64)
+            return 0.0
+
+    class Pixels(Model):
+        def encode(self, y: Any, classes: Any, dtype: Any) -> Any:
+            return y
+
+    class MeanImage(BaseRounds):
+        _tensors = True
+
+        def _check_params(self) -> None:
+            pass
+
+        def _problem(self, rows: Any) -> tuple[Any, Any]:
+            return Pixels(), OnePass(Mean())
+
+        def _set_fitted(self, solution: Any, model: Any, rows: Any) -> None:
+            self.mean_ = solution.w / rows.survey.n_rows
+
+        def _raw(self) -> Callable[[Any], Any]:
+            mean = self.mean_
+            return lambda X: np.abs(X - mean).sum(axis=(1, 2))
+
+    X, _ = _images()
+    found = MeanImage().fit(LAZY["rows"](X), None)
+    np.testing.assert_allclose(found.mean_, X.mean(axis=0), rtol=1e-12)
+    assert found.row_shape_ == (SIDE, SIDE)
 
 
 def test_chunks_of_several_dtypes_are_brought_to_one() -> None:

@@ -57,6 +57,15 @@ def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert moved[1] <= moved[0] + 19
 
 
+def _fit_on_device(model: Any, dtype: str, rows_dtype: str) -> Any:
+    rows = {"dtype": dtype, "rows_dtype": rows_dtype, "classes": None, "weight_scale": None}
+    return SimpleNamespace(
+        rows=SimpleNamespace(compute_dtype=None, **rows),
+        work=SimpleNamespace(model=model, coordinates=False),
+        run=SimpleNamespace(device="gpu"),
+    )
+
+
 def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are checked there too; only a fit of another dtype has them made anew."""
     plug_in(FakeCupy, monkeypatch)
@@ -64,28 +73,39 @@ def test_rows_that_lie_on_the_device_are_not_moved(monkeypatch: pytest.MonkeyPat
     there = DeviceArray(X)
     block = make_block(3, there, TARGETS["numbers"], classification=False)
     model = LinearModel(SquaredError(), 5, 0, fit_intercept=True)
-    fit: Any = SimpleNamespace(
-        rows=SimpleNamespace(
-            dtype="float64",
-            rows_dtype="float64",
-            compute_dtype=None,
-            classes=None,
-            weight_scale=None,
-        ),
-        work=SimpleNamespace(model=model, coordinates=False),
-        run=SimpleNamespace(device="gpu"),
-    )
+    fit = _fit_on_device(model, "float64", "float64")
     assert prepare_block(block, fit).X is there
     assert DeviceArray.copied == 0
-    fit.rows.dtype = fit.rows.rows_dtype = "float32"
+    fit.rows.dtype = "float32"
     np.testing.assert_array_equal(prepare_block(block, fit).X.get(), X.astype(np.float32))
     wrong = X.copy()
     wrong[7, 2] = np.inf
     block = make_block(3, DeviceArray(wrong), TARGETS["numbers"], classification=False)
-    for dtype in ("float64", "float32"):
-        fit.rows.dtype = fit.rows.rows_dtype = dtype
+    for fit.rows.dtype in ("float64", "float32"):
         with pytest.raises(InvalidDataError, match=r"Block 3: .*infinity.*row 7 of the block"):
             prepare_block(block, fit)
+
+
+class _AsTheyAre(LinearModel):
+    """Reads rows in their own dtype."""
+
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        return X
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float16"])
+def test_tensors_that_lie_on_the_device_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    plug_in(FakeCupy, monkeypatch)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
+    there = DeviceArray(np.ones((6, 3, 4, 2), dtype))
+    block = make_block(3, there, tensors=True)
+    assert block.on_device is there
+    model = _AsTheyAre(SquaredError(), 3, 0, fit_intercept=True)
+    assert prepare_block(block, _fit_on_device(model, "float32", dtype)).X is there
+    assert DeviceArray.copied == 0
+    assert make_block(3, DeviceArray(np.ones((6, 3), dtype))).on_device is None
 
 
 def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
