@@ -271,7 +271,7 @@ def test_curvature(name: str, intercept: bool, weighted: bool, dtype: Any, other
             at.append(backend.to_device(weight) if weighted else None)
             gradient = backend.to_device(np.zeros(w.shape))
             hessian = backend.to_device(np.zeros(w.shape * 2))
-            totals = add_curvature(model, *at, gradient, hessian, backend)
+            totals = add_curvature(model, at[0], BatchRows(*at[1:]), gradient, hessian, backend)
             parts = backend.to_numpy(gradient), backend.to_numpy(hessian)
             found.append([float(total) for total in totals] + list(parts))
         for a, b in zip(*found, strict=True):

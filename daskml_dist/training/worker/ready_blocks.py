@@ -65,8 +65,9 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
             weight *= rows.class_weight[np.searchsorted(rows.classes, block.y)]
         weight = weight.astype(rows.dtype)
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
-        y, weight = (None if a is None else backend.to_device(a) for a in (y, weight))
-        return ReadyBlock(backend.to_device(X), y, weight)
+        return ReadyBlock(
+            *(None if array is None else backend.to_device(array) for array in (X, y, weight))
+        )
 
 
 def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:
