@@ -23,10 +23,11 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["HOOKS", "CallbackList", "StepEnd"]
+__all__ = ["HOOKS", "STEP_HOOK", "CallbackList", "StepEnd"]
 
-#: The methods that a callback may have.
-HOOKS = ("on_fit_begin", "on_pass_end", "on_generation", "on_fit_end", "on_step_end")
+#: The methods that a callback may have in the client, and the one where steps are made.
+HOOKS = ("on_fit_begin", "on_pass_end", "on_generation", "on_fit_end")
+STEP_HOOK = "on_step_end"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class CallbackList:
     Parameters
     ----------
     callbacks : object, sequence of objects, or None, default=None
-        Objects with one or more of the methods in `HOOKS`.
+        Objects with one or more of the methods in `HOOKS`, or `STEP_HOOK`.
 
     Raises
     ------
@@ -84,7 +85,7 @@ class CallbackList:
     @property
     def of_steps(self) -> tuple[Any, ...]:
         """Those that are told of steps, where these are made."""
-        return tuple(c for c in self._callbacks if callable(getattr(c, "on_step_end", None)))
+        return tuple(c for c in self._callbacks if callable(getattr(c, STEP_HOOK, None)))
 
     def on_fit_begin(self, run: Any) -> None:
         """Tell every callback that the fit begins.
@@ -211,7 +212,7 @@ def _as_tuple(callbacks: object) -> tuple[object, ...]:
 
 
 def _hooks(callback: object) -> list[str]:
-    return [hook for hook in HOOKS if callable(getattr(callback, hook, None))]
+    return [hook for hook in (*HOOKS, STEP_HOOK) if callable(getattr(callback, hook, None))]
 
 
 def _check(callback: object) -> None:
@@ -223,7 +224,7 @@ def _check(callback: object) -> None:
     if not _hooks(callback):
         raise InvalidParameterError(
             f"callback {callback!r} has no method that a fit calls; give it one or more of "
-            f"{', '.join(HOOKS)}"
+            f"{', '.join((*HOOKS, STEP_HOOK))}"
         )
 
 
