@@ -26,6 +26,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
+from tests.quick import quick
 from tests.rules import one_group
 
 D = 5
@@ -274,7 +275,7 @@ def test_other_fits_go_on_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     SGDRegressor(**few | {"batch_size": None}).fit(X, X[:, 1])
 
 
-@pytest.mark.parametrize("policy", ["local", "sync"])
+@pytest.mark.parametrize("policy", quick(["local", "sync"], "sync"))
 def test_on_a_cluster(client: Client, policy: str) -> None:
     X_parts, y_parts = da.from_array(X, chunks=(60, -1)), da.from_array(Y, chunks=60)
     params: dict[str, Any] = {"batch_size": 4, "random_state": 0, "tol": None, "max_iter": 5}

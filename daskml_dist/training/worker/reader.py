@@ -74,6 +74,8 @@ class Reader:
         self._blocks = blocks
         self._backend = backend
         self._linear = fit.work.linear
+        #: First numbers of the keys of random streams.
+        self._stream = fit.work.seed, lane
         self._clock = 0
         self._draws: Iterator[_Drawn] = iter(())
         self._ready: deque[Batch] = deque()
@@ -121,23 +123,30 @@ class Reader:
                 self._ready.append(Batch([], n_rows, None, add if n_rows else None))
         return self._ready.popleft()
 
-    def _key(self, clock: int, piece: int = 0) -> tuple[int, ...]:
-        return self._fit.work.seed, self._lane, clock, piece
-
     def _batch(self, drawn: _Drawn, clock: int) -> Batch:
-        n_rows, most = _count(drawn), self._fit.work.micro_batch
-        if self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
+        n_rows = _count(drawn)
+        if self._in_arrays:
+            blocks = [
+                (self._blocks[number], at.numbers if isinstance(at, Runs) else at)
+                for number, at in drawn
+            ]
+            if all([isinstance(block.X, np.ndarray) for block, _ in blocks]):
+                key = (*self._stream, clock)
+                return Batch(self._room.gather(blocks, n_rows, self._most, key), n_rows, None)
+        elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return Batch(_InTurn(lambda: self._pieces(drawn, clock)), n_rows, None)
-        blocks = [(self._blocks[number], at) for number, at in _numbers(drawn)]
-        if self._in_arrays and all(isinstance(block.X, np.ndarray) for block, _ in blocks):
-            if most is None and self._linear is not None:
-                most = _fitting(blocks)
-            pieces = self._room.gather(blocks, n_rows, most, lambda piece: self._key(clock, piece))
-            return Batch(pieces, n_rows, None)
         found = list(self._pieces(drawn, clock))
-        if self._in_arrays and self._linear is None and most is None:
+        if self._in_arrays and self._linear is None and self._most is None:
             found = _joined(found)
         return Batch(found, n_rows, self._touched(found))
+
+    @functools.cached_property
+    def _most(self) -> int | None:
+        """Rows given to the model at once: as the user says, or as many as a cache holds."""
+        if self._fit.work.micro_batch is not None or self._linear is None:
+            return self._fit.work.micro_batch
+        width = self._linear.n_features * np.dtype(self._fit.rows.dtype).itemsize
+        return max(1, _PIECE // max(width, 1))
 
     def _pieces(self, drawn: _Drawn, clock: int) -> Iterator[BatchRows]:
         """The rows of each block, or fewer at a time where the user asks for it."""
@@ -145,7 +154,7 @@ class Reader:
         for piece, (number, at) in enumerate(cuts):
             first = at.start or 0 if isinstance(at, slice) else 0
             block = number if isinstance(at, slice) else -1
-            key = self._key(clock, piece)
+            key = (*self._stream, clock, piece)
             yield BatchRows(*self._rows_of(self._blocks[number], at), key, block, first)
 
     def _rows_of(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
@@ -163,7 +172,7 @@ class Reader:
         for number, at in self._rows.held_out:
             blocks = self._blocks
             block = blocks.aside(number) if isinstance(blocks, BlockStream) else blocks[number]
-            yield BatchRows(*self._rows_of(block, at), self._key(0))
+            yield BatchRows(*self._rows_of(block, at), (*self._stream, 0, 0))
 
     @functools.cached_property
     def gather(self) -> Any | None:
@@ -214,14 +223,6 @@ def _numbers(drawn: _Drawn) -> _Drawn:
     return [(number, at.numbers if isinstance(at, Runs) else at) for number, at in drawn]
 
 
-def _fitting(blocks: list[tuple[ReadyBlock, Any]]) -> int | None:
-    """Rows that a cache holds."""
-    if not blocks:
-        return None
-    X = blocks[0][0].X
-    return int(max(1, _PIECE // max(X.shape[1] * X.itemsize, 1)))
-
-
 def _cuts(drawn: _Drawn, most: int | None) -> Iterator[tuple[int, Any]]:
     """Rows of each block, `most` of them at a time."""
     for number, at in drawn:
@@ -259,13 +260,14 @@ class _Room:
         blocks: list[tuple[ReadyBlock, Any]],
         n_rows: int,
         most: int | None,
-        key: Callable[[int], tuple[int, ...]],
+        key: tuple[int, ...],
     ) -> Iterable[BatchRows]:
         """One piece of all rows; of a larger batch, pieces of `most` rows, as they are read."""
         if n_rows == 0:
             return []
         if most is None or n_rows <= most:
-            return [BatchRows(*self._fill(blocks, n_rows), key(0))]
+            X, y, weight = self._fill(blocks, n_rows)
+            return [BatchRows(X, y, weight, (*key, 0))]
         # Copied to memory at once, the rows of a large batch cost thrice the way.
         return _InTurn(lambda: self._cut(blocks, most, key))
 
@@ -273,11 +275,11 @@ class _Room:
         self,
         blocks: list[tuple[ReadyBlock, Any]],
         most: int,
-        key: Callable[[int], tuple[int, ...]],
+        key: tuple[int, ...],
     ) -> Iterator[BatchRows]:
         cuts = _cuts([(i, at) for i, (_, at) in enumerate(blocks)], most)
         for piece, (i, at) in enumerate(cuts):
-            yield BatchRows(*self._fill([(blocks[i][0], at)], len(at)), key(piece))
+            yield BatchRows(*self._fill([(blocks[i][0], at)], len(at)), (*key, piece))
 
     def _fill(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
         if self._arrays is None or len(self._arrays[0]) < n_rows:
@@ -287,16 +289,23 @@ class _Room:
                 for a in (first.X, first.y, first.weight)
             )
         assert self._arrays is not None
+        X, y, weight = self._arrays
         start = 0
         for block, at in blocks:
             stop = start + len(at)
-            for given, room in zip((block.X, block.y, block.weight), self._arrays, strict=True):
-                # These are NumPy's; out of range is checked for where the mode is not "clip".
-                if room is not None:
-                    given.take(at, axis=0, out=room[start:stop], mode="clip")
+            # These are NumPy's; out of range is checked for where the mode is not "clip".
+            block.X.take(at, axis=0, out=X[start:stop], mode="clip")
+            if y is not None:
+                block.y.take(at, axis=0, out=y[start:stop], mode="clip")
+            if weight is not None:
+                assert block.weight is not None
+                block.weight.take(at, axis=0, out=weight[start:stop], mode="clip")
             start = stop
-        X, y, weight = (None if room is None else room[:n_rows] for room in self._arrays)
-        return X, y, weight
+        return (
+            X[:n_rows],
+            None if y is None else y[:n_rows],
+            None if weight is None else weight[:n_rows],
+        )
 
 
 class _InTurn:
