@@ -18,7 +18,6 @@ from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
-from tests.quick import quick
 from tests.rules import one_group
 
 D = 6
@@ -151,11 +150,13 @@ def _shard(rule: UpdateRule, backend: Backend) -> Shard:
 
 @pytest.mark.parametrize(
     ("optimizer", "container"),
-    quick(
-        [*((name, np.asarray) for name in OPTIMIZERS), ("adam", sparse.csr_array)],
-        ("adagrad", np.asarray),
+    [
+        *(
+            pytest.param(name, np.asarray, marks=() if name == "adagrad" else pytest.mark.slow)
+            for name in OPTIMIZERS
+        ),
         ("adam", sparse.csr_array),
-    ),
+    ],
 )
 def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, container: Any) -> None:
     """The same number of steps four times: launched, recorded, and launched again; then fewer."""
