@@ -42,6 +42,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def leave_what_stays_out() -> None:
+    """Leave what modules before have loaded and compiled out of each look for garbage, too."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (problem := gpu_problem()):
         pytest.skip(f"{problem} Tests of a GPU run under `pytest -m gpu` alone.")

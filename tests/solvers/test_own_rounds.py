@@ -258,11 +258,8 @@ def test_two_workers_find_what_one_does(client: Client, alone: KMeans) -> None:
     np.testing.assert_allclose(quick.cluster_centers_, alone.cluster_centers_, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "held",
-    [pytest.param(2**26, marks=pytest.mark.slow), 0],
-    ids=["held", "made again"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [2**26, 0], ids=["held", "made again"])
 def test_streamed_rows_remember_too(client: Client, held: int) -> None:
     """In blocks that are read in each pass, their labels held or made again."""
     rows = da.from_array(np.repeat(X, 3, axis=0), chunks=(100, -1))

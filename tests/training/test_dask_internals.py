@@ -13,7 +13,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import CancelledError, Client, LocalCluster, get_client, get_worker
+from distributed import CancelledError, Client, Event, LocalCluster, get_client, get_worker
 
 from daskml_dist.training.dask_internals import (
     ask_for,
@@ -172,9 +172,14 @@ def _pause(share: float, dask_worker: Any) -> None:
 
 
 def test_tasks_of_a_paused_worker_are_freed(client: Client) -> None:
+    def tell_and_sleep() -> None:
+        Event("begun").set()
+        time.sleep(1.0)
+
     first = sorted(list_workers(client))[:1]
-    begun = client.submit(time.sleep, 0.5, workers=first, pure=False)
+    begun = client.submit(tell_and_sleep, workers=first, pure=False)
     behind = client.submit(int, 6, workers=first, pure=False)
+    assert Event("begun").wait(20)
     client.run(_pause, 1e-9, workers=first)
     try:
         assert _until(lambda: list_workers(client)[first[0]]["status"] == "paused")

@@ -203,7 +203,7 @@ def one_worker() -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("policy", quick(EXACT, "sync", "allreduce", "local"))
+@pytest.mark.parametrize("policy", quick(EXACT, "sync", "local"))
 def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, policy: str) -> None:
     """Random masks are the lanes' too, and not the workers'; without them it is another model."""
     params = {"policy": policy, "max_iter": 3, "dropout": 0.3, "micro_batch_size": 12}
