@@ -44,6 +44,8 @@ class Lane:
         self.backend: Backend = backend_of(fit)
         self._on_host = self.backend.device == "cpu"
         self._fit = fit
+        #: A `StepModel` where it makes steps.
+        self._model: Any = fit.work.model
         self._rows = rows
         self._reader = Reader(number, fit, rows, blocks, self.backend)
         self._report = PassReport([self.number])
@@ -79,7 +81,7 @@ class Lane:
 
     @property
     def gather(self) -> Any | None:
-        """DeviceGather of the rows of batches without a copy of them, or None."""
+        """Gather of the rows of batches, which copies none of them, or None."""
         return self._reader.gather
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
@@ -107,8 +109,7 @@ class Lane:
 
         `w` and `out` are on the host or on the lane's device.
         """
-        model = self._fit.steps.model
-        loss, since = 0.0, time.perf_counter()
+        model, loss, since = self._model, 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
         stays = self._on_host or not is_host(out)
         sums = out if stays else zeros(out.shape, out.dtype, like=w)
@@ -160,7 +161,7 @@ class Lane:
         `number` is that of the sum, from which random streams follow, and `left` that of the sum
         which left the statistic's state as it is to be found.
         """
-        model, loss, since = self._fit.work.model, 0.0, time.perf_counter()
+        model, loss, since = self._model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         batch = self.next_batch()
@@ -187,9 +188,9 @@ class Lane:
         report.loss, self._loss = float(self._loss), 0.0
         if w is not None:
             w = w if self._on_host else self.backend.to_device(w)
-            model = self._fit.steps.model
             for rows in self._reader.held_out():
-                report.add_validation(model.validation_sums(w, rows, self.backend).tolist())
+                sums = self._model.validation_sums(w, rows, self.backend)
+                report.add_validation(sums.tolist())
         return report
 
     @property

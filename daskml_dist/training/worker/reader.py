@@ -176,7 +176,7 @@ class Reader:
 
     @functools.cached_property
     def gather(self) -> Any | None:
-        """DeviceGather of the rows of batches without a copy of them, or None."""
+        """Gather of the rows of batches, which copies none of them, or None."""
         kept = not isinstance(self._blocks, BlockStream)
         if self._linear is None or not kept or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
