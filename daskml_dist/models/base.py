@@ -252,12 +252,24 @@ class StepModel(Model):
         """
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Sums over held-out rows, of which many are added; any number of them, float64."""
-        raise NotImplementedError
+        """Sums over held-out rows, of which many are added; any number of them, float64.
+
+        Raises
+        ------
+        InvalidParameterError
+            The model has no score of held-out rows.
+        """
+        raise self._without_score()
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
         """Score of the held-out rows from their sums; larger is better."""
-        raise NotImplementedError
+        raise self._without_score()
+
+    def _without_score(self) -> InvalidParameterError:
+        return InvalidParameterError(
+            f"{type(self).__name__} has no score of held-out rows. Give it `validation_sums` and "
+            "`validation_score`, or set early_stopping=False."
+        )
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:

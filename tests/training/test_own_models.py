@@ -340,6 +340,8 @@ def test_a_buffer_is_the_mean_of_what_all_lanes_saw(policy: str) -> None:
 
     found = Mean(max_iter=1, batch_size=None, policy=policy, run=Run(n_lanes=3)).fit(*_rows())
     np.testing.assert_allclose(found.w_[:, 0], _rows()[0].mean(axis=0), rtol=1e-12)
+    with pytest.raises(InvalidParameterError, match=r"has no score .* early_stopping=False"):
+        found.set_params(early_stopping=True, batch_size=64).fit(*_rows())
 
 
 class _Steps:
