@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from daskml_dist.backends.board import Board
 
 __all__ = ["Backend", "SparseRows", "Step"]
 
@@ -239,6 +241,27 @@ class Backend(ABC):
         Returns
         -------
         RecordedSteps, BatchSteps or None
+            None where each step is made by itself.
+        """
+        return None
+
+    def team_recorder(
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+    ) -> Any | None:
+        """Something that makes many steps by the gradients of several processes in one call.
+
+        Parameters
+        ----------
+        gathers : sequence of HostGather or None
+            Of each own lane; None of one without rows.
+        optimizer, step
+            As above.
+        board : Board
+            Where the processes meet.
+
+        Returns
+        -------
+        TeamSteps or None
             None where each step is made by itself.
         """
         return None

@@ -17,19 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.board import Board
 from daskml_dist.comm.allreduce import PeerGroup
+from daskml_dist.comm.area_board import ASLEEP as _ASLEEP
+from daskml_dist.comm.area_board import TURN as _TURN
+from daskml_dist.comm.area_board import AreaBoard, room
 from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
+from daskml_dist.comm.shared_memory import TOKEN, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
 from daskml_dist.comm.tree import merge_in_pairs
 from daskml_dist.errors import CommunicationError
 
 __all__ = ["Places", "SharedGroup", "see_hosts"]
 
-_TURN, _ASLEEP = 0, WORD
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
 _AREA = 1 << 18
 #: Bytes up to which more than two ranks add everything themselves, in one turn.
@@ -140,6 +143,7 @@ class SharedGroup(Communicator):
         self._turn = 0
         self._memory = UsedAgain()
         own, bell = places[peers.rank]
+        self._places = [places[r] for r in ranks]
         self._words = own.words
         self._areas = [[places[r][0].data[:_AREA], places[r][0].data[_AREA:]] for r in ranks]
         self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
@@ -176,10 +180,31 @@ class SharedGroup(Communicator):
         for words, bell, _ in self._others:
             if words[_ASLEEP]:
                 bell.ring()
+        self.wait(turn)
+
+    def wait(self, turn: int) -> None:
+        """Wait until all ranks have written their areas of a turn."""
         for words, _, sleeper in self._others:
             if words[_TURN] < turn and not sleeper.until(words, _TURN, turn):
                 raise CommunicationError(gone("receiving from", "end of file"))
         fence()
+
+    def board(self, n: int, dtype: Any, lanes: list[list[int]], in_order: bool) -> Board | None:
+        """The areas as a board of gradients, where these are summed in one turn."""
+        size = n * dtype.itemsize
+        if (self.size > 2 and size > _ONE_HOP) or max(map(len, lanes)) * room(size) > _AREA:
+            return None
+        return AreaBoard(self, self._places, _AREA, lanes, size, in_order)
+
+    def took(self, turns: int, size: int) -> None:
+        """Count turns that a loop has taken, in each of which a rank has written some bytes."""
+        self._turn += turns
+        self._count((self.size - 1) * size * turns)
+
+    @property
+    def turn(self) -> int:
+        """Number of the last turn."""
+        return self._turn
 
     # -- sums ----------------------------------------------------------------------------------
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows
@@ -96,13 +97,23 @@ class Lane:
         """
         (draws, rows), since = self._reader.draws(count), time.perf_counter()
         losses = recorded(draws, replica.next_steps(rows))
-        self._worked(since, waited=self._on_host)
+        self.count_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
+
+    def draws(self, count: int) -> tuple[list[Draw], list[int]]:
+        """Rows of the next batches, for steps of which :meth:`count_steps` hears."""
+        return self._reader.draws(count)
+
+    def count_steps(self, rows: Sequence[int], losses: Any, seconds: float) -> None:
+        """Count steps that were made at once: the rows and loss of each, and the time in all."""
+        self._busy += seconds
+        if not len(rows):
+            return
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
-        self._report.steps += count
-        for at in range(count if self._told else 0):
+        self._report.steps += len(rows)
+        for at in range(len(rows) if self._told else 0):
             self._tell(self.reached + at + 1, rows[at], losses[at])
-        self.reached += count
+        self.reached += len(rows)
 
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
         """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss.

@@ -80,8 +80,8 @@ class Context:
         if self.n_threads > 1:
             self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
 
-    def step_rows(self, step: int) -> int:
-        """Rows of all lanes in a step (from 0) of a pass."""
+    def step_rows(self, step: Any) -> Any:
+        """Rows of all lanes in a step (from 0) of a pass; of several in an array."""
         n_steps = self.fit.work.n_steps
         return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
 

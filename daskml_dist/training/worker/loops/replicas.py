@@ -23,6 +23,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.own_steps import OwnSteps
 from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.loops.team import Team
 from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_replicas"]
@@ -85,12 +86,15 @@ class _Summed:
         self._replica = self._home.shard(self._fit.start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
+        self._team = Team(context, self._replica, self._in_order)
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; how many were taken."""
         if self._alone is not None:
             self._alone.take(most)
             return most
+        if taken := self._team.take(clock, most):
+            return taken
         rows = self._context.step_rows(clock % self._fit.work.n_steps)
         if self._in_order:
             index, total = self._gathered()
