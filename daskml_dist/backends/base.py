@@ -195,8 +195,11 @@ class Backend(ABC):
         """
         return False
 
-    def steps_copied(self, n_entries: int) -> int:
-        """Steps of a fit whose rows, of so many entries, are copied before there is a gather."""
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
+        """Steps of a fit whose rows are copied before there is a gather.
+
+        `kernel` is what the loss calls its own, `n_entries` the entries of a batch's rows.
+        """
         return 0
 
     def gather(

@@ -216,8 +216,10 @@ class NumpyBackend(Backend):
 
         return host_update.update(optimizer, step)
 
-    def steps_copied(self, n_entries: int) -> int:
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
+        if kernel in FUSED and n_entries >= _FUSED_FROM:
+            return 0  # the gradient of the first step loads it
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
     def gather(
@@ -249,7 +251,7 @@ class NumpyBackend(Backend):
     ) -> Any | None:
         """One compiled loop, likewise."""
         kinds = {gather.dtype for gather in gathers if gather is not None}
-        if len(kinds) != 1 or not _compiles(*kinds, optimizer, step):
+        if len(kinds) != 1 or not _compiles(kinds.pop(), optimizer, step):
             return None
         from daskml_dist.backends import team_steps
 

@@ -276,7 +276,7 @@ class TeamRun:
         Steps that have been made.
     losses : ndarray of float64 of shape (n_steps, n_own)
         The summed loss of each own batch before its step.
-    seconds : ndarray of float64 of shape (n_own,)
+    seconds : list of float
         What the gradients of each own lane took.
     """
 
@@ -316,5 +316,5 @@ class TeamRun:
         return int(self._progress[0])
 
     @property
-    def seconds(self) -> NDArray[np.float64]:
-        return self._busy * 1e-9
+    def seconds(self) -> list[float]:
+        return (self._busy * 1e-9).tolist()

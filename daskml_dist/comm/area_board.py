@@ -22,7 +22,7 @@ _PATIENCE = 1_000_000
 
 
 class _Group(Protocol):
-    """What a board needs of a group of ranks."""
+    """A group of ranks, as far as a board needs it."""
 
     rank: int
 
@@ -69,7 +69,7 @@ class AreaBoard(Board):
         self._group, self._size = group, size * len(lanes[group.rank])
         segments = [segment for segment, _ in places]
         found = [
-            (number, *(s.address_of(half * area + k * room(size)) for half in (1, 0)))
+            (number, s.address_of(area + k * room(size)), s.address_of(k * room(size)))
             for s, some in zip(segments, lanes, strict=True)
             for k, number in enumerate(some)
         ]

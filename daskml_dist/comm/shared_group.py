@@ -29,6 +29,7 @@ from daskml_dist.comm.packing import pack_parts, unpack
 from daskml_dist.comm.shared_memory import TOKEN, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
 from daskml_dist.comm.tree import merge_in_pairs
+from daskml_dist.comm.writer import Writer
 from daskml_dist.errors import CommunicationError
 
 __all__ = ["Places", "SharedGroup", "see_hosts"]
@@ -37,8 +38,6 @@ __all__ = ["Places", "SharedGroup", "see_hosts"]
 _AREA = 1 << 18
 #: Bytes up to which more than two ranks add everything themselves, in one turn.
 _ONE_HOP = 1 << 15
-#: Bytes from which a copy lets other threads run meanwhile.
-_LARGE = 1 << 15
 _BYTE = np.dtype(np.uint8)
 _NOWHERE = np.zeros(4, dtype=np.int64)
 
@@ -321,7 +320,7 @@ class SharedGroup(Communicator):
 
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
         """The first rank's areas hold the length, and a piece of the bytes."""
-        data, writer = np.empty(0, np.uint8), _Writer(buffers if self.rank == 0 else ())
+        data, writer = np.empty(0, np.uint8), Writer(buffers if self.rank == 0 else ())
         done, length, room = 0, 1, _AREA - 8
         while done < length:
             area = self._open(_BYTE, _AREA)[0]
@@ -352,7 +351,7 @@ class SharedGroup(Communicator):
         head = 8 * n + -8 * n % 64
         slot = (_AREA - head) // n // 64 * 64
         at = head + slot * (self.rank if n > 1 else 0)
-        writers = [_Writer(message) for message in messages]
+        writers = [Writer(message) for message in messages]
         done, longest, had = 0, 1, dict[int, NDArray[np.uint8]]()
         while done < longest:
             areas = self._open(_BYTE, _AREA)
@@ -380,30 +379,5 @@ class SharedGroup(Communicator):
         self._peers.close()
 
 
-class _Writer:
-    """Writes buffers one after the other, as far as there is room."""
-
-    def __init__(self, buffers: Sequence[Any]) -> None:
-        self.length = sum(len(buffer) for buffer in buffers)
-        self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
-
-    def write(self, room: memoryview) -> None:
-        at = 0
-        while self._left and at < len(room):
-            buffer = self._left.pop()
-            take = min(len(buffer), len(room) - at)
-            _copy(room[at : at + take], buffer[:take])
-            if take < len(buffer):
-                self._left.append(buffer[take:])
-            at += take
-
-
-def _copy(to: memoryview, source: memoryview) -> None:
-    if len(to) < _LARGE:
-        to[:] = source
-    else:  # lets other threads run meanwhile
-        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))
-
-
-def _lengths(writers: list[_Writer]) -> memoryview:
+def _lengths(writers: list[Writer]) -> memoryview:
     return memoryview(row("q", [writer.length for writer in writers]))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.board import Board
+from daskml_dist.models.base import LinearForm
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.ready_blocks import backend_of
@@ -35,12 +36,13 @@ class Team:
         self._from: int | None = None
         work = context.fit.work
         if work.linear is not None and not work.coordinates and replica.steps_alone:
-            self._from = self._first_step(context, work.n_steps, work.linear.n_features)
+            self._from = self._first_step(work.linear)
 
-    def _first_step(self, context: Context, n_steps: int, n_features: int) -> int:
-        batches = [-(-n // n_steps) for n in context.lane_rows if n]
-        copied = [self._backend.steps_copied(n * n_features) for n in batches]
-        return max(copied, default=0)
+    def _first_step(self, linear: LinearForm) -> int:
+        n_steps = self._context.fit.work.n_steps
+        batches = [-(-n // n_steps) for n in self._context.lane_rows if n]
+        copied = self._backend.steps_copied
+        return max((copied(linear.loss.kernel, n * linear.n_features) for n in batches), default=0)
 
     def take(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; how many, none where each is made by itself."""
@@ -54,7 +56,7 @@ class Team:
         if self._board is None or self._recorded is None:
             self._from = None
             return 0
-        count = min(most, self._recorded.most)
+        count: int = min(most, self._recorded.most)
         self._run(clock, count)
         return count
 
