@@ -317,4 +317,5 @@ class TeamRun:
 
     @property
     def seconds(self) -> list[float]:
-        return (self._busy * 1e-9).tolist()
+        seconds: list[float] = (self._busy * 1e-9).tolist()
+        return seconds
