@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux h
 
 def _rows() -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(6_000, 64)).astype(np.float32)
+    X = rng.normal(size=(6_000, 128)).astype(np.float32)
     return da.from_array(X, chunks=(1_500, -1)), da.from_array(X[:, 0] > 0, chunks=1_500)
 
 
