@@ -109,8 +109,17 @@ class ServerConnection(ABC):
         """Wait for the next answer, whichever lane's."""
 
     @abstractmethod
+    def ask(self, op: str, payload: Call) -> None:
+        """Make a control call, whose :meth:`answer` is to be waited for before the next one."""
+
+    @abstractmethod
+    def answer(self) -> Call:
+        """Wait for the answer to what was asked."""
+
     def call(self, op: str, payload: Call) -> Call:
         """Make a control call and wait for its answer."""
+        self.ask(op, payload)
+        return self.answer()
 
     @abstractmethod
     def close(self) -> None:

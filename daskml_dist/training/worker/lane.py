@@ -49,6 +49,7 @@ class Lane:
         self._model: Any = fit.work.model
         self._rows = rows
         self._reader = Reader(number, fit, rows, blocks, self.backend)
+        self._drawn: tuple[list[Draw], list[int]] | None = None
         self._report = PassReport([self.number])
         self._busy = 0.0
         # On a device until somebody asks: to wait for a number takes longer than many a step.
@@ -66,6 +67,7 @@ class Lane:
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = clock
+        self._drawn = None
         self._reader.seek(clock)
 
     def next_batch(self) -> Batch:
@@ -95,13 +97,21 @@ class Lane:
         replica : Shard
         count : int
         """
-        (draws, rows), since = self._reader.draws(count), time.perf_counter()
+        (draws, rows), since = self.draws(count), time.perf_counter()
         losses = recorded(draws, replica.next_steps(rows))
         self.count_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
 
+    def draw_ahead(self, count: int) -> None:
+        """Draw the rows of steps that are then made at once, as many."""
+        self._drawn = self._reader.draws(count)
+
     def draws(self, count: int) -> tuple[list[Draw], list[int]]:
         """Rows of the next batches, for steps of which :meth:`count_steps` hears."""
-        return self._reader.draws(count)
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            return self._reader.draws(count)
+        assert len(drawn[1]) == count, "other steps than were drawn"
+        return drawn
 
     def count_steps(self, rows: Sequence[int], losses: Any, seconds: float) -> None:
         """Count steps that were made at once: the rows and loss of each, and the time in all."""

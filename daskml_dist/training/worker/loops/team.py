@@ -60,6 +60,12 @@ class Team:
         self._run(clock, count)
         return count
 
+    def draw_ahead(self, most: int) -> None:
+        """Draw the rows of the next steps, where these are made at once."""
+        if self._recorded is not None and self._from is not None:
+            for lane in self._context.lanes:
+                lane.draw_ahead(min(most, self._recorded.most))
+
     def _meet(self) -> Board | None:
         """The board, where all trainers can use it."""
         context, w = self._context, self._replica.w
