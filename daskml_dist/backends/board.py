@@ -14,9 +14,9 @@ __all__ = ["Board"]
 class Board(ABC):
     """Places of the gradients of a team, for loops that numba compiles.
 
-    A member writes those of its own lanes, or their sum, raises its flag to the number of the turn, and
-    waits until all flags have that number. Two places of each take turns: who has begun a turn
-    has read all of the one before the last.
+    A member writes those of its own lanes, or their sum, raises its flag to the number of the
+    turn, and waits until all flags have that number. Two places of each take turns: who has begun
+    a turn has read all of the one before the last.
 
     Parameters
     ----------
