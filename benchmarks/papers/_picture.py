@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BLUE", "COLOURS", "GREY", "ORANGE", "label", "shades", "small_picture"]
+__all__ = ["BLUE", "COLOURS", "GREEN", "GREY", "ORANGE", "label", "shades", "small_picture"]
 
 #: Colours that most who see few colours can tell apart (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, RED, SKY, GREY = (

@@ -35,18 +35,20 @@ class Figures:
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
-    """Two fits for each bound, at the learning rates that are best in the simulator."""
+    """Fits for each bound, at the learning rates that are best in the simulator."""
     bounds = (0, 2) if tiny else BOUNDS
     problem = Problem.make(400 if tiny else 1600, 30, 0.1 if tiny else 0.002)
     step = 0.001 if tiny else STEP
-    virtual, rates = {}, {}
-    for bound in bounds:
-        virtual[bound], rates[bound] = simulated(
-            bound, problem, LANES, step, NOISE, cached=True, seeds=1 if tiny else SEEDS
-        )
-    fresh = [(BoundedStaleness(bound), rates[0]) for bound in bounds]
-    seldom = [(PulledSeldom(bound), rates[bound]) for bound in bounds]
-    fits = measured([*fresh, *seldom], problem, step, NOISE, seeds=1 if tiny else SEEDS)
+    seeds = 1 if tiny else SEEDS
+    virtual, policies = {}, []
+    for kind in (BoundedStaleness, PulledSeldom):
+        for bound in bounds:
+            cached = kind is PulledSeldom
+            virtual[bound], rate = simulated(
+                bound, problem, LANES, step, NOISE, cached=cached, seeds=seeds
+            )
+            policies.append((kind(bound), rate))
+    fits = measured(policies, problem, step, NOISE, seeds=seeds)
     found = dict(zip(bounds, fits[: len(bounds)], strict=True))
     stale = dict(zip(bounds, fits[len(bounds) :], strict=True))
     minimum = problem.target / (1 + problem.excess)
@@ -68,7 +70,8 @@ def table(figures: Figures) -> str:
     title = (
         f"Ho et al. 2013: to a loss {figures.excess:.1%} above the minimum, {LANES} workers with "
         f"lognormal noise (sigma {NOISE.noise}); measured: real fits in 2 processes, their steps "
-        f"lengthened by sleeping; simulated: virtual time, the paper's rule of reading; medians of {SEEDS}"
+        "lengthened by sleeping; simulated: virtual time, the paper's rule of reading; medians of "
+        f"{SEEDS}"
     )
     columns = [
         "bound", "steps, pulled at each step (measured)", "pulled seldom (measured)",

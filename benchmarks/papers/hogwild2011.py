@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from benchmarks._common import markdown, processes
-from benchmarks.papers._picture import COLOURS, label, shades, small_picture
+from benchmarks.papers._picture import COLOURS, label, small_picture
 from benchmarks.simulator.threads import SCHEMES, updates_per_second
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
@@ -32,8 +32,8 @@ PER_ROW = 32
 #: Features in all: a row touches from one in 64 of them to one in 16,384.
 FEATURES = (2**11, 2**13, 2**15, 2**17, 2**19)
 CORES = (1, 2, 4, 6, 8, 10)
-#: Seconds of a gradient: RCV1's take some microseconds.
-GRADIENTS = (1e-6, 1e-5, 1e-4)
+#: Seconds of a gradient.
+GRADIENTS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 REPEATS = 5
 
 
@@ -41,14 +41,13 @@ REPEATS = 5
 class Figures:
     """Rates and losses of real fits by (features, threads); simulated speed-ups.
 
-    `schemes` is by (scheme, cores), at a gradient of a microsecond, `sparsity` by (features,
-    cores), `gradients` by (scheme, seconds of a gradient), at ten cores.
+    `schemes` is by (scheme, cores), at a gradient of a microsecond, `gradients` by (scheme, seconds
+    of a gradient), at ten cores.
     """
 
     rate: dict[tuple[int, int], float]
     loss: dict[tuple[int, int], float]
     schemes: dict[tuple[str, int], float]
-    sparsity: dict[tuple[int, int], float]
     gradients: dict[tuple[str, float], float]
 
 
@@ -106,21 +105,16 @@ def _fit(client: Client, rows: Any, threads: int, n_rows: int) -> tuple[float, f
     return n_rows / statistics.median(r["seconds"] for r in records) / 1e6, records[-1]["loss"]
 
 
-def _simulated(tiny: bool) -> tuple[Any, Any, Any]:
+def _simulated(tiny: bool) -> tuple[Any, Any]:
     updates, cores = (200, CORES[:2]) if tiny else (3000, CORES)
 
-    def speed(scheme: str, count: int, gradient: float, **kind: Any) -> float:
-        alone = updates_per_second("lock-free", 1, gradient, updates=updates, **kind)
-        return updates_per_second(scheme, count, gradient, updates=updates, **kind) / alone
+    def speed(scheme: str, count: int, gradient: float) -> float:
+        alone = updates_per_second("lock-free", 1, gradient, updates=updates)
+        return updates_per_second(scheme, count, gradient, updates=updates) / alone
 
     schemes = {(s, c): speed(s, c, 1e-6) for s in SCHEMES for c in cores}
-    sparsity = {
-        (n, c): speed("lock-free", c, 1e-6, n_features=n, nnz=PER_ROW)
-        for n in (FEATURES[:1] if tiny else FEATURES)
-        for c in cores
-    }
     gradients = {(s, g): speed(s, cores[-1], g) for s in SCHEMES for g in GRADIENTS}
-    return schemes, sparsity, gradients
+    return schemes, gradients
 
 
 def table(figures: Figures) -> str:
@@ -147,49 +141,38 @@ def table(figures: Figures) -> str:
 
 def _simulated_tables(figures: Figures) -> list[str]:
     cores = sorted({c for _, c in figures.schemes})
-    names = [f"{c} cores" if c > 1 else "1 core" for c in cores]
     gradients = sorted({g for _, g in figures.gradients})
-    schemes = [
-        [s, *(f"{figures.schemes[s, c]:.2f}" for c in cores),
-         *(f"{figures.gradients[s, g]:.2f}" for g in gradients[1:])]
-        for s in SCHEMES
-    ]  # fmt: skip
-    columns = ["scheme", *names, *(f"{cores[-1]} cores, {g * 1e6:.0f} us" for g in gradients[1:])]
-    sparsity = [
-        [f"1 in {n // PER_ROW:,}", *(f"{figures.sparsity[n, c]:.2f}" for c in cores)]
-        for n in sorted({n for n, _ in figures.sparsity})
-    ]
+    by_cores = [[s, *(f"{figures.schemes[s, c]:.2f}" for c in cores)] for s in SCHEMES]
+    by_length = [[s, *(f"{figures.gradients[s, g]:.2f}" for g in gradients)] for s in SCHEMES]
+    title = "Simulated: updates over one core's without locks, rows as sparse as RCV1's,"
     return [
+        markdown(f"{title} a gradient takes 1 us", ["cores", *map(str, cores)], by_cores),
         markdown(
-            "Simulated: updates over one core's, rows as sparse as RCV1's; a gradient takes 1 us, "
-            "in the last columns longer", columns, schemes,
-        ),
-        markdown(
-            "Simulated: the same without locks, a gradient of 1 us, words by Zipf's law",
-            ["features that a row touches", *names], sparsity,
+            f"{title} {cores[-1]} cores",
+            ["a gradient takes", *(f"{g * 1e6:g} us" for g in gradients)], by_length,
         ),
     ]  # fmt: skip
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Measured by sparsity; simulated by sparsity, and by scheme."""
+    """Measured by sparsity; simulated by scheme, over the cores and over a gradient's length."""
     widths = sorted({width for width, _ in figures.rate})
     cores = sorted({c for _, c in figures.schemes})
-    with small_picture(path, 3) as (real, sparsity, schemes):
+    gradients = sorted({g for _, g in figures.gradients})
+    with small_picture(path, 3) as (real, by_cores, by_length):
         speed = [figures.rate[w, 2] / figures.rate[w, 1] for w in widths]
         real.semilogx([w // PER_ROW for w in widths], speed, "o-", color=COLOURS[0], base=2)
-        real.axhline(2, color="0.7", lw=0.8)
-        real.axhline(1, color="0.7", lw=0.8)
+        for level in (1, 2):
+            real.axhline(level, color="0.7", lw=0.8)
         real.set_ylim(0, 2.2)
         title = "two threads over one (measured, real fits)"
         label(real, title, "a row touches one feature in", "speed-up", None)
-        for width, shade in zip(widths, shades(len(widths)), strict=True):
-            found = [figures.sparsity[width, c] for c in cores]
-            name = f"1 in {width // PER_ROW:,}"
-            sparsity.plot(cores, found, "o-", ms=3, color=shade, label=name)
-        title = "without locks, by sparsity (simulated)"
-        label(sparsity, title, "cores", "speed-up", "a row touches")
         for scheme, colour in zip(SCHEMES, COLOURS, strict=False):
+            told = {"ms": 3, "color": colour, "label": scheme}
             found = [figures.schemes[scheme, c] for c in cores]
-            schemes.plot(cores, found, "o-", ms=3, color=colour, label=scheme)
-        label(schemes, "RCV1's sparsity, 1 us a gradient (simulated)", "cores", "speed-up")
+            by_cores.plot(cores, found, "o-", **told)
+            found = [figures.gradients[scheme, g] for g in gradients]
+            by_length.semilogx([g * 1e6 for g in gradients], found, "o-", **told)
+        label(by_cores, "a gradient takes 1 us (simulated)", "cores", "speed-up")
+        title = f"{cores[-1]} cores (simulated)"
+        label(by_length, title, "a gradient, in microseconds", "speed-up", None)

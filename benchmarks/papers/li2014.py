@@ -47,9 +47,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
         _, rate = simulated(delay, problem, LANES, step, PAUSES, cached=False, seeds=seeds)
         policies.append((BoundedStaleness(delay), rate))
     fits = measured(policies, problem, step, PAUSES, seeds=seeds)
-    return Figures(
-        problem.excess, workers, dict(zip(delays, fits, strict=True)), fresh, cached
-    )
+    return Figures(problem.excess, workers, dict(zip(delays, fits, strict=True)), fresh, cached)
 
 
 def table(figures: Figures) -> str:

@@ -125,7 +125,8 @@ def table(figures: Figures) -> str:
         f"SparkNet 2015: speed-up over one worker ({figures.steps[1, 1]:,.0f} steps, "
         f"at {figures.alone:g} times the learning rate) where meetings "
         f"cost nothing, in brackets the steps of a worker; to a test accuracy of "
-        f"{figures.target:.0%} on {figures.data}, real fits under LocalSGD(tau), batches of {BATCH}",
+        f"{figures.target:.0%} on {figures.data}, real fits under LocalSGD(tau), batches of "
+        f"{BATCH}",
         ["K", *(f"tau = {tau}" for tau in figures.taus)], rows,
     )  # fmt: skip
     most = figures.workers[-1]
@@ -152,9 +153,9 @@ def draw(figures: Figures, path: Path) -> None:
     many, taus = figures.workers, figures.taus
     with small_picture(path, 2) as (left, right):
         cells = np.array([[figures.speed_up(k, t) for t in taus] for k in many[::-1]])
-        left.imshow(cells, cmap="viridis", aspect="auto", vmin=1)
+        left.imshow(cells, cmap="YlGn", aspect="auto", vmin=1)
         for (i, j), value in np.ndenumerate(cells):
-            left.text(j, i, f"{value:.2f}", ha="center", va="center", color="white", fontsize=9)
+            left.text(j, i, f"{value:.2f}", ha="center", va="center", color="black", fontsize=9)
         left.set_xticks(range(len(taus)), [str(tau) for tau in taus])
         left.set_yticks(range(len(many)), [str(k) for k in many[::-1]])
         title = f"free meetings: speed-up to {figures.target:.0%} (real fits, {figures.data})"
@@ -165,4 +166,5 @@ def draw(figures: Figures, path: Path) -> None:
         right.semilogx(MEETINGS, _split(many[-1], MEETINGS), "k--", lw=1, label="split batches")
         right.axhline(1, color="0.7", lw=0.8)
         right.set_ylim(0, 1.05 * np.nanmax(cells) + 1)
-        label(right, f"K = {many[-1]} (computed from the counts)", "a meeting, in steps", "speed-up")
+        title = f"K = {many[-1]} (computed from the counts)"
+        label(right, title, "a meeting, in steps", "speed-up")
