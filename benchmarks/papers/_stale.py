@@ -105,10 +105,13 @@ def measured(
     step: float,
     stragglers: Stragglers,
     *,
-    most: int = 300,
+    most: int = 250,
     seeds: int = 1,
 ) -> list[Reached]:
-    """The median of real fits, for each policy and learning rate; the same sleeps for all."""
+    """The median of real fits, for each policy and learning rate; the same sleeps for all.
+
+    A fit makes `most` steps; once it has reached the objective, without sleeping.
+    """
     with processes(2, 4) as client:
         rows = persisted(problem.X, LANES), persisted((problem.y > 0).astype(np.int64), LANES)
         client.run(_lengthen, problem)

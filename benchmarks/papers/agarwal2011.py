@@ -47,7 +47,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
     with processes(2) as client, warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         trained = _Trained(client, objective)
-        iterations = ITERATIONS[:2] if tiny else ITERATIONS
+        iterations = ITERATIONS[:1] if tiny else ITERATIONS
         ways["online alone"] = [
             (passes, objective.excess(trained.online(passes)))
             for passes in (ONLINE[:1] if tiny else ONLINE)

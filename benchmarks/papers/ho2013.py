@@ -36,7 +36,7 @@ class Figures:
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
     """Fits for each bound, at the learning rates that are best in the simulator."""
-    bounds = (0, 2) if tiny else BOUNDS
+    bounds = (1,) if tiny else BOUNDS
     problem = Problem.make(400 if tiny else 1600, 30, 0.1 if tiny else 0.002)
     step = 0.001 if tiny else STEP
     seeds = 1 if tiny else SEEDS
@@ -48,7 +48,7 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
                 bound, problem, LANES, step, NOISE, cached=cached, seeds=seeds
             )
             policies.append((kind(bound), rate))
-    fits = measured(policies, problem, step, NOISE, seeds=seeds)
+    fits = measured(policies, problem, step, NOISE, most=5 if tiny else 250, seeds=seeds)
     found = dict(zip(bounds, fits[: len(bounds)], strict=True))
     stale = dict(zip(bounds, fits[len(bounds) :], strict=True))
     minimum = problem.target / (1 + problem.excess)
