@@ -153,7 +153,7 @@ def draw(figures: Figures, path: Path) -> None:
     many, taus = figures.workers, figures.taus
     with small_picture(path, 2) as (left, right):
         cells = np.array([[figures.speed_up(k, t) for t in taus] for k in many[::-1]])
-        left.imshow(cells, cmap="YlGn", aspect="auto", vmin=1)
+        left.imshow(cells, cmap="YlGn", aspect="auto", vmin=1, vmax=1.7 * np.nanmax(cells))
         for (i, j), value in np.ndenumerate(cells):
             left.text(j, i, f"{value:.2f}", ha="center", va="center", color="black", fontsize=9)
         left.set_xticks(range(len(taus)), [str(tau) for tau in taus])
