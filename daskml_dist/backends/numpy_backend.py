@@ -281,3 +281,17 @@ class NumpyBackend(Backend):
             csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
+
+    def add_squares(
+        self,
+        X: Any,
+        at: NDArray[Any],
+        weight: NDArray[Any] | None,
+        mean: NDArray[Any],
+        out: NDArray[Any],
+    ) -> None:
+        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        from daskml_dist.backends import csr_kernels
+
+        weight = np.empty(0) if weight is None else weight
+        csr_kernels.add_dense_squares(X, at, weight, mean, out)

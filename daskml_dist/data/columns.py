@@ -127,5 +127,5 @@ def _moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
     mean = total / np.maximum(n, 1)
     apart = tile - mean[:, None]
     if missing is not None:
-        apart[missing] = 0.0
+        np.copyto(apart, 0.0, where=missing)
     return n, mean, np.einsum("ij,ij->i", apart, apart)

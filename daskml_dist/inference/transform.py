@@ -88,7 +88,9 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
 
 
-def _map_chunks(apply: Callable[..., Any], function: Any, X: da.Array, empty: Any, name: str) -> Any:
+def _map_chunks(
+    apply: Callable[..., Any], function: Any, X: da.Array, empty: Any, name: str
+) -> Any:
     """As a layer that Dask knows to be blockwise: what follows is made in the same tasks."""
     columns = range(1, X.ndim)
     made = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
