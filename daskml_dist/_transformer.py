@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from scipy import sparse
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._set_output import _get_output_config

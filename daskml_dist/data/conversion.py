@@ -23,7 +23,6 @@ __all__ = [
     "check_real",
     "device_of",
     "float_dtype",
-    "load_pandas",
     "own_dtype",
     "plain_objects",
     "plain_rows",
@@ -66,8 +65,8 @@ def as_rows(
     Returns
     -------
     ndarray or CSR matrix of shape (n_rows, n_features) or (n_rows, ...)
-        C-contiguous unless any order will do, or CSR with sorted indices, no duplicates, and int32 indices where they fit.
-        Of CuPy: an array of any order, or CSR without duplicates.
+        C-contiguous unless any order will do, or CSR with sorted indices, no duplicates, and int32
+        indices where they fit. Of CuPy: an array of any order, or CSR without duplicates.
 
     Raises
     ------
@@ -264,23 +263,6 @@ def plain_objects(values: NDArray[Any]) -> NDArray[Any]:
     plain = np.array(values.tolist())
     are_bools = {issubclass(t, (bool, np.bool_)) for t in types}
     return values if len(are_bools) > 1 or plain.dtype.kind not in "biuf" else plain
-
-
-def load_pandas() -> Any:
-    """pandas, which rows in memory do without.
-
-    Raises
-    ------
-    InvalidDataError
-        It is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise InvalidDataError(
-            'This needs pandas: pip install "daskml-dist[dataframe]".'
-        ) from error
-    return pandas
 
 
 def _has_na(dtype: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.optional import load_pandas
 
 __all__ = ["count_whole", "distinct_rows"]
 
