@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -185,9 +185,12 @@ class Backend(ABC):
         """
         return None
 
-    def steps_by_passes(self, n_entries: int) -> int:
-        """Steps of a fit over so many parameters that are taken before :meth:`update` is asked."""
-        return 0
+    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+        """Whether a fit's step of that number, over so many parameters, is :meth:`update`'s.
+
+        `any_way`: all ways to make it are equal to the last bit, so that a process may choose.
+        """
+        return True
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """Take a step in one launch, or one pass over memory.
@@ -200,6 +203,17 @@ class Backend(ABC):
             False where no kernel fits, and nothing was done.
         """
         return False
+
+    def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
+        """:meth:`update` for steps that follow one, on the same arrays and under its penalty.
+
+        Called with the gradient, its rows, the learning rate and the step's number.
+        """
+
+        def update(grad: Any, rows: float, lr: float, number: int) -> bool:
+            return self.update(optimizer, replace(step, grad=grad, rows=rows, lr=lr, number=number))
+
+        return update
 
     def steps_copied(self, n_entries: int) -> int:
         """Steps of a fit whose rows, of so many entries, are copied before there is a gather."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ _FUSED_FROM = 1 << 13
 _GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
 _MOVED = 1 << 26
+#: The module of compiled loops, and the steps from which one more is worth it where it is loaded.
+_LOOPS, _UPDATES = "daskml_dist.backends.compiled", 1 << 12
 #: Rows of a batch whose gradients are added up in the dtype of X.
 _AT_ONCE = 1 << 13
 
@@ -200,20 +203,25 @@ class NumpyBackend(Backend):
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
 
-    def steps_by_passes(self, n_entries: int) -> int:
-        """As many as take about a third of the time in which numba is loaded."""
-        return _MOVED // max(n_entries, 1)
+    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+        """Once steps have taken about a third of the time in which numba is loaded."""
+        if number * n_entries > _MOVED:
+            return True
+        return any_way and number > _UPDATES and _LOOPS in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """One compiled pass, for optimizers with an `at_entry`."""
-        arrays = [step.grad, *step.state(optimizer)]
-        if optimizer.at_entry is None or step.w.dtype.kind != "f":
-            return False
-        if any(a.dtype != step.w.dtype or not a.flags.c_contiguous for a in arrays):
-            return False
-        from daskml_dist.backends import host_update
+        return self.updater(optimizer, step)(step.grad, step.rows, step.lr, step.number)
 
-        return host_update.update(optimizer, step)
+    def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
+        """One compiled pass each, for optimizers with an `at_entry`."""
+        state, dtype = step.state(optimizer), step.w.dtype
+        fit = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
+        if optimizer.at_entry is None or dtype.kind != "f" or not fit:
+            return lambda *given: False
+        from daskml_dist.backends.host_update import Updates
+
+        return Updates(optimizer, step)
 
     def steps_copied(self, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""

@@ -183,7 +183,7 @@ class _Averaged:
         if self._every and (clock + count) % self._every == 0:
             mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
             for replica in self._replicas.values():
-                replica.replace(self._home.to_device(mean))
+                replica.meet(self._home.to_device(mean))
         return count
 
     def _settled(self, replica: Shard) -> Any:
