@@ -81,9 +81,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
         once = once.key
     is_frame = is_dataframe_like(empty)
     inner = () if is_frame else (0,) * (empty.ndim - 1)
-    graph: dict[Any, Any] = {
-        (name, i, *inner): (apply, key, once, i) for i, key in enumerate(keys)
-    }
+    graph: dict[Any, Any] = {(name, i, *inner): (apply, key, once, i) for i, key in enumerate(keys)}
     layers = HighLevelGraph.from_collections(name, graph, dependencies=dependencies)
     if is_frame:
         return frame_of_tasks(layers, [(name, i) for i in range(len(keys))], empty, name)
