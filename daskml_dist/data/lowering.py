@@ -195,7 +195,7 @@ def _cut(lowered: Sequence[Expr]) -> list[list[Delayed]]:
 
 
 def _targets(keys: list[Any], tasks: dict[Any, Any]) -> list[Any]:
-    """What stands behind aliases, which are tasks of their own: those of persisted partitions."""
+    """Keys behind aliases, which are tasks of their own: those of persisted partitions."""
     found = []
     for key in keys:
         while isinstance(tasks.get(key), Alias) and tasks[key].target in tasks:
