@@ -150,6 +150,13 @@ class Shard:
         """Count steps that are made at once, of so many rows each; what they are."""
         return [self._described(None, n, self._count(n)) for n in rows]
 
+    def take_back(self, steps: Sequence[Step]) -> None:
+        """Count some of the last of :meth:`next_steps` no more: they were not made."""
+        self.version -= len(steps)
+        for step in steps:
+            self.rows -= step.rows
+            self._charged -= step.lr
+
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
