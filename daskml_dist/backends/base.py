@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.board import Board
+from daskml_dist.backends.namespace import namespace
 
 __all__ = ["Backend", "SparseRows", "Step"]
 
@@ -146,6 +147,12 @@ class Backend(ABC):
     @abstractmethod
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
+
+    def add_squares(self, X: Any, at: Any, weight: Any | None, mean: Any, out: Any) -> None:
+        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        apart = X - namespace(X).take(mean, at, axis=0)
+        apart *= apart
+        self.add_rows(apart, at, weight, out)
 
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:

@@ -300,6 +300,20 @@ class NumpyBackend(Backend):
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
 
+    def add_squares(
+        self,
+        X: Any,
+        at: NDArray[Any],
+        weight: NDArray[Any] | None,
+        mean: NDArray[Any],
+        out: NDArray[Any],
+    ) -> None:
+        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        from daskml_dist.backends import csr_kernels
+
+        weight = np.empty(0) if weight is None else weight
+        csr_kernels.add_dense_squares(X, at, weight, mean, out)
+
 
 def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
     """Whether steps along rows of a dtype can be made in one loop."""
