@@ -27,7 +27,7 @@ from daskml_dist.backends.host_gather import HostGather
 from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.pointers import array_at, pointer
 
-__all__ = ["TeamSteps"]
+__all__ = ["TeamRun", "TeamSteps"]
 
 #: Looks at a flag between two looks at the clock.
 _LOOKS = 32
@@ -46,17 +46,25 @@ _rest = _update  # at a learning rate of 0
 
 
 def _own(
-    at: Any, counts: Any, losses: Any, busy: Any, blocks: Any, parts: Any, p: Any, w: Any,
-    parameters: Any, n_features: Any,
+    at: Any, scratch: Any, counts: Any, losses: Any, busy: Any, blocks: Any, parts: Any, p: Any,
+    w: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
-    """Set the gradients of the own lanes' batches, and their losses; where the next ones begin."""
+    """Set the gradients of the own lanes' batches, or their sum where there is one place for all.
+
+    Sets their losses too, and returns where the next batches begin.
+    """
     since = nanoseconds()
     for lane in range(len(counts)):
-        grad, losses[lane] = array_at(pointer(at[lane]), len(w), w.dtype), 0.0
+        place = array_at(pointer(at[min(lane, len(at) - 1)]), len(w), w.dtype)
+        first = lane < len(at)
+        grad, losses[lane] = place if first else scratch, 0.0
         if counts[lane] == 0:
             grad[:] = 0
         else:
             losses[lane], p = _gradient(blocks, parts, p, w, grad, parameters, n_features)
+        if not first:
+            for j in range(len(w)):
+                place[j] += grad[j]
         now = nanoseconds()
         busy[lane] += now - since
         since = now
@@ -89,21 +97,16 @@ def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
     return True
 
 
-def _add_up(at: Any, firsts: Any, total: Any, part: Any) -> None:
-    """Add up the gradients of each group, and the groups, in their order."""
-    for group in range(len(firsts) - 1):
-        into = total if group == 0 else part
-        for k in range(firsts[group], firsts[group + 1]):
-            grad = array_at(pointer(at[k]), len(total), total.dtype)
-            if k == firsts[group]:
-                for j in range(len(total)):
-                    into[j] = grad[j]
-            else:
-                for j in range(len(total)):
-                    into[j] += grad[j]
-        if group > 0:
+def _add_up(at: Any, total: Any) -> None:
+    """Add up all gradients in their order."""
+    for k in range(len(at)):
+        grad = array_at(pointer(at[k]), len(total), total.dtype)
+        if k == 0:
             for j in range(len(total)):
-                total[j] += part[j]
+                total[j] = grad[j]
+        else:
+            for j in range(len(total)):
+                total[j] += grad[j]
 
 
 def _team_steps(
@@ -127,7 +130,6 @@ def _team_steps(
     own: Any,
     own_at: Any,
     all_at: Any,
-    firsts: Any,
     others: Any,
     patience: Any,
     yields: Any,
@@ -152,10 +154,10 @@ def _team_steps(
         Of the optimizer.
     state : tuple of (n_parameters,) floats
         w and the slots.
-    scratch : (2, n_parameters) floats
+    scratch : (n_parameters,) floats
     first : int
         Turn of the first step.
-    own, own_at, all_at, firsts, others, patience, yields
+    own, own_at, all_at, others, patience, yields
         Of the `Board`.
     """
     w = state[0]
@@ -165,20 +167,20 @@ def _team_steps(
         turn = first + b
         if progress[2] == 0:
             progress[1] = _own(
-                own_at[turn & 1], counts[b], losses[b], busy, blocks, parts, progress[1], w,
-                parameters, n_features,
+                own_at[turn & 1], scratch, counts[b], losses[b], busy, blocks, parts, progress[1],
+                w, parameters, n_features,
             )  # fmt: skip
             _tell(own, turn, others)
             progress[2] = 1
         if not _all_there(turn, others, patience, yields):
             return False
         if rows[b] > 0:
-            _add_up(all_at[turn & 1], firsts, scratch[0], scratch[1])
+            _add_up(all_at[turn & 1], scratch)
             n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
             if rate > 0:
-                _update(state, scratch[0], n, rate, l1, l2, n_penalised, at_step)
+                _update(state, scratch, n, rate, l1, l2, n_penalised, at_step)
             else:
-                _rest(state, scratch[0], n, rate, l1, l2, n_penalised, at_step)
+                _rest(state, scratch, n, rate, l1, l2, n_penalised, at_step)
         progress[0], progress[2] = b + 1, 0
     return True
 
@@ -207,7 +209,7 @@ class TeamSteps:
         self.most = max(1, min(gather.most_steps for gather in some) // len(some))
         self._gathers, self._board, self._optimizer = gathers, board, optimizer
         self._state = step.state(optimizer)
-        self._scratch = np.empty((2, len(step.w)), step.w.dtype)
+        self._scratch = np.empty(len(step.w), step.w.dtype)
         self._where = np.concatenate([gather.where for gather in some])
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)

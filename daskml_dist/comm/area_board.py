@@ -66,18 +66,18 @@ class AreaBoard(Board):
         size: int,
         in_order: bool,
     ) -> None:
-        self._group, self._size = group, size * len(lanes[group.rank])
+        # In their order, each lane has a place; else each rank, for the sum of its own.
+        every = lanes if in_order else [some[:1] for some in lanes]
+        self._group, self._size = group, size * len(every[group.rank])
         segments = [segment for segment, _ in places]
         found = [
-            (number, s.address_of(area + k * room(size)), s.address_of(k * room(size)))
-            for s, some in zip(segments, lanes, strict=True)
-            for k, number in enumerate(some)
+            [
+                (number, s.address_of(area + k * room(size)), s.address_of(k * room(size)))
+                for k, number in enumerate(some)
+            ]
+            for s, some in zip(segments, every, strict=True)
         ]
-        edges = np.cumsum([0, *map(len, lanes)])
-        own = found[edges[group.rank] : edges[group.rank + 1]]
-        if in_order:
-            found.sort()
-            edges = edges[[0, -1]]
+        joined = [place for some in found for place in some]
         others = [
             (s.word(TURN), s.word(ASLEEP), bell.descriptor)
             for rank, (s, bell) in enumerate(places)
@@ -85,9 +85,8 @@ class AreaBoard(Board):
         ]
         super().__init__(
             segments[group.rank].word(TURN),
-            _by_turn(own),
-            _by_turn(found),
-            edges.astype(np.int64),
+            _by_turn(found[group.rank]),
+            _by_turn(sorted(joined) if in_order else joined),
             np.array(others, np.int64),
             _PATIENCE,
             True,

@@ -191,7 +191,8 @@ class SharedGroup(Communicator):
     def board(self, n: int, dtype: Any, lanes: list[list[int]], in_order: bool) -> Board | None:
         """The areas as a board of gradients, where these are summed in one turn."""
         size = n * dtype.itemsize
-        if (self.size > 2 and size > _ONE_HOP) or max(map(len, lanes)) * room(size) > _AREA:
+        most = max(map(len, lanes)) if in_order else 1
+        if (self.size > 2 and size > _ONE_HOP) or most * room(size) > _AREA:
             return None
         return AreaBoard(self, self._places, _AREA, lanes, size, in_order)
 
