@@ -129,6 +129,10 @@ class Backend(ABC):
         rows : slice, ndarray of int or array of int on the device
         """
 
+    def part(self, X: Any, at: slice) -> Any:
+        """Neighbouring rows to be worked on now; good until the next call."""
+        return self.rows(X, at)
+
     def row_numbers(self, rows: Any) -> Any:
         """Numbers as :meth:`rows` takes them, once for several arrays; waits for no device."""
         return rows

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from numba import types
-from numba.extending import overload
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 __all__ = ["AT_ROW", "KERNELS", "kernel"]
 
@@ -177,12 +178,45 @@ def _totals(values: Any, g: Any) -> Any:
     return loss, slope
 
 
+def _in_tile(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+    """Neighbouring rows, aligned."""
+
+
+@intrinsic
+def _copy_bytes(typing: Any, source: Any, to: Any) -> Any:
+    """Copy a C-ordered array to one of its size, wherever it begins."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, to = (
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args, arguments, strict=True)
+        )
+        cgutils.raw_memcpy(builder, to.data, source.data, source.nitems, source.itemsize)
+        return context.get_dummy_value()
+
+    return types.void(source, to), codegen
+
+
+@overload(_in_tile, inline="always")
+def _in_tile_of(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+    def view(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+        return X[start:stop]
+
+    def copy(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+        rows = tile[: stop - start]
+        _copy_bytes(X[start:stop], rows)
+        return rows
+
+    return view if X.aligned else copy
+
+
 def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
     """Add the gradient of the summed log loss to `out`; return the summed loss.
 
     Parameters
     ----------
     X : C-ordered ndarray of shape (n, n_features), float32 or float64
+        What starts at any byte is copied to a tile that the second-level cache holds.
     y : ndarray of shape (n,), -1 or +1
     weight : ndarray of shape (n,), or of shape (0,) where rows have none
     w : ndarray of shape (n_features,), or one longer with an intercept
@@ -191,11 +225,13 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
     n, n_features = X.shape
     size = min(n, _MOST_ROWS, max(16, _BLOCK // (n_features * X.itemsize)))
     raw, values = np.empty(size, X.dtype), np.empty(size, X.dtype)
+    tile = np.empty((size, n_features), X.dtype)
     part, sums = np.empty(n_features, X.dtype), np.zeros(len(w))
     coef, loss = w[:n_features], 0.0
     for start in range(0, n, size):
         stop = min(start + size, n)
-        rows, g, v = X[start:stop], raw[: stop - start], values[: stop - start]
+        rows = _in_tile(X, start, stop, tile)
+        g, v = raw[: stop - start], values[: stop - start]
         np.dot(rows, coef, g)
         if len(w) > n_features:
             g += w[n_features]
@@ -223,13 +259,14 @@ AT_ROW: dict[str | None, Any] = {"log_loss": _log_loss_at_row}
 
 
 @cache
-def kernel(loss: str, dtype: str, out: str) -> Any:
+def kernel(loss: str, dtype: str, out: str, aligned: bool = True) -> Any:
     """The kernel of a loss compiled for rows and sums of these dtypes.
 
-    One version takes arrays that are read-only and others.
+    One version takes arrays that are read-only and others; only X may be unaligned.
     """
     scalar = numba.from_dtype(np.dtype(dtype))
     sums = types.Array(numba.from_dtype(np.dtype(out)), 1, "C")
-    row, matrix = (types.Array(scalar, ndim, "C", readonly=True) for ndim in (1, 2))
+    row = types.Array(scalar, 1, "C", readonly=True)
+    matrix = types.Array(scalar, 2, "C", readonly=True, aligned=aligned)
     signature = types.float64(matrix, row, row, row, sums)
     return numba.njit(signature, nogil=True, cache=True)(KERNELS[loss])

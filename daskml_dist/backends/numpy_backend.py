@@ -89,6 +89,7 @@ class NumpyBackend(Backend):
         self._position = np.empty(0, dtype=np.int32)
         self._numbered: NDArray[np.int64] | None = None
         self._scaled: NDArray[Any] = np.empty(0)
+        self._room: NDArray[Any] = np.empty(0)
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.
@@ -117,6 +118,17 @@ class NumpyBackend(Backend):
         if isinstance(rows, slice):
             return X[rows]
         return X.take(rows, axis=0, mode="clip")
+
+    def part(self, X: Any, at: slice) -> Any:
+        """A view, or an aligned copy of what starts at any byte, in memory that is used again."""
+        rows = self.rows(X, at)
+        if not isinstance(rows, np.ndarray) or rows.flags.aligned:
+            return rows
+        if self._room.dtype != rows.dtype or self._room.size < rows.size:
+            self._room = np.empty(rows.size, rows.dtype)
+        room = self._room[: rows.size].reshape(rows.shape)
+        room[...] = rows
+        return room
 
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
@@ -188,7 +200,7 @@ class NumpyBackend(Backend):
         """One reading of dense rows, for losses with a kernel and weights of one column."""
         if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
             return None
-        if sparse.issparse(X) or not (X.flags.c_contiguous and X.flags.aligned):
+        if sparse.issparse(X) or not X.flags.c_contiguous:
             return None
         from daskml_dist.backends import dense_kernels
 
@@ -196,7 +208,7 @@ class NumpyBackend(Backend):
         weight = np.empty(0, dtype) if weight is None else weight
         if not dtype == y.dtype == w.dtype == weight.dtype or not sums.flags.c_contiguous:
             return None
-        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
+        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char, X.flags.aligned)
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class Moments(Statistic):
     y_shift: Array
     x_shift: Array | None = None
     transform: Array | None = None
+    in_parts: ClassVar[bool] = True
+    #: By the squares.
+    shows_not_finite: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         """One row and column for each feature, for the 1, and for each target."""
