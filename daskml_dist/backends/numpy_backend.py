@@ -16,6 +16,8 @@ __all__ = ["CSRRows", "NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
+#: Bytes of scaled rows of which the symmetric product is made at once.
+_SCALED = 1 << 19
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
 FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
@@ -198,19 +200,43 @@ class NumpyBackend(Backend):
         parameters: tuple[float, ...] = (),
     ) -> float | None:
         """One reading of dense rows, for losses with a kernel and weights of one column."""
-        if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
-            return None
-        if sparse.issparse(X) or not X.flags.c_contiguous:
+        dtype, sums = X.dtype, out[:, 0]
+        weight = np.empty(0, dtype) if weight is None else weight
+        if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
             return None
         from daskml_dist.backends import dense_kernels
 
-        dtype, sums = X.dtype, out[:, 0]
-        weight = np.empty(0, dtype) if weight is None else weight
-        if not dtype == y.dtype == w.dtype == weight.dtype or not sums.flags.c_contiguous:
-            return None
         run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char, X.flags.aligned)
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
+
+    def add_curved(
+        self,
+        kernel: str | None,
+        w: NDArray[Any],
+        X: Any,
+        y: NDArray[Any],
+        weight: NDArray[Any] | None,
+        gradient: NDArray[np.float64],
+        hessian: NDArray[np.float64],
+    ) -> tuple[float, float] | None:
+        """Rows times the root of their curvature, some at a time, and BLAS's symmetric product."""
+        sums, n, width = gradient[:, 0], X.shape[0], len(w)
+        weight = np.empty(0, X.dtype) if weight is None else weight
+        if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
+            return None
+        from daskml_dist.backends import dense_kernels
+
+        run = dense_kernels.curved(kernel, X.dtype.char, X.flags.aligned)
+        # What is behind the rows stays zero.
+        scaled = np.zeros((_curved_rows(X), _whole_vectors(X.shape[1] + 1)), X.dtype)
+        loss = flat = 0.0
+        for at in row_slices(n, len(scaled)):
+            rows = scaled[: at.stop - at.start]
+            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows)
+            loss, flat = loss + some[0], flat + some[1]
+            hessian += (rows.T @ rows)[:width, :width]
+        return loss, flat
 
     def steps_by_passes(self, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
@@ -275,12 +301,33 @@ class NumpyBackend(Backend):
             csr_kernels.add_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
             return
         if weight is not None:
-            if self._scaled.dtype != X.dtype or self._scaled.size < X.size:
-                self._scaled = np.empty(X.size, dtype=X.dtype)
-            scaled = self._scaled[: X.size].reshape(X.shape)
+            scaled = self._scaled_room(X.shape, X.dtype)
             X = np.multiply(X, np.sqrt(weight)[:, None], out=scaled)
         # A matrix times its own transpose is symmetric, and BLAS then does half the work.
         out += X.T @ X
+
+    def add_products(
+        self, X: Any, side: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
+    ) -> None:
+        """All products at once, of dense rows copied beside the others: these may lie anywhere."""
+        if not isinstance(X, np.ndarray):
+            super().add_products(X, side, weight, out)
+            return
+        (n, d), n_side = X.shape, side.shape[1]
+        packed = self._scaled_room((n, _whole_vectors(d + n_side)), X.dtype)
+        packed[:, :d] = X
+        packed[:, d : d + n_side] = side
+        packed[:, d + n_side :] = 0
+        if weight is not None:
+            packed *= np.sqrt(weight)[:, None]
+        out += (packed.T @ packed)[:d, : d + n_side]
+
+    def _scaled_room(self, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
+        """Memory for a scaled copy of rows, the same for all."""
+        size = shape[0] * shape[1]
+        if self._scaled.dtype != dtype or self._scaled.size < size:
+            self._scaled = np.empty(size, dtype=dtype)
+        return self._scaled[:size].reshape(shape)
 
     def add_rows(
         self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
@@ -293,3 +340,25 @@ class NumpyBackend(Backend):
             csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
+
+
+def _has_kernel(
+    kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any], weight: NDArray[Any]
+) -> bool:
+    """Whether the kernels of dense rows take these."""
+    if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
+        return False
+    if sparse.issparse(X) or not X.flags.c_contiguous:
+        return False
+    return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
+
+
+def _whole_vectors(n_columns: int) -> int:
+    """Columns with which BLAS is fastest: so many, or a few more."""
+    return -(-n_columns // 8) * 8
+
+
+def _curved_rows(X: NDArray[Any]) -> int:
+    """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
+    n, n_features = X.shape
+    return min(n, max(64, _SCALED // (n_features * X.itemsize), min(4 * n_features, 2**14)))

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, ones, zeros
+from daskml_dist.backends.namespace import cast, namespace, ones
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.rows import as_dense, is_sparse, row_blocks
+from daskml_dist.solvers.rows import as_dense, row_blocks
 
 __all__ = ["Moments"]
 
@@ -53,23 +53,20 @@ class Moments(Statistic):
         again = self.x_shift is not None
         # At first sight sparse rows add up in float64 whatever their number.
         for at in row_blocks(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS):
-            part = rows.part(at, backend)
+            weight = None if rows.weight is None else rows.weight[at]
             with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
-                side = self._side(part.y, backend)
-                if self.x_shift is None:
-                    self._add(part.X, side, part.weight, out, backend)
+                side = self._side(rows.y[at, ...], backend)
+                if again:
+                    self._add_shifted(rows.part(at, backend).X, side, weight, out, backend)
                 else:
-                    self._add_shifted(part.X, side, part.weight, out, backend)
+                    self._add(backend.rows(rows.X, at), side, weight, out, backend)
         return float("nan")
 
     def _add(self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend) -> None:
         d = X.shape[1]
-        backend.add_gram(X, weight, out[:d, :d])
+        backend.add_products(X, side, weight, out[:d, ...])
         weighted = side if weight is None else side * weight[:, None]
         out[d:, d:] += weighted.T @ side
-        cross = zeros((d, side.shape[1]), out.dtype, like=out)
-        backend.add_tdot(X, weighted if is_sparse(X) else cast(weighted, X.dtype), cross)
-        out[:d, d:] += cross
 
     def _add_shifted(
         self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend
