@@ -301,23 +301,26 @@ def _scale_rows(rows: Any, roots: Any, scaled: Any) -> None:
         scaled[i, n_features] = roots[i]
 
 
-def _add_log_curvature(X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any) -> Any:
+def _add_log_curvature(
+    X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any, tile: Any
+) -> Any:
     """As `_add_log_loss`, and the rows times the root of their curvature, for the Hessian.
 
     Parameters
     ----------
     scaled : C-ordered ndarray of shape (n, at least n_features + 1), of X's dtype
         Gets the rows, each with a 1 behind it, times the root of their weight and curvature.
+    tile : C-ordered ndarray of shape (m, n_features), of X's dtype
+        Memory for `m` rows, which are worked on together.
 
     Returns
     -------
     loss, flat : float
         Sum of the losses, and the weight of rows without curvature.
     """
-    n, n_features = X.shape
-    size = min(n, _MOST_ROWS, max(16, _BLOCK // (n_features * X.itemsize)))
+    (n, n_features), size = X.shape, min(len(tile), _MOST_ROWS)
     raw, values, roots = np.empty(size, X.dtype), np.empty(size, X.dtype), np.empty(size, X.dtype)
-    tile, part = np.empty((size, n_features), X.dtype), np.empty(n_features, X.dtype)
+    part = np.empty(n_features, X.dtype)
     coef, loss, flat = w[:n_features], 0.0, 0.0
     for start in range(0, n, size):
         stop = min(start + size, n)
@@ -366,8 +369,8 @@ def kernel(loss: str, dtype: str, out: str, aligned: bool = True) -> Any:
 def curved(loss: str, dtype: str, aligned: bool) -> Any:
     """The kernel of a loss with its curvature, compiled as :func:`kernel`; sums are float64."""
     matrix, row, sums = _kinds(dtype, "d", aligned)
-    scaled = types.Array(matrix.dtype, 2, "C")
-    signature = types.UniTuple(types.float64, 2)(matrix, row, row, row, sums, scaled)
+    room = types.Array(matrix.dtype, 2, "C")
+    signature = types.UniTuple(types.float64, 2)(matrix, row, row, row, sums, room, room)
     return numba.njit(signature, nogil=True, cache=True)(CURVED[loss])
 
 

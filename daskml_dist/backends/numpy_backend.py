@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ __all__ = ["CSRRows", "NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
+#: Bytes of rows that a compiled loop works on: half of a usual second-level cache.
+_TILE = 1 << 18
 #: Bytes of scaled rows of which the symmetric product is made at once.
 _SCALED = 1 << 19
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
@@ -92,6 +95,7 @@ class NumpyBackend(Backend):
         self._numbered: NDArray[np.int64] | None = None
         self._scaled: NDArray[Any] = np.empty(0)
         self._room: NDArray[Any] = np.empty(0)
+        self._product: NDArray[Any] = np.empty(0)
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.
@@ -126,9 +130,7 @@ class NumpyBackend(Backend):
         rows = self.rows(X, at)
         if not isinstance(rows, np.ndarray) or rows.flags.aligned:
             return rows
-        if self._room.dtype != rows.dtype or self._room.size < rows.size:
-            self._room = np.empty(rows.size, rows.dtype)
-        room = self._room[: rows.size].reshape(rows.shape)
+        room = self._tile_room(rows.shape, rows.dtype)
         room[...] = rows
         return room
 
@@ -228,14 +230,16 @@ class NumpyBackend(Backend):
         from daskml_dist.backends import dense_kernels
 
         run = dense_kernels.curved(kernel, X.dtype.char, X.flags.aligned)
-        # What is behind the rows stays zero.
-        scaled = np.zeros((_curved_rows(X), _whole_vectors(X.shape[1] + 1)), X.dtype)
+        n_features = X.shape[1]
+        scaled = self._scaled_room((_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype)
+        scaled[:, n_features:] = 0
+        tile = self._tile_room((max(16, _TILE // (n_features * X.itemsize)), n_features), X.dtype)
         loss = flat = 0.0
         for at in row_slices(n, len(scaled)):
             rows = scaled[: at.stop - at.start]
-            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows)
+            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows, tile)
             loss, flat = loss + some[0], flat + some[1]
-            hessian += (rows.T @ rows)[:width, :width]
+            hessian += self._square(rows)[:width, :width]
         return loss, flat
 
     def steps_by_passes(self, n_entries: int) -> int:
@@ -303,8 +307,7 @@ class NumpyBackend(Backend):
         if weight is not None:
             scaled = self._scaled_room(X.shape, X.dtype)
             X = np.multiply(X, np.sqrt(weight)[:, None], out=scaled)
-        # A matrix times its own transpose is symmetric, and BLAS then does half the work.
-        out += X.T @ X
+        out += self._square(X)
 
     def add_products(
         self, X: Any, side: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
@@ -320,14 +323,23 @@ class NumpyBackend(Backend):
         packed[:, d + n_side :] = 0
         if weight is not None:
             packed *= np.sqrt(weight)[:, None]
-        out += (packed.T @ packed)[:d, : d + n_side]
+        out += self._square(packed)[:d, : d + n_side]
 
-    def _scaled_room(self, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
-        """Memory for a scaled copy of rows, the same for all."""
-        size = shape[0] * shape[1]
-        if self._scaled.dtype != dtype or self._scaled.size < size:
-            self._scaled = np.empty(size, dtype=dtype)
-        return self._scaled[:size].reshape(shape)
+    def _square(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """``rows.T @ rows``, of which BLAS makes a half; good until the next call."""
+        n = rows.shape[1]
+        self._product = _at_least(self._product, (n, n), rows.dtype)
+        return np.matmul(rows.T, rows, out=self._product[: n * n].reshape(n, n))
+
+    def _scaled_room(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Memory for a scaled copy of rows, the same for all: new memory is dearer than a copy."""
+        self._scaled = _at_least(self._scaled, shape, dtype)
+        return self._scaled[: math.prod(shape)].reshape(shape)
+
+    def _tile_room(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Memory for an aligned copy of rows, the same for all."""
+        self._room = _at_least(self._room, shape, dtype)
+        return self._room[: math.prod(shape)].reshape(shape)
 
     def add_rows(
         self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
@@ -351,6 +363,12 @@ def _has_kernel(
     if sparse.issparse(X) or not X.flags.c_contiguous:
         return False
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
+
+
+def _at_least(room: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Memory that holds an array, this or new."""
+    size = math.prod(shape)
+    return room if room.dtype == dtype and room.size >= size else np.empty(size, dtype)
 
 
 def _whole_vectors(n_columns: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,27 +53,28 @@ class Moments(Statistic):
         """Add the moments of some rows, piece by piece."""
         again = self.x_shift is not None
         # At first sight sparse rows add up in float64 whatever their number.
-        for at in row_blocks(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS):
-            weight = None if rows.weight is None else rows.weight[at]
-            with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
-                side = self._side(rows.y[at, ...], backend)
-                if again:
-                    self._add_shifted(rows.part(at, backend).X, side, weight, out, backend)
-                else:
-                    self._add(backend.rows(rows.X, at), side, weight, out, backend)
+        pieces = row_blocks(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS)
+        with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+            if again:
+                for at in pieces:
+                    self._add_shifted(rows.part(at, backend), out, backend)
+            else:
+                self._add(rows, pieces, out, backend)
         return float("nan")
 
-    def _add(self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend) -> None:
-        d = X.shape[1]
-        backend.add_products(X, side, weight, out[:d, ...])
+    def _add(self, rows: BatchRows, pieces: Iterable[slice], out: Any, backend: Backend) -> None:
+        d, weight, side = rows.X.shape[1], rows.weight, self._side(rows.y, backend)
         weighted = side if weight is None else side * weight[:, None]
         out[d:, d:] += weighted.T @ side
+        for at in pieces:
+            of_rows = None if weight is None else weight[at]
+            X = backend.rows(rows.X, at)
+            backend.add_products(X, side[at, ...], of_rows, out[:d, ...])
 
-    def _add_shifted(
-        self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> None:
+    def _add_shifted(self, part: BatchRows, out: Any, backend: Backend) -> None:
         assert self.x_shift is not None
-        rows = as_dense(X) - backend.to_device(self.x_shift)
+        side, weight = self._side(part.y, backend), part.weight
+        rows = as_dense(part.X) - backend.to_device(self.x_shift)
         xp = namespace(rows)
         if self.transform is not None:
             rows = rows @ backend.to_device(self.transform)
