@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.board import Board
 from daskml_dist.backends.namespace import cast, zeros
 
 __all__ = ["Backend", "SparseRows", "Step"]
@@ -208,9 +209,12 @@ class Backend(ABC):
         """
         return None
 
-    def steps_by_passes(self, n_entries: int) -> int:
-        """Steps of a fit over so many parameters that are taken before :meth:`update` is asked."""
-        return 0
+    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+        """Whether a fit's step of that number, over so many parameters, is :meth:`update`'s.
+
+        `any_way`: all ways to make it are equal to the last bit, so that a process may choose.
+        """
+        return True
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """Take a step in one launch, or one pass over memory.
@@ -224,8 +228,22 @@ class Backend(ABC):
         """
         return False
 
-    def steps_copied(self, n_entries: int) -> int:
-        """Steps of a fit whose rows, of so many entries, are copied before there is a gather."""
+    def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
+        """:meth:`update` for steps that follow one, on the same arrays and under its penalty.
+
+        Called with the gradient, its rows, the learning rate and the step's number.
+        """
+
+        def update(grad: Any, rows: float, lr: float, number: int) -> bool:
+            return self.update(optimizer, replace(step, grad=grad, rows=rows, lr=lr, number=number))
+
+        return update
+
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
+        """Steps of a fit whose rows are copied before there is a gather.
+
+        `kernel` is what the loss calls its own, `n_entries` the entries of a batch's rows.
+        """
         return 0
 
     def gather(
@@ -270,6 +288,27 @@ class Backend(ABC):
         Returns
         -------
         RecordedSteps, BatchSteps or None
+            None where each step is made by itself.
+        """
+        return None
+
+    def team_recorder(
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+    ) -> Any | None:
+        """Something that makes many steps by the gradients of several processes in one call.
+
+        Parameters
+        ----------
+        gathers : sequence of HostGather or None
+            Of each own lane; None of one without rows.
+        optimizer, step
+            As above.
+        board : Board
+            Where the processes meet.
+
+        Returns
+        -------
+        TeamSteps or None
             None where each step is made by itself.
         """
         return None

@@ -182,8 +182,7 @@ def _in_tile(X: Any, start: Any, stop: Any, tile: Any) -> Any:
     """Neighbouring rows, aligned."""
 
 
-@intrinsic
-def _copy_bytes(typing: Any, source: Any, to: Any) -> Any:
+def _bytes_copied(typing: Any, source: Any, to: Any) -> Any:
     """Copy a C-ordered array to one of its size, wherever it begins."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -195,6 +194,9 @@ def _copy_bytes(typing: Any, source: Any, to: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(source, to), codegen
+
+
+_copy_bytes: Any = intrinsic(_bytes_copied)
 
 
 @overload(_in_tile, inline="always")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.board import Board
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.backends.scratch import Scratch
 
 __all__ = ["CSRRows", "NumpyBackend"]
 
@@ -29,6 +31,8 @@ _FUSED_FROM = 1 << 13
 _GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
 _MOVED = 1 << 26
+#: The module of compiled loops, and the steps from which one more is worth it where it is loaded.
+_LOOPS, _UPDATES = "daskml_dist.backends.compiled", 1 << 12
 #: Rows of a batch whose gradients are added up in the dtype of X.
 _AT_ONCE = 1 << 13
 
@@ -93,9 +97,7 @@ class NumpyBackend(Backend):
         self._seen = np.empty(0, dtype=np.bool_)
         self._position = np.empty(0, dtype=np.int32)
         self._numbered: NDArray[np.int64] | None = None
-        self._scaled: NDArray[Any] = np.empty(0)
-        self._room: NDArray[Any] = np.empty(0)
-        self._product: NDArray[Any] = np.empty(0)
+        self._scratch = Scratch()
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.
@@ -130,7 +132,7 @@ class NumpyBackend(Backend):
         rows = self.rows(X, at)
         if not isinstance(rows, np.ndarray) or rows.flags.aligned:
             return rows
-        room = self._tile_room(rows.shape, rows.dtype)
+        room = self._scratch.empty("tile", rows.shape, rows.dtype)
         room[...] = rows
         return room
 
@@ -231,9 +233,13 @@ class NumpyBackend(Backend):
 
         run = dense_kernels.curved(kernel, X.dtype.char, X.flags.aligned)
         n_features = X.shape[1]
-        scaled = self._scaled_room((_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype)
+        scaled = self._scratch.empty(
+            "scaled", (_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype
+        )
         scaled[:, n_features:] = 0
-        tile = self._tile_room((max(16, _TILE // (n_features * X.itemsize)), n_features), X.dtype)
+        tile = self._scratch.empty(
+            "tile", (max(16, _TILE // (n_features * X.itemsize)), n_features), X.dtype
+        )
         loss = flat = 0.0
         for at in row_slices(n, len(scaled)):
             rows = scaled[: at.stop - at.start]
@@ -242,23 +248,30 @@ class NumpyBackend(Backend):
             hessian += self._square(rows)[:width, :width]
         return loss, flat
 
-    def steps_by_passes(self, n_entries: int) -> int:
-        """As many as take about a third of the time in which numba is loaded."""
-        return _MOVED // max(n_entries, 1)
+    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+        """Once steps have taken about a third of the time in which numba is loaded."""
+        if number * n_entries > _MOVED:
+            return True
+        return any_way and number > _UPDATES and _LOOPS in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """One compiled pass, for optimizers with an `at_entry`."""
-        arrays = [step.grad, *step.state(optimizer)]
-        if optimizer.at_entry is None or step.w.dtype.kind != "f":
-            return False
-        if any(a.dtype != step.w.dtype or not a.flags.c_contiguous for a in arrays):
-            return False
-        from daskml_dist.backends import host_update
+        return self.updater(optimizer, step)(step.grad, step.rows, step.lr, step.number)
 
-        return host_update.update(optimizer, step)
+    def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
+        """One compiled pass each, for optimizers with an `at_entry`."""
+        state, dtype = step.state(optimizer), step.w.dtype
+        fit = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
+        if optimizer.at_entry is None or dtype.kind != "f" or not fit:
+            return lambda *given: False
+        from daskml_dist.backends.host_update import Updates
 
-    def steps_copied(self, n_entries: int) -> int:
+        return Updates(optimizer, step)
+
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
+        if kernel in FUSED and n_entries >= _FUSED_FROM:
+            return 0  # the gradient of the first step loads it
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
     def gather(
@@ -279,15 +292,22 @@ class NumpyBackend(Backend):
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """One compiled loop, for optimizers with an `at_entry`."""
-        state = step.state(optimizer)
-        fit = all(array.dtype == gather.dtype and array.flags.c_contiguous for array in state)
-        if not fit or optimizer.at_entry is None:
+        if not _compiles(gather.dtype, optimizer, step):
             return None
-        from daskml_dist.backends import host_gather, host_update
+        from daskml_dist.backends import host_gather
 
-        if not host_update.compiles(optimizer, step):
-            return None
         return host_gather.BatchSteps(gather, optimizer, step)
+
+    def team_recorder(
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+    ) -> Any | None:
+        """One compiled loop, likewise."""
+        kinds = {gather.dtype for gather in gathers if gather is not None}
+        if len(kinds) != 1 or not _compiles(kinds.pop(), optimizer, step):
+            return None
+        from daskml_dist.backends import team_steps
+
+        return team_steps.TeamSteps(gathers, optimizer, step, board)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""
@@ -305,7 +325,7 @@ class NumpyBackend(Backend):
             csr_kernels.add_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
             return
         if weight is not None:
-            scaled = self._scaled_room(X.shape, X.dtype)
+            scaled = self._scratch.empty("scaled", X.shape, X.dtype)
             X = np.multiply(X, np.sqrt(weight)[:, None], out=scaled)
         out += self._square(X)
 
@@ -317,7 +337,7 @@ class NumpyBackend(Backend):
             super().add_products(X, side, weight, out)
             return
         (n, d), n_side = X.shape, side.shape[1]
-        packed = self._scaled_room((n, _whole_vectors(d + n_side)), X.dtype)
+        packed = self._scratch.empty("scaled", (n, _whole_vectors(d + n_side)), X.dtype)
         packed[:, :d] = X
         packed[:, d : d + n_side] = side
         packed[:, d + n_side :] = 0
@@ -327,19 +347,8 @@ class NumpyBackend(Backend):
 
     def _square(self, rows: NDArray[Any]) -> NDArray[Any]:
         """``rows.T @ rows``, of which BLAS makes a half; good until the next call."""
-        n = rows.shape[1]
-        self._product = _at_least(self._product, (n, n), rows.dtype)
-        return np.matmul(rows.T, rows, out=self._product[: n * n].reshape(n, n))
-
-    def _scaled_room(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Memory for a scaled copy of rows, the same for all: new memory is dearer than a copy."""
-        self._scaled = _at_least(self._scaled, shape, dtype)
-        return self._scaled[: math.prod(shape)].reshape(shape)
-
-    def _tile_room(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Memory for an aligned copy of rows, the same for all."""
-        self._room = _at_least(self._room, shape, dtype)
-        return self._room[: math.prod(shape)].reshape(shape)
+        product = self._scratch.empty("product", (rows.shape[1],) * 2, rows.dtype)
+        return np.matmul(rows.T, rows, out=product)
 
     def add_rows(
         self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
@@ -365,12 +374,6 @@ def _has_kernel(
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
 
 
-def _at_least(room: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Memory that holds an array, this or new."""
-    size = math.prod(shape)
-    return room if room.dtype == dtype and room.size >= size else np.empty(size, dtype)
-
-
 def _whole_vectors(n_columns: int) -> int:
     """Columns with which BLAS is fastest: so many, or a few more."""
     return -(-n_columns // 8) * 8
@@ -379,4 +382,17 @@ def _whole_vectors(n_columns: int) -> int:
 def _curved_rows(X: NDArray[Any]) -> int:
     """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
     n, n_features = X.shape
-    return min(n, max(64, _SCALED // (n_features * X.itemsize), min(4 * n_features, 2**14)))
+    cached = _SCALED // (n_features * X.itemsize)
+    return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
+
+
+def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
+    """Whether steps along rows of a dtype can be made in one loop."""
+    state = step.state(optimizer)
+    if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
+        return False
+    if optimizer.at_entry is None:
+        return False
+    from daskml_dist.backends import host_update
+
+    return host_update.compiles(optimizer, step)

@@ -97,9 +97,6 @@ class Statistic(ABC):
         Whether :meth:`add` reads X by :meth:`BatchRows.part` or a linear model's gradient alone,
         which copy what a processor's cache holds where X starts at any byte. Otherwise such blocks
         are copied whole first.
-    shows_not_finite : bool
-        Whether NaN or infinity in X makes the sum NaN or infinite for sure. Such rows are
-        then looked for only where it is.
     state : RowState or None
         What is remembered of each row. A field or a property of a subclass.
     n_numbers : int
@@ -111,9 +108,16 @@ class Statistic(ABC):
     remembered: ClassVar[bool] = True
     n_numbers: ClassVar[int] = 0
     in_parts: ClassVar[bool] = False
-    # No annotation: a subclass may make a field of these, or a property.
+    # No annotation: a subclass may make a field of it, or a property.
     state = None
-    shows_not_finite = False
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """Whether NaN or infinity in X makes the sum NaN or infinite for sure.
+
+        Such rows are then looked for only where it is.
+        """
+        return False
 
     @abstractmethod
     def shape(self, model: Any) -> tuple[int, ...]:

@@ -41,8 +41,11 @@ class Moments(Statistic):
     x_shift: Array | None = None
     transform: Array | None = None
     in_parts: ClassVar[bool] = True
-    #: By the squares.
-    shows_not_finite: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squares."""
+        return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         """One row and column for each feature, for the 1, and for each target."""

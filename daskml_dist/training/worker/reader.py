@@ -204,8 +204,10 @@ class Reader:
     @functools.cached_property
     def steps_copied(self) -> int:
         """Steps whose rows are copied before a gather is worth having."""
-        n_features = 0 if self._linear is None else self._linear.n_features
-        return self._backend.steps_copied(self._most_rows * n_features)
+        if self._linear is None:
+            return self._backend.steps_copied(None, 0)
+        n_entries = self._most_rows * self._linear.n_features
+        return self._backend.steps_copied(self._linear.loss.kernel, n_entries)
 
     @property
     def _most_rows(self) -> int:
