@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.board import Board
-from daskml_dist.backends.namespace import namespace
+from daskml_dist.backends.namespace import cast, namespace, zeros
 
 __all__ = ["Backend", "SparseRows", "Step"]
 
@@ -132,6 +132,10 @@ class Backend(ABC):
         rows : slice, ndarray of int or array of int on the device
         """
 
+    def part(self, X: Any, at: slice) -> Any:
+        """Neighbouring rows to be worked on now; good until the next call."""
+        return self.rows(X, at)
+
     def row_numbers(self, rows: Any) -> Any:
         """Numbers as :meth:`rows` takes them, once for several arrays; waits for no device."""
         return rows
@@ -183,6 +187,31 @@ class Backend(ABC):
         -------
         scalar, array of no dimension or None
             The summed loss, where the rows lie; None where no kernel fits, and nothing was done.
+        """
+        return None
+
+    def add_curved(
+        self,
+        kernel: str | None,
+        w: Any,
+        X: Any,
+        y: Any,
+        weight: Any | None,
+        gradient: Any,
+        hessian: Any,
+    ) -> tuple[Any, Any] | None:
+        """Add the gradient, as :meth:`add_fused`, and the Hessian of a model of one output.
+
+        Parameters
+        ----------
+        gradient : float64 array of the shape of `w`
+        hessian : float64 array of shape ``(len(w), len(w))``
+
+        Returns
+        -------
+        (loss, flat), or None
+            The summed loss, and the weight of rows without curvature; None where no kernel fits,
+            and nothing was done.
         """
         return None
 
@@ -297,3 +326,20 @@ class Backend(ABC):
     @abstractmethod
     def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
         """Add ``X.T @ diag(weight) @ X``, weight >= 0, to `out` (n_features, n_features)."""
+
+    def add_products(self, X: Any, side: Any, weight: Any | None, out: Any) -> None:
+        """Add ``X.T @ diag(weight) @ [X, side]``, weight >= 0, to `out`.
+
+        Parameters
+        ----------
+        X : dense rows of shape (n, n_features) as they lie, or sparse ones
+        side : array of shape (n, n_columns)
+        weight : array of shape (n,) or None
+        out : float64 array of shape (n_features, n_features + n_columns)
+        """
+        d = X.shape[1]
+        self.add_gram(X, weight, out[:, :d])
+        side = side if weight is None else side * weight[:, None]
+        cross = zeros((d, side.shape[1]), out.dtype, like=out)
+        self.add_tdot(X, side if isinstance(X, SparseRows) else cast(side, X.dtype), cross)
+        out[:, d:] += cross

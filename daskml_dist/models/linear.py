@@ -198,7 +198,7 @@ class LinearModel(StepModel):
         loss, sums = 0.0, zeros(out.shape, np.float64, out)
         for at in (first, *others):
             part = None if weight is None else weight[at]
-            loss += self._add_rows(w, backend.rows(X, at), y[at, ...], part, sums, backend)
+            loss += self._add_rows(w, backend.part(X, at), y[at, ...], part, sums, backend)
         out += cast(sums, out.dtype)
         return loss
 

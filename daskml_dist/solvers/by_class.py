@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class ClassCounts(Statistic):
 
     threshold: float | None = None
     signed: bool = True
+    in_parts: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return model.n_classes, 1 + model.n_features
@@ -65,6 +66,7 @@ class ClassMoments(Statistic):
     """
 
     additive = False
+    in_parts: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return model.n_classes + 1, 1 + 2 * model.n_features

@@ -185,6 +185,9 @@ class Lane:
         model, loss, since = self._model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
+        kept = self._reader.kept
+        for block in kept:
+            block.meet(statistic)
         batch = self.next_batch()
         for rows in batch.pieces:
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
@@ -192,6 +195,8 @@ class Lane:
                 loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
+        for block in kept:
+            block.has_shown(out)
         self._worked(since)
         self.reached += 1
         return float(loss), batch.n_rows
