@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist import Run
-from daskml_dist.backends.numpy_backend import CSRRows
+from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.optimizers import OPTIMIZERS, SGD, Adagrad
@@ -250,7 +250,7 @@ def test_kernels_are_kept_on_disk(tmp_path: Any) -> None:
     code = (
         "import numpy as np; from scipy import sparse; "
         "from daskml_dist.backends.row_steps import RowSteps; "
-        "from daskml_dist.backends.numpy_backend import CSRRows; "
+        "from daskml_dist.backends.csr_rows import CSRRows; "
         "from daskml_dist.losses import Hinge; from daskml_dist.optimizers import SGD; "
         "X = sparse.eye_array(3, format='csr'); s = RowSteps(Hinge(), SGD(), 0., 0., True); "
         "s.run([(CSRRows(X, np.arange(3)), np.ones(3), None)], np.arange(3), "

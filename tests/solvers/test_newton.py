@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression as Reference
 
 from daskml_dist.backends import get_backend
-from daskml_dist.backends.numpy_backend import CSRRows
+from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.losses import LOSSES

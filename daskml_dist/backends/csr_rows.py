@@ -1,0 +1,56 @@
+"""Rows of a CSR block on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.base import SparseRows
+
+__all__ = ["CSRRows"]
+
+
+class CSRRows(SparseRows):
+    """Chosen rows of a CSR block, without a copy of their entries.
+
+    Parameters
+    ----------
+    X : scipy.sparse CSR matrix or array of shape (n, n_features)
+    rows : ndarray of int of shape (n_rows,)
+    """
+
+    __slots__ = ("X", "columns", "rows", "shape")
+
+    def __init__(self, X: Any, rows: NDArray[np.intp]) -> None:
+        self.X = X
+        self.rows = rows
+        self.shape = (len(rows), X.shape[1])
+        # Row i of the weights belongs to columns[i]; None where they are numbered alike.
+        self.columns: NDArray[np.int64] | None = None
+
+    @property
+    def dtype(self) -> Any:
+        """Of the entries."""
+        return self.X.dtype
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The entries of the whole block."""
+        entries: NDArray[Any] = self.X.data
+        return entries
+
+    def with_values(self, values: Any) -> CSRRows:
+        """The same rows with other entries in the same places."""
+        parts = values, self.X.indices, self.X.indptr
+        return CSRRows(type(self.X)(parts, shape=self.X.shape), self.rows)
+
+    def toarray(self) -> NDArray[Any]:
+        """The rows as a dense array."""
+        rows: NDArray[Any] = self.X[self.rows].toarray()
+        return rows
+
+    def __getitem__(self, at: slice) -> CSRRows:
+        """Some of the rows."""
+        return CSRRows(self.X, self.rows[at])
