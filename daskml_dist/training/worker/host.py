@@ -25,6 +25,7 @@ from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.bundles import Bundle, unbundled
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
 from daskml_dist.ps.ledger import StoppingRule
@@ -67,19 +68,25 @@ def _host(worker: Any) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a fit, as the first server knows it.
+    """Outcome of a fit, as one server knows it.
 
     Parameters
     ----------
-    stopping : StoppingRule
-        As the last pass left it.
+    state : ShardState or None
+        Of its shard.
+    records : list of dict
+        Of the passes; of the first server, which has the ledger.
+    stopping : StoppingRule or None
+        As the last pass left it; of the first server.
     partial_rows : float
-        Rows after the last whole pass.
+        Rows after the last whole pass; of the first server.
     dropped : int
         Pushes that came too late or twice; none was applied.
     """
 
-    stopping: StoppingRule
+    state: ShardState | None
+    records: list[dict[str, Any]]
+    stopping: StoppingRule | None
     partial_rows: float
     dropped: int
 
@@ -87,35 +94,50 @@ class Outcome:
 class ServerHost:
     """Actor: one server, its listener, and what the client asks of it.
 
+    It may be there before the fit is known, and then does nothing until it has its part.
+
     Parameters
     ----------
-    fit : FitSpec
-    number : int
-        Which server of the fit.
-    n_trainers : int
-    run_id, key : str
-        The run, and the name under which trainers of the same process find the server.
+    run_id : str
     secret : bytes
-    generation : int
-        That of `standby_of` for a standby.
+    *part
+        Arguments of :meth:`begin`, where they are known.
     """
 
-    def __init__(
-        self,
-        fit: FitSpec,
-        number: int,
-        n_trainers: int,
-        run_id: str,
-        key: str,
-        secret: bytes,
-        generation: int,
-    ) -> None:
-        worker = get_worker()
+    def __init__(self, run_id: str, secret: bytes, *part: Any) -> None:
         self.run_id = run_id
+        self._worker = get_worker()
+        self._secret = secret
+        self._shipper: Shipper | None = None
+        if part:
+            self.begin(*part)
+
+    def begin(
+        self, fit: FitSpec, number: int, n_trainers: int, key: str, generation: int
+    ) -> Endpoint:
+        """Make the server and open its listener.
+
+        Parameters
+        ----------
+        fit : FitSpec
+        number : int
+            Which server of the fit.
+        n_trainers : int
+        key : str
+            Name under which trainers of the same process find the server.
+        generation : int
+            That of `standby_of` for a standby.
+
+        Returns
+        -------
+        Endpoint
+            Address at which trainers reach it.
+        """
+        worker, run_id = self._worker, self.run_id
         self._fit, self._number = fit, number
         self._server = make_server(fit, number, n_trainers, generation=generation)
         publish_server(key, self._server)
-        self._credentials = _credentials(worker, secret, fit.run.shared_memory)
+        self._credentials = _credentials(worker, self._secret, fit.run.shared_memory)
         self._alarm = partial(raise_alarm, worker, run_id)
         say_hello(worker, run_id)
         before_closing(worker, run_id, partial(take_leave, worker, run_id))
@@ -127,7 +149,6 @@ class ServerHost:
         )
         listener = Listener(_host(worker), self._credentials, on_pair=answer, key=key)
         self._endpoint = listener.endpoint
-        self._shipper: Shipper | None = None
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
         # garbage collector may run in any thread, whatever locks that holds, so it only says so.
         end: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -138,6 +159,7 @@ class ServerHost:
             daemon=True,
             name="daskml-end",
         ).start()
+        return self._endpoint
 
     async def endpoint(self) -> Endpoint:
         """Address at which trainers reach it."""
@@ -153,15 +175,12 @@ class ServerHost:
         ledger = self._server.ledger
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
 
-    async def end(self) -> Outcome:
-        """Outcome that the ledger holds, besides the records."""
-        ledger = self._server.ledger
-        assert ledger is not None
-        return Outcome(ledger.rule, ledger.partial_rows, self._server.dropped)
-
-    async def state(self) -> ShardState | None:
-        """The shard's state."""
-        return self._server.state()
+    async def outcome(self) -> Outcome:
+        """What is left of the fit here, once its trainers have ended."""
+        state, ledger, dropped = self._server.state(), self._server.ledger, self._server.dropped
+        if ledger is None:
+            return Outcome(state, [], None, 0.0, dropped)
+        return Outcome(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
 
     async def stop(self) -> None:
         """End the fit with the open pass."""
@@ -255,8 +274,8 @@ def _close_at_end(
     tidy(worker, run_id)
 
 
-def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | bytes) -> TrainerResult:
-    """Dask task: run a trainer on this worker, on blocks or packed recipes of them.
+def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -> TrainerResult:
+    """Dask task: run a trainer on this worker, on bundles of blocks or packed recipes of blocks.
 
     It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
     the slots that others wait for: two fits at once cannot deadlock.
@@ -294,10 +313,10 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
 
 
 def _source(
-    blocks: dict[int, Block] | bytes, worker: Any, wait: Wait
+    blocks: list[Bundle] | bytes, worker: Any, wait: Wait
 ) -> dict[int, Block] | Callable[[int], Block]:
     if not isinstance(blocks, bytes):
-        return blocks
+        return unbundled(blocks)
     recipes = Recipes.unpack(blocks)
     fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
     return lambda number: recipes.make(number, fetch)
