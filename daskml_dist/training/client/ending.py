@@ -20,12 +20,12 @@ from daskml_dist.errors import (
 )
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
-from daskml_dist.training.client.fleet import Fleet, Gone, call_workers
+from daskml_dist.training.client.fleet import Fleet, call_workers
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import stop_listening
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.engine import FitResult
-from daskml_dist.training.spec import FitSpec, TrainerResult
+from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.host import Outcome
 from daskml_dist.training.worker.orders import abort_run, forget_run
 from daskml_dist.training.worker.servers import joined_left, joined_state, left_in, revived

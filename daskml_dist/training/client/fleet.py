@@ -17,7 +17,7 @@ from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.training.client.early import Early, start_host
+from daskml_dist.training.client.early import Early
 from daskml_dist.training.dask_internals import proxy_of
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, run_trainer
@@ -42,13 +42,17 @@ class Gone(Exception):
 
 @dataclass(eq=False)
 class Host:
-    """An actor that hosts a server, or a standby of one; `part` is what it is still to be told."""
+    """An actor that hosts a server, or a standby of one.
+
+    `part` is what it is still to be told, `answer` what will answer where it listens.
+    """
 
     number: int
     address: str
     future: Future[Any]
     part: tuple[Any, ...] = ()
     proxy: Any = None
+    answer: Any = None
     endpoint: Endpoint | None = None
 
 
@@ -95,7 +99,7 @@ class Fleet:
         self._client = client
         self._fit = fit
         self._early = early
-        self._run_id, self._secret = early.run_id, early.secret
+        self._run_id = early.run_id
         self._is_there = is_there
         self._begins = begins
         self._on_end = on_end
@@ -104,6 +108,8 @@ class Fleet:
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
+        #: Answers of actors that were given their parts.
+        self._said: list[Callable[[], list[Any]]] = []
 
     def _spec(self) -> FitSpec | Future[Any]:
         """The fit as an argument of a task: itself, or on the cluster where it is large.
@@ -128,28 +134,40 @@ class Fleet:
 
     def open_host(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
         """Start an actor for server `number`; returns before it is there."""
-        key = f"{self._run_id}-{number}-{self.next_name()}"
-        part = (self._spec(), number, n_trainers, key, generation)
+        part = (self._spec(), number, n_trainers, generation)
         # A fit that lies on the cluster reaches tasks alone.
-        early = self._early.take(address) if self._is_small else None
-        future = early or start_host(self._client, address, self._run_id, self._secret, *part)
-        self._futures.append(future)
-        return Host(number, address, future, part if early else ())
+        if self._is_small and (early := self._early.take(address)) is not None:
+            future, asked = early
+            proxy, answer = asked or (None, None)
+            host = Host(number, address, future, part, proxy, answer)
+        else:
+            key = f"{self._run_id}-{number}-{self.next_name()}"
+            host = Host(number, address, self._early.host(address, key, *part))
+        self._futures.append(host.future)
+        return host
 
     def meet(self, host: Host) -> Endpoint:
         """Wait for an actor, give it its part, and learn where it listens."""
         return self.meet_all([host])[0]
 
     def meet_all(self, hosts: Sequence[Host]) -> list[Endpoint]:
-        """Meet several actors at once."""
-        calls = []
+        """Meet several actors at once; what they say to their parts `confirm` hears."""
         for host in hosts:
             self._await(host)
-            call = ("begin", *host.part) if host.part else ("endpoint",)
-            calls.append(self.begin_asking([host], *call))
-        for host, call in zip(hosts, calls, strict=True):
-            (host.endpoint,) = call()
-        return [host.endpoint for host in hosts]
+            if host.part:
+                self._said.append(self.begin_asking([host], "begin", *host.part))
+            host.answer = host.answer or self._call(host, "endpoint")
+        deadline = time.monotonic() + _CALL
+        endpoints: list[Endpoint] = [self._answer(h, h.answer, deadline) for h in hosts]
+        for host, endpoint in zip(hosts, endpoints, strict=True):
+            host.endpoint, host.answer, host.part = endpoint, None, ()
+        return endpoints
+
+    def confirm(self) -> None:
+        """Wait until actors have taken the parts that they were given; raises as :meth:`ask`."""
+        said, self._said = self._said, []
+        for answer in said:
+            answer()
 
     def _await(self, host: Host) -> None:
         what = f"worker {host.address} to begin its part"

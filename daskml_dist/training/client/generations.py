@@ -251,6 +251,7 @@ class Generations:
                 part.seat.spec = spec
             self.seats.append(part.seat)
         send_now(self._client)
+        self._fleet.confirm()
         idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
         there = self._membership.call() if idle else {}
         for seat in idle:

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from dask.base import is_dask_collection
-from dask.delayed import delayed
+from dask.delayed import Delayed, delayed
 from distributed import Client, Future
 
 from daskml_dist.data.block_info import BlockInfo
@@ -87,7 +86,7 @@ class HeldBlocks:
     def is_direct(self) -> bool:
         """Whether blocks are made of nothing but rows that are there, or lie on workers."""
         return bool(self.homes) and all(
-            not is_dask_collection(value) or value.key in self._sources
+            not isinstance(value, Delayed) or value.key in self._sources
             for part in self._collection.parts
             for value in part
         )
@@ -200,7 +199,7 @@ class HeldBlocks:
         return {(i,): future for i, future in self.start(lazy).items()}
 
     def _source(self, value: Any) -> Any:
-        return self._sources[value.key] if is_dask_collection(value) else value
+        return self._sources[value.key] if isinstance(value, Delayed) else value
 
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
         ((X, y, weight),) = self._collection.parts
@@ -291,14 +290,14 @@ class HeldBlocks:
     def _held_by(self, number: int) -> list[Any]:
         if not self.is_direct:
             return list(self.recipes.held_by(number))
-        return [v.key for v in self._collection.parts[number] if is_dask_collection(v)]
+        return [v.key for v in self._collection.parts[number] if isinstance(v, Delayed)]
 
     # -- where they lie ------------------------------------------------------------------------
 
     def persisted_parts(self) -> list[Any]:
         """The user's persisted parts in the order of the blocks; [] unless all are persisted."""
         parts = [X for X, _, _ in self._collection.parts]
-        if not all(is_dask_collection(X) for X in parts):
+        if not all(isinstance(X, Delayed) for X in parts):
             return []
         futures = _futures_in([(X,) for X in parts])
         if not all(X.key in futures for X in parts):
@@ -382,7 +381,7 @@ def _futures_in(parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
     # Parts of one collection share their layers; asking each for its graph takes quadratic time.
     layers: dict[str, Any] = {}
     for part in parts:
-        for value in filter(is_dask_collection, part):
-            layers.update(value.__dask_graph__().layers)
+        for value in (value for value in part if isinstance(value, Delayed)):
+            layers.update(value.dask.layers)
     values = (value for layer in layers.values() for value in layer.values())
     return {value.key: value for value in values if isinstance(value, Future)}

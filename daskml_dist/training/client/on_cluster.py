@@ -78,11 +78,13 @@ class ClusterEngine(Engine):
 
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
-        self._early = Early()
+        self._early = Early(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_homes()
-        self._early.start(self._client, self._rows.room_for_server())
-        return self._rows.survey(n_lanes)
+        self._early.start(self._rows.room_for_server())
+        infos = self._rows.survey(n_lanes)
+        self._early.ask()
+        return infos
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """Choose the lanes and their workers.
@@ -133,7 +135,10 @@ class ClusterEngine(Engine):
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""
         assert self._placement is not None
-        early, self._early = self._early or Early(), None  # of several parts the first has one
+        early, self._early = (
+            self._early or Early(self._client),
+            None,
+        )  # of several parts the first has one
         assert self._shielding is not None
         if self._visited:
             self._shielding.rename(early.run_id)

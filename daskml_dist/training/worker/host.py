@@ -20,7 +20,7 @@ from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
 from daskml_dist.comm.bounds import Bounds
-from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
@@ -91,63 +91,58 @@ class Outcome:
     dropped: int
 
 
+class _Door:
+    """What callers of a listener meet: they wait here until there is a server behind it."""
+
+    def __init__(self) -> None:
+        self.server: ParameterServer | None = None
+        self._serve: Callable[[Channel, Channel], None] | None = None
+        self._open = threading.Event()
+
+    def open(self, server: ParameterServer, serve: Callable[[Channel, Channel], None]) -> None:
+        """Let callers in."""
+        self.server, self._serve = server, serve
+        self._open.set()
+
+    def answer(self, inbox: Channel, outbox: Channel) -> None:
+        """Serve a caller, in a thread of its own."""
+        if self._open.wait(_PATIENCE) and self._serve is not None:
+            self._serve(inbox, outbox)
+
+    def close(self) -> None:
+        """Refuse everything."""
+        if self.server is not None:
+            self.server.abort("the fit is over")
+        self._open.set()
+
+
 class ServerHost:
     """Actor: one server, its listener, and what the client asks of it.
 
-    It may be there before the fit is known, and then does nothing until it has its part.
+    It may be there, and listen, before the fit is known; callers then wait until it has its part.
 
     Parameters
     ----------
-    run_id : str
+    run_id, key : str
+        The run, and the name under which trainers of the same process find the server.
     secret : bytes
+    shared_memory : bool
+        Whether processes of one host may talk through memory that they share.
     *part
         Arguments of :meth:`begin`, where they are known.
     """
 
-    def __init__(self, run_id: str, secret: bytes, *part: Any) -> None:
+    def __init__(
+        self, run_id: str, key: str, secret: bytes, shared_memory: bool, *part: Any
+    ) -> None:
+        worker = get_worker()
         self.run_id = run_id
-        self._worker = get_worker()
-        self._secret = secret
+        self._worker, self._key = worker, key
+        self._credentials = _credentials(worker, secret, shared_memory)
         self._shipper: Shipper | None = None
-        if part:
-            self.begin(*part)
-
-    def begin(
-        self, fit: FitSpec, number: int, n_trainers: int, key: str, generation: int
-    ) -> Endpoint:
-        """Make the server and open its listener.
-
-        Parameters
-        ----------
-        fit : FitSpec
-        number : int
-            Which server of the fit.
-        n_trainers : int
-        key : str
-            Name under which trainers of the same process find the server.
-        generation : int
-            That of `standby_of` for a standby.
-
-        Returns
-        -------
-        Endpoint
-            Address at which trainers reach it.
-        """
-        worker, run_id = self._worker, self.run_id
-        self._fit, self._number = fit, number
-        self._server = make_server(fit, number, n_trainers, generation=generation)
-        publish_server(key, self._server)
-        self._credentials = _credentials(worker, self._secret, fit.run.shared_memory)
-        self._alarm = partial(raise_alarm, worker, run_id)
-        say_hello(worker, run_id)
-        before_closing(worker, run_id, partial(take_leave, worker, run_id))
-        answer = partial(
-            serve,
-            self._server,
-            bounds=fit.bounds(number),
-            on_loss=partial(self._alarm, f"server {number}: a connection broke"),
-        )
-        listener = Listener(_host(worker), self._credentials, on_pair=answer, key=key)
+        # Its threads must not hold the actor, which ends when nobody holds it.
+        self._door = door = _Door()
+        listener = Listener(_host(worker), self._credentials, on_pair=door.answer, key=key)
         self._endpoint = listener.endpoint
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
         # garbage collector may run in any thread, whatever locks that holds, so it only says so.
@@ -155,11 +150,39 @@ class ServerHost:
         self._end = weakref.finalize(self, end.put, None)
         threading.Thread(
             target=_close_at_end,
-            args=(end, self._server, listener, worker, run_id),
+            args=(end, door, listener, worker, run_id),
             daemon=True,
             name="daskml-end",
         ).start()
-        return self._endpoint
+        if part:
+            self.begin(*part)
+
+    def begin(self, fit: FitSpec, number: int, n_trainers: int, generation: int) -> None:
+        """Make the server.
+
+        Parameters
+        ----------
+        fit : FitSpec
+        number : int
+            Which server of the fit.
+        n_trainers : int
+        generation : int
+            That of `standby_of` for a standby.
+        """
+        worker, run_id = self._worker, self.run_id
+        self._fit, self._number = fit, number
+        self._server = make_server(fit, number, n_trainers, generation=generation)
+        publish_server(self._key, self._server)
+        self._alarm = partial(raise_alarm, worker, run_id)
+        say_hello(worker, run_id)
+        before_closing(worker, run_id, partial(take_leave, worker, run_id))
+        serve_callers = partial(
+            serve,
+            self._server,
+            bounds=fit.bounds(number),
+            on_loss=partial(self._alarm, f"server {number}: a connection broke"),
+        )
+        self._door.open(self._server, serve_callers)
 
     async def endpoint(self) -> Endpoint:
         """Address at which trainers reach it."""
@@ -263,13 +286,13 @@ def _connect_to(
 
 def _close_at_end(
     end: queue.SimpleQueue[None],
-    server: ParameterServer,
+    door: _Door,
     listener: Listener,
     worker: Any,
     run_id: str,
 ) -> None:
     end.get()
-    server.abort("the fit is over")
+    door.close()
     listener.close()
     tidy(worker, run_id)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Any
 
@@ -91,6 +91,8 @@ class Trainer:
         self._rest = rest
         self._memory: dict[str, Any] = {}
         self._at_work: list[Lane] = []
+        #: Connections to the servers that are open, and nobody's.
+        self._spare: list[ShardedConnection] = []
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the fit's passes over the blocks of this trainer's lanes.
@@ -141,6 +143,7 @@ class Trainer:
         self._wait = dataclasses.replace(self._bound)
         with ExitStack() as stack:
             self._at_work = lanes = self._lanes(ready, stack)
+            stack.callback(self._close_spare)
             communicator = self._meet()
             stack.callback(communicator.close)
             context = Context(
@@ -206,6 +209,16 @@ class Trainer:
             return dict(zip(needed, ready, strict=True))
 
     def _connect(self) -> ShardedConnection:
+        """A connection to the servers: that of the rendezvous first, then others."""
+        with suppress(IndexError):
+            return self._spare.pop()
+        return self._reach()
+
+    def _close_spare(self) -> None:
+        while self._spare:
+            self._spare.pop().close()
+
+    def _reach(self) -> ShardedConnection:
         fit = self._fit
         connections = [
             reach(endpoint, self._credentials, self._wait, fit.bounds(number))
@@ -241,11 +254,9 @@ class Trainer:
 
     def _rendezvous(self, listener: PeerListener | None) -> list[tuple[str, int]]:
         at = listener.endpoint if listener is not None else Endpoint("")
-        connection = self._connect()
-        try:
-            answer = connection.call("rendezvous", rank=self._spec.rank, info=[at.host, at.port])
-        finally:
-            connection.close()
+        connection = self._reach()
+        self._spare.append(connection)
+        answer = connection.call("rendezvous", rank=self._spec.rank, info=[at.host, at.port])
         return [(host, port) for host, port in answer["peers"]]
 
 
