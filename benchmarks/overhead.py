@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import statistics
 import time
 from collections import Counter
@@ -63,7 +64,11 @@ def _counted(handler: Callable[..., Any], counts: Counter[str], kind: str) -> Ca
         counts[kind] += 1
         return handler(*args, **kwargs)
 
-    return counted
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await counted(*args, **kwargs)
+
+    # The scheduler looks whether it is to wait for a handler.
+    return functools.wraps(handler)(awaited) if inspect.iscoroutinefunction(handler) else counted
 
 
 def _whole(tiny: bool) -> str:

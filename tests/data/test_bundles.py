@@ -41,5 +41,5 @@ def test_a_block_of_a_bundle_that_cannot_be_made_is_named() -> None:
     def make(number: int, *_: object) -> None:
         raise OSError("no such file")
 
-    with pytest.raises(InvalidDataError, match="Block 7 could not be read.*no such file"):
+    with pytest.raises(InvalidDataError, match=r"Block 7 could not be read.*no such file"):
         make_bundle(make, (7,), [[None, None, None]])  # type: ignore[arg-type]

@@ -326,7 +326,7 @@ class HeldBlocks:
         return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
 
     def told(self, numbers: Sequence[int]) -> dict[int, BlockInfo]:
-        """What workers tell of blocks that they have in memory; perhaps not of all."""
+        """Facts of blocks, as workers that have these in memory tell them; perhaps not of all."""
         ready = self._membership.ready
         homes = {self.futures[i].key: self.homes[i] if self.homes else None for i in numbers}
         if not ready.keys() >= set(homes.values()):
