@@ -92,7 +92,7 @@ class Outcome:
 
 
 class _Door:
-    """What callers of a listener meet: they wait here until there is a server behind it."""
+    """Door behind a listener: callers wait here until there is a server behind it."""
 
     def __init__(self) -> None:
         self.server: ParameterServer | None = None
@@ -199,7 +199,7 @@ class ServerHost:
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
 
     async def outcome(self) -> Outcome:
-        """What is left of the fit here, once its trainers have ended."""
+        """Outcome of the fit here, once its trainers have ended."""
         state, ledger, dropped = self._server.state(), self._server.ledger, self._server.dropped
         if ledger is None:
             return Outcome(state, [], None, 0.0, dropped)
