@@ -65,10 +65,8 @@ def persisted(values: NDArray[Any], blocks: int) -> Any:
     with warnings.catch_warnings():
         # Rows made here are sent to the workers once; that is what a large graph is for.
         warnings.filterwarnings("ignore", "Sending large graph")
-        sent = da.from_array(values, chunks=(size, *values.shape[1:]))
-        # A copy lies in memory as rows that workers read themselves do; what came over a network
-        # may begin at any byte, and every fit would copy it.
-        return sent.map_blocks(np.copy).persist()
+        # As users hold them: what came over a network may begin at any byte.
+        return da.from_array(values, chunks=(size, *values.shape[1:])).persist()
 
 
 def read_bandwidth(processes: int = 1, repeats: int = 5) -> float:

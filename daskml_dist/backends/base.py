@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from daskml_dist.backends.board import Board
+from daskml_dist.backends.namespace import cast, namespace, zeros
 
 __all__ = ["Backend", "SparseRows", "Step"]
 
@@ -129,6 +132,10 @@ class Backend(ABC):
         rows : slice, ndarray of int or array of int on the device
         """
 
+    def part(self, X: Any, at: slice) -> Any:
+        """Neighbouring rows to be worked on now; good until the next call."""
+        return self.rows(X, at)
+
     def row_numbers(self, rows: Any) -> Any:
         """Numbers as :meth:`rows` takes them, once for several arrays; waits for no device."""
         return rows
@@ -144,6 +151,12 @@ class Backend(ABC):
     @abstractmethod
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
+
+    def add_squares(self, X: Any, at: Any, weight: Any | None, mean: Any, out: Any) -> None:
+        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        apart = X - namespace(X).take(mean, at, axis=0)
+        apart *= apart
+        self.add_rows(apart, at, weight, out)
 
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
@@ -177,9 +190,37 @@ class Backend(ABC):
         """
         return None
 
-    def steps_by_passes(self, n_entries: int) -> int:
-        """Steps of a fit over so many parameters that are taken before :meth:`update` is asked."""
-        return 0
+    def add_curved(
+        self,
+        kernel: str | None,
+        w: Any,
+        X: Any,
+        y: Any,
+        weight: Any | None,
+        gradient: Any,
+        hessian: Any,
+    ) -> tuple[Any, Any] | None:
+        """Add the gradient, as :meth:`add_fused`, and the Hessian of a model of one output.
+
+        Parameters
+        ----------
+        gradient : float64 array of the shape of `w`
+        hessian : float64 array of shape ``(len(w), len(w))``
+
+        Returns
+        -------
+        (loss, flat), or None
+            The summed loss, and the weight of rows without curvature; None where no kernel fits,
+            and nothing was done.
+        """
+        return None
+
+    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+        """Whether a fit's step of that number, over so many parameters, is :meth:`update`'s.
+
+        `any_way`: all ways to make it are equal to the last bit, so that a process may choose.
+        """
+        return True
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """Take a step in one launch, or one pass over memory.
@@ -193,8 +234,22 @@ class Backend(ABC):
         """
         return False
 
-    def steps_copied(self, n_entries: int) -> int:
-        """Steps of a fit whose rows, of so many entries, are copied before there is a gather."""
+    def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
+        """:meth:`update` for steps that follow one, on the same arrays and under its penalty.
+
+        Called with the gradient, its rows, the learning rate and the step's number.
+        """
+
+        def update(grad: Any, rows: float, lr: float, number: int) -> bool:
+            return self.update(optimizer, replace(step, grad=grad, rows=rows, lr=lr, number=number))
+
+        return update
+
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
+        """Steps of a fit whose rows are copied before there is a gather.
+
+        `kernel` is what the loss calls its own, `n_entries` the entries of a batch's rows.
+        """
         return 0
 
     def gather(
@@ -243,6 +298,27 @@ class Backend(ABC):
         """
         return None
 
+    def team_recorder(
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+    ) -> Any | None:
+        """Something that makes many steps by the gradients of several processes in one call.
+
+        Parameters
+        ----------
+        gathers : sequence of HostGather or None
+            Of each own lane; None of one without rows.
+        optimizer, step
+            As above.
+        board : Board
+            Where the processes meet.
+
+        Returns
+        -------
+        TeamSteps or None
+            None where each step is made by itself.
+        """
+        return None
+
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Slices of X's rows to be worked on one after the other, so that caches hold them."""
         return (slice(0, X.shape[0]),)
@@ -250,3 +326,20 @@ class Backend(ABC):
     @abstractmethod
     def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
         """Add ``X.T @ diag(weight) @ X``, weight >= 0, to `out` (n_features, n_features)."""
+
+    def add_products(self, X: Any, side: Any, weight: Any | None, out: Any) -> None:
+        """Add ``X.T @ diag(weight) @ [X, side]``, weight >= 0, to `out`.
+
+        Parameters
+        ----------
+        X : dense rows of shape (n, n_features) as they lie, or sparse ones
+        side : array of shape (n, n_columns)
+        weight : array of shape (n,) or None
+        out : float64 array of shape (n_features, n_features + n_columns)
+        """
+        d = X.shape[1]
+        self.add_gram(X, weight, out[:, :d])
+        side = side if weight is None else side * weight[:, None]
+        cross = zeros((d, side.shape[1]), out.dtype, like=out)
+        self.add_tdot(X, side if isinstance(X, SparseRows) else cast(side, X.dtype), cross)
+        out[:, d:] += cross

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from numba import types
-from numba.extending import overload
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 __all__ = ["AT_ROW", "KERNELS", "kernel"]
 
@@ -177,12 +178,47 @@ def _totals(values: Any, g: Any) -> Any:
     return loss, slope
 
 
+def _in_tile(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+    """Neighbouring rows, aligned."""
+
+
+def _bytes_copied(typing: Any, source: Any, to: Any) -> Any:
+    """Copy a C-ordered array to one of its size, wherever it begins."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, to = (
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args, arguments, strict=True)
+        )
+        cgutils.raw_memcpy(builder, to.data, source.data, source.nitems, source.itemsize)
+        return context.get_dummy_value()
+
+    return types.void(source, to), codegen
+
+
+_copy_bytes: Any = intrinsic(_bytes_copied)
+
+
+@overload(_in_tile, inline="always")
+def _in_tile_of(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+    def view(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+        return X[start:stop]
+
+    def copy(X: Any, start: Any, stop: Any, tile: Any) -> Any:
+        rows = tile[: stop - start]
+        _copy_bytes(X[start:stop], rows)
+        return rows
+
+    return view if X.aligned else copy
+
+
 def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
     """Add the gradient of the summed log loss to `out`; return the summed loss.
 
     Parameters
     ----------
     X : C-ordered ndarray of shape (n, n_features), float32 or float64
+        What starts at any byte is copied to a tile that the second-level cache holds.
     y : ndarray of shape (n,), -1 or +1
     weight : ndarray of shape (n,), or of shape (0,) where rows have none
     w : ndarray of shape (n_features,), or one longer with an intercept
@@ -191,11 +227,13 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
     n, n_features = X.shape
     size = min(n, _MOST_ROWS, max(16, _BLOCK // (n_features * X.itemsize)))
     raw, values = np.empty(size, X.dtype), np.empty(size, X.dtype)
+    tile = np.empty((size, n_features), X.dtype)
     part, sums = np.empty(n_features, X.dtype), np.zeros(len(w))
     coef, loss = w[:n_features], 0.0
     for start in range(0, n, size):
         stop = min(start + size, n)
-        rows, g, v = X[start:stop], raw[: stop - start], values[: stop - start]
+        rows = _in_tile(X, start, stop, tile)
+        g, v = raw[: stop - start], values[: stop - start]
         np.dot(rows, coef, g)
         if len(w) > n_features:
             g += w[n_features]
@@ -214,8 +252,104 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any) -> float:
     return loss
 
 
+def _curvature(margin: Any) -> Any:
+    """Second derivative of the log loss at a margin; zero where it is next to nothing."""
+
+
+def _curvature_f4(margin: Any) -> Any:
+    e = _exp_f4(-abs(margin))
+    return e / ((_f4(1) + e) * (_f4(1) + e)) if abs(margin) < _f4(87) else _f4(0)
+
+
+def _curvature_f8(margin: Any) -> Any:
+    e = _exp_f8(-abs(margin))
+    return e / ((1.0 + e) * (1.0 + e)) if abs(margin) < 708.0 else 0.0
+
+
+@overload(_curvature, jit_options=_ROWS, inline="always")
+def _curvature_of(margin: Any) -> Any:
+    return _curvature_f4 if margin == types.float32 else _curvature_f8
+
+
+@_rows
+def _log_curvature_rows(y: Any, raw: Any, values: Any, roots: Any) -> None:
+    """As `_log_loss_rows`, and the root of the second derivative of each row into `roots`."""
+    for i in range(len(raw)):
+        margin = y[i] * raw[i]
+        values[i], slope = _log_loss(margin)
+        raw[i] = y[i] * slope
+        roots[i] = np.sqrt(_curvature(margin))
+
+
+@_rows
+def _weight_of_flat(weight: Any, roots: Any) -> float:
+    """Weight of the rows without curvature; the others' roots are weighted."""
+    flat = 0.0
+    for i in range(len(roots)):
+        of_row = np.float64(weight[i]) if len(weight) else 1.0
+        flat += of_row if roots[i] == 0 else 0.0
+        if len(weight):
+            roots[i] *= np.sqrt(weight[i])
+    return flat
+
+
+@_rows
+def _scale_rows(rows: Any, roots: Any, scaled: Any) -> None:
+    """Each row, and a 1 behind it where there is room, times its root."""
+    n_features = rows.shape[1]
+    for i in range(len(rows)):
+        for j in range(n_features):
+            scaled[i, j] = rows[i, j] * roots[i]
+        scaled[i, n_features] = roots[i]
+
+
+def _add_log_curvature(
+    X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any, tile: Any
+) -> Any:
+    """As `_add_log_loss`, and the rows times the root of their curvature, for the Hessian.
+
+    Parameters
+    ----------
+    scaled : C-ordered ndarray of shape (n, at least n_features + 1), of X's dtype
+        Gets the rows, each with a 1 behind it, times the root of their weight and curvature.
+    tile : C-ordered ndarray of shape (m, n_features), of X's dtype
+        Memory for `m` rows, which are worked on together.
+
+    Returns
+    -------
+    loss, flat : float
+        Sum of the losses, and the weight of rows without curvature.
+    """
+    (n, n_features), size = X.shape, min(len(tile), _MOST_ROWS)
+    raw, values, roots = np.empty(size, X.dtype), np.empty(size, X.dtype), np.empty(size, X.dtype)
+    part = np.empty(n_features, X.dtype)
+    coef, loss, flat = w[:n_features], 0.0, 0.0
+    for start in range(0, n, size):
+        stop = min(start + size, n)
+        rows, m = _in_tile(X, start, stop, tile), stop - start
+        g, v, r = raw[:m], values[:m], roots[:m]
+        np.dot(rows, coef, g)
+        if len(w) > n_features:
+            g += w[n_features]
+        _log_curvature_rows(y[start:stop], g, v, r)
+        if len(weight):
+            _weigh(weight[start:stop], v, g)
+        flat += _weight_of_flat(weight[start:stop], r)
+        _scale_rows(rows, r, scaled[start:stop])
+        total, slope = _totals(v, g)
+        loss += total
+        np.dot(g, rows, part)
+        for j in range(n_features):
+            out[j] += part[j]
+        if len(w) > n_features:
+            out[n_features] += slope
+    return loss, flat
+
+
 #: By the name of the loss.
 KERNELS = {"log_loss": _add_log_loss}
+#: Of the same losses: with their curvature.
+CURVED = {"log_loss": _add_log_curvature}
 
 
 #: Of losses whose `at_row` calls functions that have no vector form: what takes their place.
@@ -223,13 +357,28 @@ AT_ROW: dict[str | None, Any] = {"log_loss": _log_loss_at_row}
 
 
 @cache
-def kernel(loss: str, dtype: str, out: str) -> Any:
+def kernel(loss: str, dtype: str, out: str, aligned: bool = True) -> Any:
     """The kernel of a loss compiled for rows and sums of these dtypes.
 
-    One version takes arrays that are read-only and others.
+    One version takes arrays that are read-only and others; only X may be unaligned.
     """
-    scalar = numba.from_dtype(np.dtype(dtype))
-    sums = types.Array(numba.from_dtype(np.dtype(out)), 1, "C")
-    row, matrix = (types.Array(scalar, ndim, "C", readonly=True) for ndim in (1, 2))
+    matrix, row, sums = _kinds(dtype, out, aligned)
     signature = types.float64(matrix, row, row, row, sums)
     return numba.njit(signature, nogil=True, cache=True)(KERNELS[loss])
+
+
+@cache
+def curved(loss: str, dtype: str, aligned: bool) -> Any:
+    """The kernel of a loss with its curvature, compiled as :func:`kernel`; sums are float64."""
+    matrix, row, sums = _kinds(dtype, "d", aligned)
+    room = types.Array(matrix.dtype, 2, "C")
+    signature = types.UniTuple(types.float64, 2)(matrix, row, row, row, sums, room, room)
+    return numba.njit(signature, nogil=True, cache=True)(CURVED[loss])
+
+
+def _kinds(dtype: str, out: str, aligned: bool) -> tuple[Any, Any, Any]:
+    """Types of X, of what each row has one of, and of sums."""
+    scalar = numba.from_dtype(np.dtype(dtype))
+    matrix = types.Array(scalar, 2, "C", readonly=True, aligned=aligned)
+    sums = types.Array(numba.from_dtype(np.dtype(out)), 1, "C")
+    return matrix, types.Array(scalar, 1, "C", readonly=True), sums

@@ -19,7 +19,7 @@ import numpy as np
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 
-__all__ = ["compiles", "update", "update_loop"]
+__all__ = ["Updates", "compiles", "update_loop"]
 
 #: Classes of optimizers that numba does not compile.
 _refused: set[type] = set()
@@ -89,30 +89,59 @@ def compiles(optimizer: Any, step: Step) -> bool:
     if type(optimizer).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return True
     w, slots = step.w[:1].copy(), {name: slot[:1].copy() for name, slot in step.slots.items()}
-    k = min(step.n_penalised, 1)
-    one = replace(step, w=w, grad=w * 0, slots=slots, rows=1.0, n_penalised=k)
-    return update(optimizer, one)
+    one = replace(step, w=w, slots=slots, n_penalised=min(step.n_penalised, 1))
+    return Updates(optimizer, one)(w * 0, 1.0, step.lr, step.number)
 
 
-def update(optimizer: Any, step: Step) -> bool:
-    """Take a step of an optimizer with an `at_entry`; arrays are contiguous, and of one dtype.
+class Updates:
+    """Steps of an optimizer with an `at_entry`, each a compiled pass over the same arrays.
 
-    Returns
-    -------
-    bool
-        False where numba cannot compile a user's `at_entry`, and nothing was done.
+    Parameters
+    ----------
+    optimizer : Optimizer
+    step : Step
+        Any of the steps: its arrays, which are contiguous and of one dtype, and its penalty.
     """
-    if type(optimizer) in _refused:
-        return False
-    number = step.w.dtype.type
-    loop = update_loop(optimizer, step.l1, step.lr)
-    numbers = tuple(map(number, optimizer.numbers(step.number)))
-    given = map(number, (step.rows, step.lr, step.l1, step.l2))
-    state = tuple([array.reshape(-1) for array in step.state(optimizer)])
-    n_penalised = np.int64(step.n_penalised * step.w.shape[1])
-    try:
-        loop(state, step.grad.reshape(-1), *given, n_penalised, numbers)
-    except numba.errors.NumbaError:
-        _refused.add(type(optimizer))
-        return False
-    return True
+
+    def __init__(self, optimizer: Any, step: Step) -> None:
+        self._optimizer = optimizer
+        self._dtype = step.w.dtype
+        # A Python float is what numba calls a float64, and quicker to make.
+        self._number: Any = float if self._dtype == np.float64 else self._dtype.type
+        self._state = tuple([array.reshape(-1) for array in step.state(optimizer)])
+        self._loops = tuple(update_loop(optimizer, step.l1, lr) for lr in (0.0, 1.0))
+        self._penalty = self._number(step.l1), self._number(step.l2)
+        self._n_penalised = step.n_penalised * step.w.shape[1]
+
+    def __call__(self, grad: Any, rows: float, lr: float, number: int) -> bool:
+        """Take a step.
+
+        Parameters
+        ----------
+        grad : ndarray of the shape of the parameters
+            Of the summed loss; not changed.
+        rows : float
+            Rows of the gradient.
+        lr : float
+        number : int
+            Of the step, from 1.
+
+        Returns
+        -------
+        bool
+            False where numba cannot compile a user's `at_entry`, or does not take the gradient;
+            then nothing was done.
+        """
+        to = self._number
+        if type(self._optimizer) in _refused:
+            return False
+        if grad.dtype != self._dtype or not grad.flags.c_contiguous:
+            return False
+        numbers = tuple([to(x) for x in self._optimizer.numbers(number)])
+        given = to(rows), to(lr), *self._penalty, self._n_penalised
+        try:
+            self._loops[lr != 0](self._state, grad.reshape(-1), *given, numbers)
+        except numba.errors.NumbaError:
+            _refused.add(type(self._optimizer))
+            return False
+        return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,18 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.board import Board
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.backends.scratch import Scratch
 
 __all__ = ["CSRRows", "NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
+#: Bytes of rows that a compiled loop works on: half of a usual second-level cache.
+_TILE = 1 << 18
+#: Bytes of scaled rows of which the symmetric product is made at once.
+_SCALED = 1 << 19
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
 FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
@@ -24,6 +31,8 @@ _FUSED_FROM = 1 << 13
 _GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
 _MOVED = 1 << 26
+#: The module of compiled loops, and the steps from which one more is worth it where it is loaded.
+_LOOPS, _UPDATES = "daskml_dist.backends.compiled", 1 << 12
 #: Rows of a batch whose gradients are added up in the dtype of X.
 _AT_ONCE = 1 << 13
 
@@ -88,7 +97,7 @@ class NumpyBackend(Backend):
         self._seen = np.empty(0, dtype=np.bool_)
         self._position = np.empty(0, dtype=np.int32)
         self._numbered: NDArray[np.int64] | None = None
-        self._scaled: NDArray[Any] = np.empty(0)
+        self._scratch = Scratch()
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.
@@ -117,6 +126,15 @@ class NumpyBackend(Backend):
         if isinstance(rows, slice):
             return X[rows]
         return X.take(rows, axis=0, mode="clip")
+
+    def part(self, X: Any, at: slice) -> Any:
+        """A view, or an aligned copy of what starts at any byte, in memory that is used again."""
+        rows = self.rows(X, at)
+        if not isinstance(rows, np.ndarray) or rows.flags.aligned:
+            return rows
+        room = self._scratch.empty("tile", rows.shape, rows.dtype)
+        room[...] = rows
+        return room
 
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
@@ -186,37 +204,74 @@ class NumpyBackend(Backend):
         parameters: tuple[float, ...] = (),
     ) -> float | None:
         """One reading of dense rows, for losses with a kernel and weights of one column."""
-        if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
-            return None
-        if sparse.issparse(X) or not (X.flags.c_contiguous and X.flags.aligned):
+        dtype, sums = X.dtype, out[:, 0]
+        weight = np.empty(0, dtype) if weight is None else weight
+        if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
             return None
         from daskml_dist.backends import dense_kernels
 
-        dtype, sums = X.dtype, out[:, 0]
-        weight = np.empty(0, dtype) if weight is None else weight
-        if not dtype == y.dtype == w.dtype == weight.dtype or not sums.flags.c_contiguous:
-            return None
-        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
+        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char, X.flags.aligned)
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
 
-    def steps_by_passes(self, n_entries: int) -> int:
-        """As many as take about a third of the time in which numba is loaded."""
-        return _MOVED // max(n_entries, 1)
+    def add_curved(
+        self,
+        kernel: str | None,
+        w: NDArray[Any],
+        X: Any,
+        y: NDArray[Any],
+        weight: NDArray[Any] | None,
+        gradient: NDArray[np.float64],
+        hessian: NDArray[np.float64],
+    ) -> tuple[float, float] | None:
+        """Rows times the root of their curvature, some at a time, and BLAS's symmetric product."""
+        sums, n, width = gradient[:, 0], X.shape[0], len(w)
+        weight = np.empty(0, X.dtype) if weight is None else weight
+        if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
+            return None
+        from daskml_dist.backends import dense_kernels
+
+        run = dense_kernels.curved(kernel, X.dtype.char, X.flags.aligned)
+        n_features = X.shape[1]
+        scaled = self._scratch.empty(
+            "scaled", (_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype
+        )
+        scaled[:, n_features:] = 0
+        tile = self._scratch.empty(
+            "tile", (max(16, _TILE // (n_features * X.itemsize)), n_features), X.dtype
+        )
+        loss = flat = 0.0
+        for at in row_slices(n, len(scaled)):
+            rows = scaled[: at.stop - at.start]
+            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows, tile)
+            loss, flat = loss + some[0], flat + some[1]
+            hessian += self._square(rows)[:width, :width]
+        return loss, flat
+
+    def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
+        """Once steps have taken about a third of the time in which numba is loaded."""
+        if number * n_entries > _MOVED:
+            return True
+        return any_way and number > _UPDATES and _LOOPS in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """One compiled pass, for optimizers with an `at_entry`."""
-        arrays = [step.grad, *step.state(optimizer)]
-        if optimizer.at_entry is None or step.w.dtype.kind != "f":
-            return False
-        if any(a.dtype != step.w.dtype or not a.flags.c_contiguous for a in arrays):
-            return False
-        from daskml_dist.backends import host_update
+        return self.updater(optimizer, step)(step.grad, step.rows, step.lr, step.number)
 
-        return host_update.update(optimizer, step)
+    def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
+        """One compiled pass each, for optimizers with an `at_entry`."""
+        state, dtype = step.state(optimizer), step.w.dtype
+        fit = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
+        if optimizer.at_entry is None or dtype.kind != "f" or not fit:
+            return lambda *given: False
+        from daskml_dist.backends.host_update import Updates
 
-    def steps_copied(self, n_entries: int) -> int:
+        return Updates(optimizer, step)
+
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
+        if kernel in FUSED and n_entries >= _FUSED_FROM:
+            return 0  # the gradient of the first step loads it
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
     def gather(
@@ -237,15 +292,22 @@ class NumpyBackend(Backend):
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """One compiled loop, for optimizers with an `at_entry`."""
-        state = step.state(optimizer)
-        fit = all(array.dtype == gather.dtype and array.flags.c_contiguous for array in state)
-        if not fit or optimizer.at_entry is None:
+        if not _compiles(gather.dtype, optimizer, step):
             return None
-        from daskml_dist.backends import host_gather, host_update
+        from daskml_dist.backends import host_gather
 
-        if not host_update.compiles(optimizer, step):
-            return None
         return host_gather.BatchSteps(gather, optimizer, step)
+
+    def team_recorder(
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+    ) -> Any | None:
+        """One compiled loop, likewise."""
+        kinds = {gather.dtype for gather in gathers if gather is not None}
+        if len(kinds) != 1 or not _compiles(kinds.pop(), optimizer, step):
+            return None
+        from daskml_dist.backends import team_steps
+
+        return team_steps.TeamSteps(gathers, optimizer, step, board)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""
@@ -263,12 +325,30 @@ class NumpyBackend(Backend):
             csr_kernels.add_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
             return
         if weight is not None:
-            if self._scaled.dtype != X.dtype or self._scaled.size < X.size:
-                self._scaled = np.empty(X.size, dtype=X.dtype)
-            scaled = self._scaled[: X.size].reshape(X.shape)
+            scaled = self._scratch.empty("scaled", X.shape, X.dtype)
             X = np.multiply(X, np.sqrt(weight)[:, None], out=scaled)
-        # A matrix times its own transpose is symmetric, and BLAS then does half the work.
-        out += X.T @ X
+        out += self._square(X)
+
+    def add_products(
+        self, X: Any, side: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
+    ) -> None:
+        """All products at once, of dense rows copied beside the others: these may lie anywhere."""
+        if not isinstance(X, np.ndarray):
+            super().add_products(X, side, weight, out)
+            return
+        (n, d), n_side = X.shape, side.shape[1]
+        packed = self._scratch.empty("scaled", (n, _whole_vectors(d + n_side)), X.dtype)
+        packed[:, :d] = X
+        packed[:, d : d + n_side] = side
+        packed[:, d + n_side :] = 0
+        if weight is not None:
+            packed *= np.sqrt(weight)[:, None]
+        out += self._square(packed)[:d, : d + n_side]
+
+    def _square(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """``rows.T @ rows``, of which BLAS makes a half; good until the next call."""
+        product = self._scratch.empty("product", (rows.shape[1],) * 2, rows.dtype)
+        return np.matmul(rows.T, rows, out=product)
 
     def add_rows(
         self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
@@ -281,3 +361,52 @@ class NumpyBackend(Backend):
             csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
+
+    def add_squares(
+        self,
+        X: Any,
+        at: NDArray[Any],
+        weight: NDArray[Any] | None,
+        mean: NDArray[Any],
+        out: NDArray[Any],
+    ) -> None:
+        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        from daskml_dist.backends import csr_kernels
+
+        weight = np.empty(0) if weight is None else weight
+        csr_kernels.add_dense_squares(X, at, weight, mean, out)
+
+
+def _has_kernel(
+    kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any], weight: NDArray[Any]
+) -> bool:
+    """Whether the kernels of dense rows take these."""
+    if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
+        return False
+    if sparse.issparse(X) or not X.flags.c_contiguous:
+        return False
+    return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
+
+
+def _whole_vectors(n_columns: int) -> int:
+    """Columns with which BLAS is fastest: so many, or a few more."""
+    return -(-n_columns // 8) * 8
+
+
+def _curved_rows(X: NDArray[Any]) -> int:
+    """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
+    n, n_features = X.shape
+    cached = _SCALED // (n_features * X.itemsize)
+    return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
+
+
+def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
+    """Whether steps along rows of a dtype can be made in one loop."""
+    state = step.state(optimizer)
+    if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
+        return False
+    if optimizer.at_entry is None:
+        return False
+    from daskml_dist.backends import host_update
+
+    return host_update.compiles(optimizer, step)

@@ -155,13 +155,13 @@ class BatchRows:
         self.state = state
 
     def part(self, at: slice, backend: Backend) -> BatchRows:
-        """Some of the rows, neighbours, where they lie."""
+        """Some of the rows, neighbours; good until the next part is asked for."""
         y, weight, state = (
             None if array is None else array[at, ...] for array in (self.y, self.weight, self.state)
         )
         first = self.first + at.start
         return BatchRows(
-            backend.rows(self.X, at), y, weight, (*self.key, at.start), self.block, first, state
+            backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state
         )
 
     def draw(self) -> np.random.Generator:

@@ -49,6 +49,12 @@ def add_curvature(
     flat : float, or array of no dimension where the rows lie
         Weight of the rows whose curvature is not positive.
     """
+    if model.width == 1:
+        of_pairs = hessian[:, 0, :, 0]
+        X, y, weight = rows.X, rows.y, rows.weight
+        curved = backend.add_curved(model.loss.kernel, w, X, y, weight, gradient, of_pairs)
+        if curved is not None:
+            return curved
     xp = namespace(w)
     loss = flat = 0.0
     for at in row_blocks(rows.X, backend):

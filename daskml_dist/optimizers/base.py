@@ -134,7 +134,7 @@ class Optimizer:
         l1 : float or ndarray that broadcasts to the shape of `w`, default=0.0
             Strength of the l1 penalty.
         """
-        penalised = not (isinstance(l1, float) and l1 == 0)
+        penalised = type(l1) is not float or l1 != 0
         if penalised and lr != 0 and self._rules[1] is not None:
             move, state, rate, numbers = self._over(self._rules[1], w, slots, lr, step)
             move(state, ..., grad, rate, l1, numbers)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
-from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.penalties import soft_threshold
+from daskml_dist.ps.group_steps import GroupSteps, knows
 from daskml_dist.ps.rule import Group, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
 
@@ -49,20 +49,19 @@ class Shard:
     ) -> None:
         self.rule = rule
         self._backend = get_backend("cpu") if backend is None else backend
-        self._by_passes = self._backend.steps_by_passes(state.w.shape[0] * state.w.shape[1])
+        self._fused = False
         self.w = state.w
         self.slots = state.slots or rule.init(state.w, start)
+        if rule.outer is not None:
+            self.slots = rule.outer.init(state.w) | self.slots
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
         stop = start + state.w.shape[0]
         parts = [group.within(start, stop) for group in rule.groups]
-        #: The own part of each group, and the strength of its l1 penalty for each row.
-        self._groups = [
-            (part, self._strengths(part))
-            for part in parts
-            if part.start < part.stop or len(parts) == 1
-        ]
+        #: The own part of each group.
+        self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
+        self._steps = self._bound()
         # Sum of the learning rates so far, and up to where each row has paid its penalty.
         self._charged = 0.0
         self._paid = np.zeros(len(self.w)) if rule.owes else None
@@ -73,17 +72,14 @@ class Shard:
             xp = namespace(state.average)
             self._sum = cast(state.average, xp.float64) * state.n_averaged
 
-    def _strengths(self, group: Group) -> Any:
-        if group.penalty.l1 == 0 or group.buffer:
-            return 0.0
-        # Always an array: the digits of a step must not depend on how the rows are cut.
-        strengths = zeros((group.stop - group.start, 1), self.w.dtype, self.w)
-        strengths[: group.n_penalised, :] = group.penalty.l1
-        return strengths
+    def _bound(self) -> list[GroupSteps]:
+        """Steps of the groups, in the arrays that hold the parameters now."""
+        few = self.rule.coordinates
+        return [GroupSteps(part, self.w, self.slots, self._backend, few) for part in self._groups]
 
     @property
     def _only(self) -> Group:
-        ((group, _),) = self._groups
+        (group,) = self._groups
         return group
 
     @property
@@ -143,7 +139,7 @@ class Shard:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once, where the state lies."""
-        known = not self.on_device or _knows(self.rule.groups[0].optimizer)
+        known = not self.on_device or knows(self.rule.groups[0].optimizer)
         return known and self.rule.steps_alone
 
     def empty_step(self) -> Step:
@@ -153,6 +149,13 @@ class Shard:
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
         """Count steps that are made at once, of so many rows each; what they are."""
         return [self._described(None, n, self._count(n)) for n in rows]
+
+    def take_back(self, steps: Sequence[Step]) -> None:
+        """Count some of the last of :meth:`next_steps` no more: they were not made."""
+        self.version -= len(steps)
+        for step in steps:
+            self.rows -= step.rows
+            self._charged -= step.lr
 
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
         group, few = self._only, self.rule.coordinates
@@ -171,14 +174,15 @@ class Shard:
             ``(w, *slots, paid)``, of which the shard's own arrays are views from now on; `paid`
             is up to where a parameter has paid its penalty.
         """
-        names = self.rule.slot_names
+        names = self._only.slot_names
         paid = np.zeros(len(self.w)) if self._paid is None else self._paid
         parts = [self.w[:, 0], *(self.slots[name][:, 0] for name in names), paid]
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
         for at, part in enumerate(parts):
             cells[:, at] = part
         self.w, self._paid = cells[:, :1], cells[:, len(parts) - 1]
-        self.slots = {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
+        self.slots |= {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
+        self._steps = self._bound()
         return cells
 
     @property
@@ -198,47 +202,19 @@ class Shard:
             grad /= rows
             self._clip(grad)
             rows = 1.0
-        if len(self._groups) == 1:
-            ((group, l1),) = self._groups
-            self._step_group(group, l1, self.w, grad, self.slots, rows, rate)
-            return
-        for group, l1 in self._groups:
-            at = group.rows
-            slots = {name: self.slots[name][at, ...] for name in group.slot_names}
-            self._step_group(group, l1, self.w[at, ...], grad[at, ...], slots, rows, rate)
-
-    def _step_group(
-        self,
-        group: Group,
-        l1: Any,
-        w: Any,
-        grad: Any,
-        slots: dict[str, Any],
-        rows: float,
-        rate: float,
-    ) -> None:
-        """Step along the summed gradient of a group's rows."""
-        if group.buffer:
-            w -= grad / rows
-            return
-        rate, k, penalty = rate * group.rate, group.n_penalised, group.penalty
         # A step is made in the same way in each run: which way, its number says.
-        if self.version > self._by_passes and (_knows(group.optimizer) or not self.on_device):
-            l1_l2 = penalty.l1, penalty.l2
-            step = Step(w, grad, slots, rows, rate, self.step, *l1_l2, k, self.rule.coordinates)
-            if self._backend.update(group.optimizer, step):
-                return
-        grad /= rows
-        if penalty.l2 and k == grad.shape[0]:
-            grad += penalty.l2 * w
-        elif penalty.l2 and k:
-            grad[:k, :] += penalty.l2 * w[:k, :]
-        group.optimizer.update(w, grad, slots, rate, self.step, l1)
+        if not self._fused:
+            n_rows, width = self.w.shape
+            own = all(knows(group.optimizer) for group in self._groups)
+            self._fused = self._backend.updates_at(self.version, n_rows * width, own)
+        for steps in self._steps:
+            part = grad if steps.whole else grad[steps.at, ...]
+            steps(part, rows, rate, self.step, self._fused)
 
     def _clip(self, grad: Any) -> None:
         """Scale the mean gradient down to the largest norm."""
         xp = namespace(grad)
-        parts = [grad[group.rows, ...] for group, _ in self._groups if not group.buffer]
+        parts = [grad[group.rows, ...] for group in self._groups if not group.buffer]
         norm = float(sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)) ** 0.5
         assert self.rule.clip is not None
         if norm > self.rule.clip:
@@ -299,8 +275,16 @@ class Shard:
         self._n_summed += 1
 
     def replace(self, w: NDArray[Any]) -> None:
-        """Take parameters from outside (an average over lanes); the optimizer state stays."""
+        """Take parameters from outside; the optimizer state stays."""
         self.w[...] = w
+        self._published = None
+
+    def meet(self, mean: NDArray[Any]) -> None:
+        """Go on from the mean over lanes, by the rule's outer step; the optimizer state stays."""
+        if self.rule.outer is None:
+            self.replace(mean)
+            return
+        self.rule.outer.take(self.w, mean, self.slots)
         self._published = None
 
     def snapshot(self) -> ShardSnapshot:
@@ -326,6 +310,7 @@ class Shard:
         self._paid = None if snapshot.paid is None else copied(snapshot.paid)
         self._sum = None if snapshot.total is None else copied(snapshot.total)
         self._n_summed = snapshot.n_summed
+        self._steps = self._bound()
         self._published = None
 
     def published(self) -> NDArray[Any]:
@@ -343,8 +328,3 @@ class Shard:
             average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None))
-
-
-def _knows(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is one of the package's own; a subclass may compute something else."""
-    return type(optimizer) is OPTIMIZERS.get(optimizer.name)

@@ -93,6 +93,10 @@ class Statistic(ABC):
     remembered : bool
         Whether trainers remember the sum, so that it needs no look at the rows where the solver
         begins again after a loss. False for what is too large: it is summed anew.
+    in_parts : bool
+        Whether :meth:`add` reads X by :meth:`BatchRows.part` or a linear model's gradient alone,
+        which copy what a processor's cache holds where X starts at any byte. Otherwise such blocks
+        are copied whole first.
     state : RowState or None
         What is remembered of each row. A field or a property of a subclass.
     n_numbers : int
@@ -103,8 +107,17 @@ class Statistic(ABC):
     additive: ClassVar[bool] = True
     remembered: ClassVar[bool] = True
     n_numbers: ClassVar[int] = 0
+    in_parts: ClassVar[bool] = False
     # No annotation: a subclass may make a field of it, or a property.
     state = None
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """Whether NaN or infinity in X makes the sum NaN or infinite for sure.
+
+        Such rows are then looked for only where it is.
+        """
+        return False
 
     @abstractmethod
     def shape(self, model: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class LongestRow(Statistic):
     """The largest l1-norm of a row."""
 
     additive = False
+    in_parts: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1,)
@@ -38,7 +39,7 @@ class LongestRow(Statistic):
         every = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
         xp = namespace(every)
         for at in row_blocks(X, backend):
-            norms = backend.dot(elementwise(xp.abs, backend.rows(X, at)), every)
+            norms = backend.dot(elementwise(xp.abs, backend.part(X, at)), every)
             self.merge(out, xp.max(norms, keepdims=True))
         return float("nan")
 
@@ -55,6 +56,7 @@ class Correlations(Statistic):
     """
 
     w: Array
+    in_parts: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1 + 2 * self.w.size,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ class HuberSums(Statistic):
     w: Array
     scale: float
     epsilon: float
+    in_parts: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (2 + self.w.size,)

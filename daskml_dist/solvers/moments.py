@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, ones, zeros
+from daskml_dist.backends.namespace import cast, namespace, ones
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.rows import as_dense, is_sparse, row_blocks
+from daskml_dist.solvers.rows import as_dense, row_blocks
 
 __all__ = ["Moments"]
 
@@ -39,6 +40,12 @@ class Moments(Statistic):
     y_shift: Array
     x_shift: Array | None = None
     transform: Array | None = None
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squares."""
+        return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
         """One row and column for each feature, for the 1, and for each target."""
@@ -49,30 +56,28 @@ class Moments(Statistic):
         """Add the moments of some rows, piece by piece."""
         again = self.x_shift is not None
         # At first sight sparse rows add up in float64 whatever their number.
-        for at in row_blocks(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS):
-            part = rows.part(at, backend)
-            with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
-                side = self._side(part.y, backend)
-                if self.x_shift is None:
-                    self._add(part.X, side, part.weight, out, backend)
-                else:
-                    self._add_shifted(part.X, side, part.weight, out, backend)
+        pieces = row_blocks(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS)
+        with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+            if again:
+                for at in pieces:
+                    self._add_shifted(rows.part(at, backend), out, backend)
+            else:
+                self._add(rows, pieces, out, backend)
         return float("nan")
 
-    def _add(self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend) -> None:
-        d = X.shape[1]
-        backend.add_gram(X, weight, out[:d, :d])
+    def _add(self, rows: BatchRows, pieces: Iterable[slice], out: Any, backend: Backend) -> None:
+        d, weight, side = rows.X.shape[1], rows.weight, self._side(rows.y, backend)
         weighted = side if weight is None else side * weight[:, None]
         out[d:, d:] += weighted.T @ side
-        cross = zeros((d, side.shape[1]), out.dtype, like=out)
-        backend.add_tdot(X, weighted if is_sparse(X) else cast(weighted, X.dtype), cross)
-        out[:d, d:] += cross
+        for at in pieces:
+            of_rows = None if weight is None else weight[at]
+            X = backend.rows(rows.X, at)
+            backend.add_products(X, side[at, ...], of_rows, out[:d, ...])
 
-    def _add_shifted(
-        self, X: Any, side: Any, weight: Any | None, out: Any, backend: Backend
-    ) -> None:
+    def _add_shifted(self, part: BatchRows, out: Any, backend: Backend) -> None:
         assert self.x_shift is not None
-        rows = as_dense(X) - backend.to_device(self.x_shift)
+        side, weight = self._side(part.y, backend), part.weight
+        rows = as_dense(part.X) - backend.to_device(self.x_shift)
         xp = namespace(rows)
         if self.transform is not None:
             rows = rows @ backend.to_device(self.transform)

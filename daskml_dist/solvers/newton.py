@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.linalg
@@ -48,6 +48,12 @@ class LossHessian(Statistic):
 
     w: Array
     loss: Loss | None = None
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """As of :class:`LossGradient`."""
+        return not self.w.any()
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (2 + self.w.size + self.w.size**2,)

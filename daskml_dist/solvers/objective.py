@@ -24,6 +24,12 @@ class LossGradient(Statistic):
 
     w: Array
     n_numbers: ClassVar[int] = 1
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """At zero alone: elsewhere a row that is infinitely far on the right side may cost none."""
+        return not self.w.any()
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1 + self.w.size,)

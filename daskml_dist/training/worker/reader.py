@@ -106,6 +106,14 @@ class Reader:
         self._clock += count
         return [_runs(draw) for draw in drawn], [_count(draw) for draw in drawn]
 
+    @functools.cached_property
+    def kept(self) -> list[ReadyBlock]:
+        """The blocks, where they are kept."""
+        if isinstance(self._blocks, BlockStream):
+            return []
+        numbers = set(itertools.chain.from_iterable(self._rows.blocks(1)))
+        return [self._blocks[number] for number in sorted(numbers)]
+
     def next(self, may_gather: bool) -> Batch:
         """The next batch; after the last pass batches are empty.
 
@@ -186,9 +194,9 @@ class Reader:
         rule = self._fit.steps.rule
         if rule.coordinates and (self._backend.device == "cpu" or not rule.steps_alone):
             return None
-        numbers = itertools.chain.from_iterable(self._rows.blocks(1))
-        ready = {n: self._blocks[n] for n in sorted(set(numbers))}
-        blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
+        numbers = sorted(set(itertools.chain.from_iterable(self._rows.blocks(1))))
+        ready = zip(numbers, self.kept, strict=True)
+        blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
         shape, most = self._fit.steps.shape, self._most_rows
         with device_memory(self._backend, f"What gathers batches of {most:,} rows"):
             return self._backend.gather(self._linear.loss, shape, blocks, most)
@@ -196,8 +204,10 @@ class Reader:
     @functools.cached_property
     def steps_copied(self) -> int:
         """Steps whose rows are copied before a gather is worth having."""
-        n_features = 0 if self._linear is None else self._linear.n_features
-        return self._backend.steps_copied(self._most_rows * n_features)
+        if self._linear is None:
+            return self._backend.steps_copied(None, 0)
+        n_entries = self._most_rows * self._linear.n_features
+        return self._backend.steps_copied(self._linear.loss.kernel, n_entries)
 
     @property
     def _most_rows(self) -> int:

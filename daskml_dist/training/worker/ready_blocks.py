@@ -14,18 +14,60 @@ from daskml_dist.backends.device_memory import device_memory as name_memory
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["ReadyBlock", "backend_of", "device_memory", "prepare_block"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadyBlock:
-    """A block as the maths wants it: on the device, targets (if any) encoded, weights scaled."""
+    """A block as the maths wants it: on the device, targets (if any) encoded, weights scaled.
+
+    For sums over all rows, dense features stay on the host as they lie until a statistic asks for
+    more: a copy of a block costs more than many a sum.
+
+    Attributes
+    ----------
+    unchecked : int or None
+        Number of the block, where nobody has looked for NaN and infinity in X.
+    """
 
     X: Any
     y: Any
     weight: Any | None
+    unchecked: int | None = None
+
+    def meet(self, statistic: Statistic) -> None:
+        """Make of X what a statistic asks for, before its sum.
+
+        Raises
+        ------
+        InvalidDataError
+            For NaN or infinity, where the sum would not show them.
+        """
+        if not statistic.in_parts:
+            self.X = get_backend("cpu").to_device(self.X)
+        if not statistic.shows_not_finite:
+            self._check()
+
+    def has_shown(self, total: NDArray[np.float64]) -> None:
+        """Take the sum of X, among others, of a statistic that it has met.
+
+        Raises
+        ------
+        InvalidDataError
+            For NaN or infinity in X.
+        """
+        if self.unchecked is not None:
+            if not np.isfinite(total).all():
+                self._check()
+            self.unchecked = None
+
+    def _check(self) -> None:
+        if self.unchecked is not None:
+            check_finite_rows(self.X, self.unchecked)
+            self.unchecked = None
 
 
 def backend_of(fit: FitSpec) -> Backend:
@@ -44,6 +86,9 @@ def backend_of(fit: FitSpec) -> Backend:
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     """Check a block for NaN and infinity, encode its targets, make its row weights, and move it.
 
+    Of dense features of a round solver's fit that are kept on the host, the first sum tells whether
+    they are to be checked.
+
     Raises
     ------
     InvalidDataError
@@ -52,7 +97,9 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         Where the block does not fit on the device beside the others.
     """
     backend = backend_of(fit)
-    X, rows = _features(block, fit, backend), fit.rows
+    rows = fit.rows
+    lies = _lies(block.X, fit, backend)
+    X = _features(block, fit, backend, lies)
     y: Any = None
     weight: Any = None
     if block.y is not None:
@@ -65,22 +112,36 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
             weight *= rows.class_weight[np.searchsorted(rows.classes, block.y)]
         weight = weight.astype(rows.dtype)
     with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
-        return ReadyBlock(
-            *(None if array is None else backend.to_device(array) for array in (X, y, weight))
+        X, y, weight = (
+            array if array is None or (lies and array is X) else backend.to_device(array)
+            for array in (X, y, weight)
         )
+    return ReadyBlock(X, y, weight, block.index if lies else None)
 
 
-def _features(block: Block, fit: FitSpec, backend: Backend) -> Any:
-    """The checked features of a block: where they are to be, or on the host."""
+def _lies(X: Any, fit: FitSpec, backend: Backend) -> bool:
+    """Whether features may stay as they lie until a sum is asked for."""
+    kept = fit.work.loop == "solver" and fit.rows.streaming is None and backend.device == "cpu"
+    return kept and isinstance(X, np.ndarray) and X.dtype.kind == "f" and X.flags.c_contiguous
+
+
+def _features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
+    """The checked features of a block: where they are to be, or on the host.
+
+    `lies`: as they lie, and to be checked.
+    """
     lying = block.on_device if backend.device == "gpu" and not fit.rows.compute_dtype else None
     if lying is not None and lying.dtype == fit.rows.rows_dtype:
         X = fit.work.model.prepare(lying, fit.rows.dtype)
         check_finite_rows(X, block.index)
         return X
     # Aligned before anything reads it: NumPy is several times slower over what is not.
-    X = get_backend("cpu").to_device(block.X.astype(fit.rows.rows_dtype, copy=False))
+    X = block.X.astype(fit.rows.rows_dtype, copy=False)
+    X = X if lies else get_backend("cpu").to_device(X)
     with np.errstate(over="ignore"):  # what is infinite then is found
         X = fit.work.model.prepare(X, fit.rows.dtype)
+    if lies:
+        return X
     check_finite_rows(X, block.index)
     floats = isinstance(X, np.ndarray) and X.dtype.kind == "f"
     if fit.rows.compute_dtype and backend.device == "gpu" and floats:
