@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import dask.array as da
+from distributed import Client, LocalCluster, wait
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import SGDClassifier as Peer
 
@@ -18,8 +23,52 @@ SHAPES = ((32, 20), (256, 28), (256, 512), (8192, 512))
 
 
 def run(tiny: bool = False) -> str:
-    """Two tables."""
-    return f"{_whole(tiny)}\n\n{_steps(tiny)}"
+    """Three tables."""
+    return f"{_whole(tiny)}\n\n{_steps(tiny)}\n\n{_messages(tiny)}"
+
+
+def _messages(tiny: bool) -> str:
+    """What a fit sends: calls that wait for the scheduler, and messages that reach it."""
+    rows = []
+    for n_workers in (2,) if tiny else (2, 4, 8):
+        with (
+            LocalCluster(
+                n_workers, processes=False, threads_per_worker=1, dashboard_address=":0"
+            ) as local,
+            Client(local) as client,
+        ):
+            X, y = logistic_rows(1000, 20)
+            parts = [da.from_array(X, chunks=(1000 // n_workers, -1))]
+            parts.append(da.from_array(y, chunks=1000 // n_workers))
+            dX, dy = client.persist(parts)
+            wait([dX, dy])
+            clf = SGDClassifier(max_iter=2, tol=None, random_state=0)
+            ms = _median(lambda clf=clf, dX=dX, dy=dy: clf.fit(dX, dy), 2 if tiny else 9)
+            counts: Counter[str] = Counter()
+            scheduler = local.scheduler
+            for kind, handlers in (
+                ("calls", scheduler.handlers),
+                ("messages", scheduler.stream_handlers),
+            ):
+                handlers.update({k: _counted(f, counts, kind) for k, f in handlers.items()})
+            clf.fit(dX, dy)
+            found = [f"{counts['calls']:,}", f"{counts['messages']:,}"]
+            rows.append([str(n_workers), *found, f"{ms:.0f}"])
+    columns = ["workers (threads of one process)", "calls of the scheduler", "messages to it", "ms"]
+    return markdown("A fit of 1,000 x 20 on a cluster", columns, rows)
+
+
+def _counted(handler: Callable[..., Any], counts: Counter[str], kind: str) -> Callable[..., Any]:
+    @functools.wraps(handler)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        counts[kind] += 1
+        return handler(*args, **kwargs)
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await counted(*args, **kwargs)
+
+    # The scheduler looks whether it is to wait for a handler.
+    return functools.wraps(handler)(awaited) if inspect.iscoroutinefunction(handler) else counted
 
 
 def _whole(tiny: bool) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import daskml_dist.data.device_wire  # noqa: F401  (Dask asks it how blocks travel)
+import sys
+
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block, check_finite, make_block
 from daskml_dist.data.collection import Collection, as_collection
@@ -20,3 +21,7 @@ __all__ = [
     "is_dask",
     "make_block",
 ]
+
+# Dask asks it how blocks travel: on workers, where distributed is there before any block is.
+if "distributed" in sys.modules:
+    import daskml_dist.data.device_wire  # noqa: F401

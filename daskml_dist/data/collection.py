@@ -6,6 +6,7 @@ on the workers that hold them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -81,6 +82,14 @@ class Collection:
     def n_rows(self) -> int | None:
         """Number of rows, where known."""
         return None if self.row_counts is None else sum(self.row_counts)
+
+    @property
+    def nbytes(self) -> list[float] | None:
+        """Bytes of each part's block, at most; None where Dask does not know its rows."""
+        if self.row_counts is None or self.row_shape is None:
+            return None
+        row = 8.0 * (math.prod(self.row_shape) + 2)  # with a target and a weight
+        return [row * count for count in self.row_counts]
 
     @property
     def block_maker(self) -> Callable[..., Block]:

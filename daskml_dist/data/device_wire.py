@@ -12,6 +12,7 @@ from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import deserialize, serialize
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.bundles import Bundle
 
 __all__: list[str] = []
 
@@ -32,5 +33,22 @@ def _load(header: dict[str, Any], frames: list[Any]) -> Block:
     return Block(rows=rows, **rest)
 
 
+def _dump_bundle(bundle: Bundle) -> tuple[dict[str, Any], list[Any]]:
+    if all(block.on_device is None for block in bundle.blocks.values()):
+        raise NotImplementedError("rows in host memory")
+    parts = (list(bundle.blocks.values()), bundle.infos)
+    found: tuple[dict[str, Any], list[Any]] = serialize(
+        parts, serializers=("cuda", "pickle"), on_error="raise", iterate_collection=True
+    )
+    return found
+
+
+def _load_bundle(header: dict[str, Any], frames: list[Any]) -> Bundle:
+    blocks, infos = deserialize(header, frames)
+    return Bundle({block.index: block for block in blocks}, infos)
+
+
+cuda_serialize.register(Bundle, _dump_bundle)
+cuda_deserialize.register(Bundle, _load_bundle)
 cuda_serialize.register(Block, _dump)
 cuda_deserialize.register(Block, _load)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,17 +115,26 @@ def split_rows(
     total = int(edges[-1])
     cuts = (np.arange(n_lanes + 1) * total) // n_lanes
     if snap and total:
-        nearest = edges[np.abs(edges[None, :] - cuts[:, None]).argmin(axis=1)]
+        after = np.searchsorted(edges, cuts).clip(1, len(edges) - 1)
+        below, above = edges[after - 1], edges[after]
+        nearest = np.where(cuts - below <= above - cuts, below, above)
         close = np.abs(nearest - cuts) <= snap * total / n_lanes
         cuts = np.where(close, nearest, cuts)
+    # First block of which each lane has a row, and the first after its last one.
+    firsts = np.searchsorted(edges, cuts[:-1], "right") - 1
+    lasts = np.searchsorted(edges, cuts[1:])
+    begins, ends = edges[:-1].tolist(), edges[1:].tolist()
     lanes = []
-    for low, high in itertools.pairwise(cuts):
-        segments = []
-        for block, a, b in zip(blocks, edges, edges[1:], strict=False):
-            start, stop = max(low, a), min(high, b)
-            if start < stop:
-                segments.append(Segment(block, int(start - a), int(stop - a)))
-        lanes.append(tuple(segments))
+    for low, high, first, last in zip(
+        cuts[:-1].tolist(), cuts[1:].tolist(), firsts.tolist(), lasts.tolist(), strict=True
+    ):
+        lanes.append(
+            tuple(
+                Segment(blocks[i], max(low, begins[i]) - begins[i], min(high, ends[i]) - begins[i])
+                for i in range(first, last)
+                if max(low, begins[i]) < min(high, ends[i])
+            )
+        )
     return lanes
 
 

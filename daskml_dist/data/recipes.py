@@ -13,6 +13,7 @@ from dask.base import is_dask_collection
 from dask.local import get_sync
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.row_order import is_shuffle
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
@@ -81,7 +82,8 @@ class Recipes:
         """
         key, n_rows = self.targets[number], self.rows[number]
         try:
-            block: Block = fetch(key) if key in self.held else self._run(key, fetch)
+            found = fetch(key) if key in self.held else self._run(key, fetch)
+            block: Block = found.blocks[number] if isinstance(found, Bundle) else found
         except Exception as error:
             if isinstance(error, DaskMLDistError) and not isinstance(error, InvalidDataError):
                 raise

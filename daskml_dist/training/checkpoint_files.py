@@ -14,9 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
-
 from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_format import DamagedError, decode, decode_any
@@ -65,6 +62,8 @@ class Files:
             The file system is unknown, or not installed.
         """
         try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
             fs, path = url_to_fs(url)
         except Exception as error:
             raise CheckpointError(
@@ -85,6 +84,8 @@ class Files:
 
     @property
     def _local(self) -> bool:
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
         return isinstance(self.fs, LocalFileSystem)
 
     def check_regular(self, name: str) -> bool:

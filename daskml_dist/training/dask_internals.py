@@ -8,11 +8,12 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from distributed import Future, Worker, WorkerPlugin
+from distributed import Actor, Future, Worker, WorkerPlugin, wait
 from distributed.scheduler import KilledWorker
 
 from daskml_dist.errors import SchedulerLostError
@@ -24,13 +25,16 @@ __all__ = [
     "evict",
     "forget_closing",
     "free_tasks",
+    "in_memory",
     "is_dasks",
     "is_killed_worker",
     "is_wanted",
     "is_workers_own",
     "list_workers",
     "process_group",
+    "proxy_of",
     "retire",
+    "send_now",
     "shield",
     "unshield",
 ]
@@ -44,6 +48,8 @@ _RETIRE = 5.0
 #: handler before.
 _shields: dict[str, int] = {}
 _unshielded: Any = None
+#: Names of the last shields that ended: the word to make one may come after the word to end it.
+_ended_shields: deque[str] = deque(maxlen=256)
 
 
 def is_dasks(error: BaseException) -> bool:
@@ -132,6 +138,12 @@ def is_wanted(worker: Any, key: Any) -> bool:
     return task is not None and task.state in {"executing", "long-running"}
 
 
+def in_memory(worker: Any, keys: list[Any]) -> list[Any]:
+    """Data of some keys that a worker has in memory; what it lacks or has spilled is left out."""
+    data = getattr(worker.data, "fast", worker.data)
+    return [data[key] for key in keys if key in data]
+
+
 def is_workers_own(client: Any) -> bool:
     """Whether a client is one that a worker of this process made for its tasks."""
     return client in Worker._initialized_clients
@@ -145,6 +157,21 @@ def ask_for(client: Any, key: Any) -> Any:
     future: Future[Any] = Future(key, client)
     client._send_to_scheduler({"op": "client-desires-keys", "keys": [key], "client": client.id})
     return future
+
+
+def proxy_of(client: Any, future: Any, cls: type, address: str, timeout: float) -> Any:
+    """The proxy of an actor that was submitted to a worker, once it is there.
+
+    Its future's result is the same, but takes two messages more.
+
+    Raises
+    ------
+    TimeoutError
+        It is not there yet.
+    """
+    with client.as_current():
+        wait([future], timeout=timeout)
+        return Actor(cls, address, future.key) if future.status == "finished" else future.result()
 
 
 def evict(client: Any, address: str) -> None:
@@ -232,6 +259,18 @@ def free_tasks(
             client.run_on_scheduler(free)
 
 
+def send_now(client: Any) -> None:
+    """Send the scheduler at once what the client has for it; Dask sends each 10 ms."""
+
+    def send() -> None:
+        with suppress(AttributeError):
+            stream = client.scheduler_comm
+            stream.next_deadline = None
+            stream.waker.set()
+
+    client.loop.add_callback(send)
+
+
 def retire(client: Any, address: str) -> None:
     """Finish a retirement that an actor of ours was in the way of; returns at once."""
 
@@ -276,11 +315,11 @@ def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
     Returns
     -------
     bool
-        Whether it does; not in other groups, nor in the client's own process.
+        Whether it does; not in other groups, nor in the client's own process, nor once it ended.
     """
     global _unshielded
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or os.getpid() == pid or process_group() != group:
+    if not in_main or os.getpid() == pid or process_group() != group or name in _ended_shields:
         return False
     if not _shields:
         _unshielded = signal.signal(signal.SIGINT, _on_sigint)
@@ -289,7 +328,8 @@ def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
 
 
 def unshield(name: str) -> None:
-    """Undo :func:`shield`."""
+    """Undo :func:`shield`, for good."""
+    _ended_shields.append(name)
     if _shields.pop(name, None) is not None and not _shields:
         signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
 

@@ -9,7 +9,6 @@ from typing import Any
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.in_process import InProcessEngine
 
 __all__ = ["open_engine"]
 
@@ -42,7 +41,10 @@ def open_engine(
     in_task = _in_task()
     if client is None:
         client = _current_client(in_task, collection.kind)
+    # Engines load what trainers need; who only imports an estimator, or predicts, does without.
     if client is None and collection.kind == "memory":
+        from daskml_dist.training.in_process import InProcessEngine
+
         return InProcessEngine(collection)
     from daskml_dist.training.client.on_cluster import ClusterEngine
 

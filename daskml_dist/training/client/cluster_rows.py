@@ -15,6 +15,7 @@ from distributed import Client
 
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.recipes import Recipes
@@ -65,10 +66,10 @@ class ClusterRows:
         self._given_budget = memory_budget
         self._device = device
         self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
-        self._membership = Membership(client)
-        self._held = HeldBlocks(client, collection, self._membership)
+        self.membership = Membership(client)
+        self._held = HeldBlocks(client, collection, self.membership)
         self._gathering = Gathering(
-            client, self._membership, self._timeout, lambda: self._held.futures.values()
+            client, self.membership, self._timeout, lambda: self._held.futures.values()
         )
         self._recipes: Recipes | None = None
         self._keeps = True
@@ -78,10 +79,10 @@ class ClusterRows:
 
     def threads(self) -> dict[str, int]:
         """Threads of each worker that takes work, by address; waits for one."""
-        return self._membership.wait_for_any(self._timeout)
+        return self.membership.wait_for_any(self._timeout)
 
     def _workers(self) -> list[dict[str, Any]]:
-        return [self._membership.facts(address) for address in self.threads()]
+        return [self.membership.facts(address) for address in self.threads()]
 
     @property
     def homes(self) -> list[str | None]:
@@ -116,41 +117,63 @@ class ClusterRows:
         """
         if self._collection.kind == "memory":
             n_blocks = n_lanes or sum(self.threads().values())
-            self._inspect(range(self._held.spread(n_blocks)))
+            self._inspect(list(range(self._held.spread(n_blocks))))
         else:
-            self._find_homes()
             self._read()
         return self.infos
 
-    def _find_homes(self) -> None:
+    def room_for_server(self) -> str:
+        """The worker where a first server will probably be: one without rows before others."""
+        ready = self.membership.ready or self.threads()
+        homes = [home for home in self.homes if home in ready]
+        return min(set(ready).difference(homes), default=homes[0] if homes else "")
+
+    def find_homes(self) -> None:
         """One worker for each persisted part that holds it; nothing unless all are persisted."""
+        if self._collection.kind == "memory":
+            return
         if parts := self._held.persisted_parts():
             self._gathering.wait_for(parts, "the rows that were persisted")
             self._held.settle(parts)
 
     def _read(self) -> None:
         """Make the blocks and keep them, in waves, as long as they fit in the budget."""
-        recipes = self._held.begin()
-        wave = sum(self.threads().values())
-        if recipes.repeated_work > _REPEATED_WORK:
-            wave = len(recipes.targets)
-        while len(self.infos) < len(recipes.targets):
-            self._inspect(range(len(self.infos), min(len(self.infos) + wave, len(recipes.targets))))
+        self._held.begin()
+        bundles, done = self._held.bundles, 0
+        fit = self._surely_fit()
+        wave = len(bundles) if fit or self._repeats else sum(self.membership.ready.values())
+        while done < len(bundles):
+            self._inspect([i for bundle in bundles[done : done + wave] for i in bundle])
+            done = min(done + wave, len(bundles))
+            if fit:
+                continue
             room = self.budget * len(self.threads())
             used = sum(info.nbytes for info in self.infos)
             if used > room:
-                self._stream(recipes)
-                return
-            left = (room - used) * len(self.infos) / max(used, 1)
-            wave = 1 + int(min(left, len(recipes.targets)))
+                self._stream()
+                break
+            left = (room - used) * done / max(used, 1)
+            wave = 1 + int(min(left, len(bundles)))
+        self.infos.sort(key=lambda info: info.index)
 
-    def _stream(self, recipes: Recipes) -> None:
+    @property
+    def _repeats(self) -> bool:
+        """Whether blocks, made one by one, repeat much work."""
+        return not self._held.is_direct and self._held.recipes.repeated_work > _REPEATED_WORK
+
+    def _surely_fit(self) -> bool:
+        """Whether all blocks fit in the budget, whatever their rows are."""
+        nbytes = self._collection.nbytes
+        return nbytes is not None and sum(nbytes) <= self.budget * len(self.membership.ready)
+
+    def _stream(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""
-        seen = sum(info.nbytes for info in self.infos)
-        rest = range(len(self.infos), len(recipes.targets))
+        recipes = self._held.recipes
+        seen = {info.index: info.nbytes for info in self.infos}
+        rest = [i for i in recipes.targets if i not in seen]
         # A shuffle is not run again for each block of each pass, and data that lies in the graph
         # need not travel with it: such blocks are kept, and spill to disk.
-        if recipes.repeated_work > _REPEATED_WORK or recipes.nbytes > seen / 2:
+        if self._repeats or recipes.nbytes > sum(seen.values()) / 2:
             self._inspect(rest)
         else:
             self._keeps = False
@@ -159,9 +182,14 @@ class ClusterRows:
             self._add(self._gathering.results(start, rest, _READ))
         self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
 
-    def _inspect(self, numbers: range) -> None:
+    def _inspect(self, numbers: list[int]) -> None:
         """Make some blocks, and look at them."""
-        self._add(self._ask(numbers, inspect_block))
+        self._gathering.until_made(self._held.make, numbers, _READ)
+        found = self._held.told(numbers)
+        # What has been spilled or lost since then.
+        if rest := [i for i in numbers if i not in found]:
+            found |= self._ask(rest, inspect_block)
+        self._add(found)
 
     def _add(self, found: dict[int, BlockInfo]) -> None:
         self.infos += [found[i] for i in sorted(found)]
@@ -171,11 +199,11 @@ class ClusterRows:
         return self._gathering.results(self._askers(function, *args), numbers, _READ)
 
     def _askers(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
-        held, submit = self._held, partial(self._client.submit, function, pure=False)
+        held, submit = self._held, partial(self._client.submit, _of_block, pure=False)
 
         def start(numbers: list[int]) -> dict[int, Any]:
-            held.make(numbers)
-            return {i: submit(held.futures[i], *args, workers=held.pin(i)) for i in numbers}
+            futures = held.make(numbers)
+            return {i: submit(futures[i], i, function, *args, workers=held.pin(i)) for i in numbers}
 
         return start
 
@@ -192,11 +220,15 @@ class ClusterRows:
 
     def scales(self) -> Scales:
         """Scales of all features, merged on the workers."""
-        numbers = [info.index for info in self.infos]
-        start = self._lookers(block_scales) if not self._keeps else self._askers(block_scales)
+        numbers, look = [info.index for info in self.infos], self._lookers(block_scales)
 
         def merged(_: list[int]) -> dict[int, Any]:
-            level = list(start(numbers).values())
+            if self._keeps:
+                futures = {future.key: future for future in self._held.make(numbers).values()}
+                submit = partial(self._client.submit, _bundle_scales, pure=False)
+                level = [submit(bundle) for bundle in futures.values()]
+            else:
+                level = list(look(numbers).values())
             while len(level) > 1:
                 groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
                 level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
@@ -211,7 +243,7 @@ class ClusterRows:
         """Workers that hold each block; none where it is read from storage, or made again."""
         found = self._held.holders()
         if self.homes:
-            there = self._membership.ready
+            there = self.membership.ready
             # Work on the side may have made copies elsewhere.
             at_home = {i: [home] for i, home in enumerate(self.homes) if home in there}
             found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
@@ -243,12 +275,12 @@ class ClusterRows:
         """Make blocks again that went with a worker; return all that nothing can make, and why."""
         return self._held.mend(range(len(self.infos)))
 
-    def blocks_for(self, numbers: Iterable[int]) -> dict[int, Any] | bytes:
-        """Futures of some blocks, or their packed recipes, as a trainer takes them."""
+    def blocks_for(self, numbers: Iterable[int]) -> list[Any] | bytes:
+        """Futures of the bundles of some blocks, or their recipes, as a trainer takes them."""
         numbers = sorted(numbers)
         futures = self._held.futures
         if self._recipes is None:
-            return {i: futures[i] for i in numbers}
+            return list({futures[i].key: futures[i] for i in numbers}.values())
         if self._keeps:
             keys = {i: futures[i].key for i in numbers}
             rows = self._recipes.rows
@@ -289,6 +321,14 @@ class ClusterRows:
     def release(self) -> None:
         """Let go of the blocks."""
         self._held.close()
+
+
+def _of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
+    return function(bundle.blocks[number], *args)
+
+
+def _bundle_scales(bundle: Bundle) -> Scales:
+    return merge_scales([block_scales(block) for block in bundle.blocks.values()])
 
 
 def _seconds_a_row(block: Block) -> float:

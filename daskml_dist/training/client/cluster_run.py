@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,17 +17,16 @@ from typing import Any
 
 from distributed import Client
 
-from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.placement import Placement
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.ending import Ending
 from daskml_dist.training.client.fleet import Fleet, Gone, Host, call_workers
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
-from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import GoOn
 from daskml_dist.training.dask_internals import retire
@@ -39,8 +37,8 @@ from daskml_dist.training.worker.orders import TOPIC, Alarm, say_farewell, to_al
 
 __all__ = ["GenerationEvent", "TrainingRun"]
 
-#: Seconds between two looks at the fit: short at first, so that short fits end at once.
-_FIRST_LOOK, _LOOK = 0.01, 0.2
+#: Seconds between two looks at the fit: short at first, so that its first passes are told soon.
+_FIRST_LOOK, _LOOK = 0.05, 0.2
 #: Seconds between two roll calls.
 _ROLL_CALL = 0.5
 #: Seconds that a call to a worker may take.
@@ -93,6 +91,7 @@ class TrainingRun:
     placement : Placement
     rows : ClusterRows
     interrupts : Interrupts
+    early : Early
     """
 
     def __init__(
@@ -102,22 +101,17 @@ class TrainingRun:
         placement: Placement,
         rows: ClusterRows,
         interrupts: Interrupts,
+        early: Early,
     ) -> None:
         self._client = client
         self._fit = fit
         self._rows = rows
         self._interrupts = interrupts
-        self._id = f"daskml-{uuid.uuid4().hex}"
-        secret = Secret.make()
+        self._id = early.run_id
         self._awake = threading.Event()
-        self._membership = Membership(client)
-        there = self._membership
-        self._fleet = Fleet(
-            client, fit, self._id, secret, there.is_there, there.begins, self._awake.set
-        )
-        self._crew = Generations(
-            client, fit, placement, rows, self._membership, self._fleet, self._id, secret
-        )
+        there = self._membership = rows.membership
+        self._fleet = Fleet(client, fit, early, there.is_there, there.begins, self._awake.set)
+        self._crew = Generations(client, fit, placement, rows, self._membership, self._fleet, early)
         self._reasons = Reasons(fit, rows, self._membership, self._fleet, self._crew)
         self._ending = Ending(
             client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
@@ -167,9 +161,14 @@ class TrainingRun:
                 raise
             raise cause from error
         with self._interrupts.held():
-            self._ending.clean_up()
+            self._ending.let_go()
         callbacks.on_fit_end(self._view)
         return self._with_events(result)
+
+    @property
+    def visited(self) -> set[str]:
+        """Workers that had a part in the run."""
+        return self._crew.visited
 
     def _with_events(self, result: FitResult) -> FitResult:
         return replace(result, events=[asdict(event) for event in self._events])
@@ -267,7 +266,7 @@ class TrainingRun:
         while True:
             even = False
             try:
-                self._pause_for(look)
+                woken = self._pause_for(look)
                 look = min(look * 1.5, _LOOK)
                 reason = self._reasons.trouble()
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
@@ -280,7 +279,8 @@ class TrainingRun:
                         if (result := self._ending.gather()) is not None:
                             return result
                         self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
-                    self._tell(self._ask_first("records", self._told))
+                    if not woken:  # the end of a trainer is seldom alone
+                        self._tell(self._ask_first("records", self._told))
                     if self._reasons.to_let_go:
                         self._let_go()
                     self._keep_safe()
@@ -304,11 +304,12 @@ class TrainingRun:
             self._saved_at = time.monotonic()
             self._save_took = self._saved_at - now
 
-    def _pause_for(self, seconds: float) -> None:
-        """Sleep until something happens, but no longer than so many seconds."""
-        self._awake.wait(seconds)
+    def _pause_for(self, seconds: float) -> bool:
+        """Sleep until something happens, but no longer than so many seconds; whether it did."""
+        woken = self._awake.wait(seconds)
         self._awake.clear()
         self._interrupts.rest()
+        return woken
 
     def _ask_first(self, method: str, *args: Any) -> Any:
         return self._fleet.ask(self._crew.servers[0].host, method, *args)

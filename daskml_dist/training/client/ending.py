@@ -20,12 +20,12 @@ from daskml_dist.errors import (
 )
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
-from daskml_dist.training.client.fleet import Fleet, Gone, call_workers
+from daskml_dist.training.client.fleet import Fleet, call_workers
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import stop_listening
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.engine import FitResult
-from daskml_dist.training.spec import FitSpec, TrainerResult
+from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.host import Outcome
 from daskml_dist.training.worker.orders import abort_run, forget_run
 from daskml_dist.training.worker.servers import joined_left, joined_state, left_in, revived
@@ -80,15 +80,14 @@ class Ending:
         Gone
             A worker was lost on the way.
         """
-        results: list[TrainerResult] = []
-        for seat in self._crew.seats:
-            try:
-                results.append(self._fleet.result(seat))
-            except Exception as error:
-                raise Gone(seat.address, repr(error)) from error
+        servers = [server.host for server in self._crew.servers]
+        told = self._fleet.begin_asking(servers, "outcome")
+        results = self._fleet.results(self._crew.seats)
         if any(r.interrupted or r.generation != self._crew.number for r in results):
             return None
-        return self._result(joined_state(self._fit, self._shards(), results))
+        outcomes: list[Outcome] = told()
+        state = joined_state(self._fit, [outcome.state for outcome in outcomes], results)
+        return self._result(state, outcomes[0])
 
     def give_up(
         self, error: BaseException, is_users: bool
@@ -122,6 +121,16 @@ class Ending:
             self.clean_up()
         return cause, kept
 
+    def let_go(self) -> None:
+        """End a run that came to its end: what it has on the workers goes as soon as they hear it.
+
+        The client only sends, and waits for nobody.
+        """
+        if not self._crew.let_go():
+            self.clean_up()
+            return
+        stop_listening(self._client, self._id)
+
     def clean_up(self) -> None:
         """Leave no actor, task, socket or order behind."""
         stop_listening(self._client, self._id)
@@ -134,16 +143,14 @@ class Ending:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
 
-    def _shards(self) -> list[ShardState | None]:
-        return [self._fleet.ask(server.host, "state") for server in self._crew.servers]
-
-    def _result(self, state: ShardState | Solution, rows: float = 0.0) -> FitResult:
+    def _result(
+        self, state: ShardState | Solution, outcome: Outcome, rows: float = 0.0
+    ) -> FitResult:
         """A state with what the first server knows; `rows` are those that it does not know of."""
-        first = self._crew.servers[0].host
-        outcome: Outcome = self._fleet.ask(first, "end")
+        assert outcome.stopping is not None
         return FitResult(
             state,
-            self._fleet.ask(first, "records", 0),
+            outcome.records,
             outcome.stopping,
             outcome.partial_rows + rows,
             outcome.dropped,
@@ -160,9 +167,11 @@ class Ending:
 
     def _told_by_workers(self) -> FitResult | None:
         seats = [seat for seat in self._crew.seats if seat.future.status == "finished"]
-        results = [self._fleet.result(seat) for seat in seats]
-        left = joined_left(self._fit, self._shards(), results)
-        return None if left is None else self._result(left.state, left.rows)
+        results = self._fleet.results(seats)
+        servers = [server.host for server in self._crew.servers]
+        outcomes: list[Outcome] = self._fleet.ask_all(servers, "outcome")
+        left = joined_left(self._fit, [outcome.state for outcome in outcomes], results)
+        return None if left is None else self._result(left.state, outcomes[0], left.rows)
 
     def _told_by_snapshots(self) -> FitResult | None:
         """The same from the snapshots that the client has, where workers are lost."""

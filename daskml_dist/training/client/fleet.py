@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from distributed import Client
@@ -16,6 +17,8 @@ from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import DaskMLDistError
+from daskml_dist.training.client.early import Early
+from daskml_dist.training.dask_internals import proxy_of
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, run_trainer
 
@@ -39,12 +42,17 @@ class Gone(Exception):
 
 @dataclass(eq=False)
 class Host:
-    """An actor that hosts a server, or a standby of one."""
+    """An actor that hosts a server, or a standby of one.
+
+    `part` is what it is still to be told, `answer` what will answer where it listens.
+    """
 
     number: int
     address: str
     future: Future[Any]
+    part: tuple[Any, ...] = ()
     proxy: Any = None
+    answer: Any = None
     endpoint: Endpoint | None = None
 
 
@@ -69,8 +77,8 @@ class Fleet:
     ----------
     client : Client
     fit : FitSpec
-    run_id : str
-    secret : bytes
+    early : Early
+        The run's name and secret, and its actor that is there already.
     is_there : callable
         Whether a worker still counts, by its address; takes the roll.
     begins : callable
@@ -83,16 +91,15 @@ class Fleet:
         self,
         client: Client,
         fit: FitSpec,
-        run_id: str,
-        secret: bytes,
+        early: Early,
         is_there: Callable[[str], bool],
         begins: Callable[[str], bool],
         on_end: Callable[[], None],
     ) -> None:
         self._client = client
         self._fit = fit
-        self._run_id = run_id
-        self._secret = secret
+        self._early = early
+        self._run_id = early.run_id
         self._is_there = is_there
         self._begins = begins
         self._on_end = on_end
@@ -101,6 +108,8 @@ class Fleet:
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
+        #: Answers of actors that were given their parts.
+        self._said: list[Callable[[], list[Any]]] = []
 
     def _spec(self) -> FitSpec | Future[Any]:
         """The fit as an argument of a task: itself, or on the cluster where it is large.
@@ -125,51 +134,62 @@ class Fleet:
 
     def open_host(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
         """Start an actor for server `number`; returns before it is there."""
-        key = f"{self._run_id}-{number}-{self.next_name()}"
-        future = self._client.submit(
-            ServerHost,
-            self._spec(),
-            number,
-            n_trainers,
-            self._run_id,
-            key,
-            self._secret,
-            generation,
-            actor=True,
-            workers=[address],
-            allow_other_workers=False,
-            pure=False,
-        )
-        self._futures.append(future)
-        return Host(number, address, future)
+        part = (self._spec(), number, n_trainers, generation)
+        # A fit that lies on the cluster reaches tasks alone.
+        if self._is_small and (early := self._early.take(address)) is not None:
+            future, asked = early
+            proxy, answer = asked or (None, None)
+            host = Host(number, address, future, part, proxy, answer)
+        else:
+            key = f"{self._run_id}-{number}-{self.next_name()}"
+            host = Host(number, address, self._early.host(address, key, *part))
+        self._futures.append(host.future)
+        return host
 
     def meet(self, host: Host) -> Endpoint:
-        """Wait for an actor, and learn where it listens."""
+        """Wait for an actor, give it its part, and learn where it listens."""
+        return self.meet_all([host])[0]
+
+    def meet_all(self, hosts: Sequence[Host]) -> list[Endpoint]:
+        """Meet several actors at once; what they say to their parts `confirm` hears."""
+        for host in hosts:
+            self._await(host)
+            if host.part:
+                self._said.append(self.begin_asking([host], "begin", *host.part))
+            host.answer = host.answer or self._call(host, "endpoint")
+        deadline = time.monotonic() + _CALL
+        endpoints: list[Endpoint] = [self._answer(h, h.answer, deadline) for h in hosts]
+        for host, endpoint in zip(hosts, endpoints, strict=True):
+            host.endpoint, host.answer, host.part = endpoint, None, ()
+        return endpoints
+
+    def confirm(self) -> None:
+        """Wait until actors have taken the parts that they were given; raises as :meth:`ask`."""
+        said, self._said = self._said, []
+        for answer in said:
+            answer()
+
+    def _await(self, host: Host) -> None:
         what = f"worker {host.address} to begin its part"
-        patience, slice_ = Patience(what, self._fit.run.timeout, BUSY), SLICE
+        patience = Patience(what, self._fit.run.timeout, BUSY)
         while host.proxy is None:
             with suppress(TimeoutError):
-                host.proxy = self._result(host, slice_)
-            self._check(host)
-            # Dask begins to fetch anew in each try, so the next one has longer.
-            slice_ *= 2 if self.is_ready(host) else 1
+                host.proxy = self._proxy(host, SLICE)
             if host.proxy is not None:
                 break
+            self._check(host)
             if not self.is_ready(host) and not self._begins(host.address):
                 raise Gone(host.address, "paused, at its memory limit")
             if not patience.lasts():
                 raise Gone(host.address, f"no answer within {self._fit.run.timeout:g} s")
-        endpoint: Endpoint = self.ask(host, "endpoint")
-        host.endpoint = endpoint
-        return endpoint
 
     def is_ready(self, host: Host) -> bool:
         """Whether an actor that was started is there by now."""
         return host.future.status == "finished"
 
-    def _result(self, host: Host, timeout: float) -> Any:
+    def _proxy(self, host: Host, timeout: float) -> Any:
         try:
-            return host.future.result(timeout=timeout)
+            return proxy_of(self._client, host.future, ServerHost, host.address, timeout)
         except (TimeoutError, DaskMLDistError):
             raise
         except Exception as error:
@@ -191,16 +211,37 @@ class Fleet:
         Gone
             It does not answer.
         """
+        return self.ask_all([host], method, *args, timeout=timeout)[0]
+
+    def ask_all(
+        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL
+    ) -> list[Any]:
+        """Call a method of several actors at once; raises as :meth:`ask`."""
+        return self.begin_asking(hosts, method, *args, timeout=timeout)()
+
+    def begin_asking(
+        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL
+    ) -> Callable[[], list[Any]]:
+        """Begin to call a method of several actors; what is returned waits for their answers."""
+        deadline = time.monotonic() + timeout
+        calls = [(host, self._call(host, method, *args)) for host in hosts]
+        return lambda: [self._answer(host, call, deadline) for host, call in calls]
+
+    def _call(self, host: Host, method: str, *args: Any) -> Any:
         try:
-            call = getattr(host.proxy, method)(*args)
-            deadline = time.monotonic() + timeout
+            return getattr(host.proxy, method)(*args)
+        except (OSError, RuntimeError) as error:
+            raise Gone(host.address, repr(error)) from error
+
+    def _answer(self, host: Host, call: Any, deadline: float) -> Any:
+        try:
             while True:
                 # A call that was under way when its worker was killed may never be answered.
                 with suppress(TimeoutError):
                     return call.result(timeout=SLICE)
                 self._check(host)
                 if time.monotonic() > deadline:
-                    raise Gone(host.address, f"no answer within {timeout:g} s")
+                    raise Gone(host.address, "no answer in time")
         except (OSError, RuntimeError) as error:
             if isinstance(error, DaskMLDistError):
                 raise
@@ -244,6 +285,21 @@ class Fleet:
             if seat.future.status != "finished" or not self._is_there(seat.address):
                 raise Gone(seat.address, "lost")
 
+    def results(self, seats: Sequence[Seat]) -> list[Any]:
+        """Results of trainers that have ended, all at once."""
+        gather = partial(self._client.gather, [s.future for s in seats], asynchronous=True)
+        try:
+            found: list[Any] = self._client.sync(gather, callback_timeout=SLICE)
+        except Exception:
+            return [self._result(seat) for seat in seats]  # one may be lost, or is large
+        return found
+
+    def _result(self, seat: Seat) -> Any:
+        try:
+            return self.result(seat)
+        except Exception as error:
+            raise Gone(seat.address, repr(error)) from error
+
     def discard_trainer(self, seat: Seat) -> None:
         """Let go of a trainer's task, finished or not."""
         self._cancel([seat.future])
@@ -258,6 +314,17 @@ class Fleet:
             future.release()
             if future in self._futures:
                 self._futures.remove(future)
+
+    def let_go(self) -> bool:
+        """Leave nothing on the cluster, by letting go alone; False where that is not enough.
+
+        An actor that is cancelled ends by itself, with all that it has opened.
+        """
+        if any(future.status != "finished" for future in self._futures):
+            return False
+        self._cancel(self._futures)
+        self._fit_future = None
+        return True
 
     def close(self, hosts: Iterable[Host], seats: Iterable[Seat]) -> None:
         """Leave nothing on the cluster."""

@@ -14,7 +14,7 @@ from distributed import CancelledError, Client, wait
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import DaskMLDistError, DataLostError, InvalidDataError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker
+from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker, send_now
 
 __all__ = ["Gathering"]
 
@@ -77,7 +77,12 @@ class Gathering:
         """
         numbers = list(numbers)
         futures: dict[int, Any] = {}
-        begin = partial(self._begin, start, numbers, futures)
+
+        def begin() -> None:
+            lost = [n for n in numbers if n not in futures or futures[n].status == "cancelled"]
+            if lost:
+                self._begin(start, lost, futures)
+
         seconds, found = _FETCH, None
         try:
             while found is None:
@@ -91,6 +96,28 @@ class Gathering:
             for future in futures.values():
                 future.release()
         return dict(zip(numbers, found, strict=True))
+
+    def until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
+        """Wait for data that workers are to hold.
+
+        Parameters
+        ----------
+        make : callable
+            Makes what is not there of some numbers, and returns a future for each; several may
+            share one.
+        numbers, what
+            As `results`.
+
+        Raises
+        ------
+        InvalidDataError, WorkerLostError
+            As `results` does.
+        """
+        numbers = list(numbers)
+        futures: dict[int, Any] = {}
+
+        begin = partial(self._begin, make, numbers, futures)
+        self._until_done(futures, len(numbers), begin, what)
 
     def wait_for(self, futures: Iterable[Any], what: str) -> None:
         """Wait for tasks that the user has begun.
@@ -148,13 +175,14 @@ class Gathering:
         if not futures:
             time.sleep(_LOOK / 10)
             return
+        futures = list({future.key: future for future in futures}.values())
         with suppress(TimeoutError, CancelledError), self._client.as_current():
             wait(futures, timeout=_LOOK)
 
     def _begin(self, start: Start, numbers: list[int], futures: dict[int, Any]) -> None:
-        lost = [n for n in numbers if n not in futures or futures[n].status == "cancelled"]
         try:
-            futures.update(start(lost) if lost else {})
+            futures.update(start(numbers))
+            send_now(self._client)
         except (OSError, RuntimeError) as error:
             # Nobody could be reached for the moment.
             if isinstance(error, DaskMLDistError):
@@ -212,7 +240,7 @@ class Gathering:
             busy = bool(ready) and any(self._client.processing(sorted(ready)).values())
         if not busy or ready != self._ready:
             all_ = [*futures.values(), *self._held()]
-            waiting = [future.key for future in all_ if future.status in {"pending", "lost"}]
-            free_tasks(self._client, waiting, ours=ours)
+            waiting = {future.key for future in all_ if future.status in {"pending", "lost"}}
+            free_tasks(self._client, list(waiting), ours=ours)
         self._ready = ready
         return busy

@@ -20,6 +20,7 @@ from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
 from daskml_dist.ps.snapshots import Holding, standby_of
 from daskml_dist.training.client.cluster_rows import ClusterRows
+from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.fleet import Fleet, Gone, Host, Seat, call_workers
 from daskml_dist.training.client.held_blocks import tell_lost
 from daskml_dist.training.client.membership import Membership
@@ -27,6 +28,7 @@ from daskml_dist.training.client.recovery import GoOn, choose
 from daskml_dist.training.client.saved import Saved, SavedSnapshots
 from daskml_dist.training.client.seating import Assignment, Seating
 from daskml_dist.training.client.standbys import Server, Standbys
+from daskml_dist.training.dask_internals import send_now
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.orders import give_orders
 from daskml_dist.training.worker.servers import n_servers
@@ -53,8 +55,8 @@ class Generations:
     rows : ClusterRows
     membership : Membership
     fleet : Fleet
-    run_id : str
-    secret : bytes
+    early : Early
+        The run's name and secret, and where it has an actor already.
     """
 
     def __init__(
@@ -65,8 +67,7 @@ class Generations:
         rows: ClusterRows,
         membership: Membership,
         fleet: Fleet,
-        run_id: str,
-        secret: bytes,
+        early: Early,
     ) -> None:
         self.number = -1
         self.servers: list[Server] = []
@@ -88,8 +89,8 @@ class Generations:
         self._rows = rows
         self._membership = membership
         self._fleet = fleet
-        self._run_id = run_id
-        self._secret = secret
+        self._early = early
+        self._run_id, self._secret = early.run_id, early.secret
         self._every = _snapshot_every(fit)
         #: Snapshot and records of each server, that the client keeps.
         self._saved = SavedSnapshots()
@@ -112,9 +113,10 @@ class Generations:
 
     def place_servers(self) -> list[str]:
         """Workers for the servers, spread: those without rows to train on first."""
-        workers = self.seating.threads()
+        workers, early = self.seating.threads(), self._early.address
         trainers = [w for w in self.seating.first_trainers if w in workers]
-        spread = [*sorted(set(workers).difference(trainers)), *trainers]
+        idle = sorted(set(workers).difference(trainers))
+        spread = [w for some in (idle, trainers) for w in sorted(some, key=lambda w: w != early)]
         return list(islice(cycle(spread), n_servers(self._fit)))
 
     # -- the next generation -------------------------------------------------------------------
@@ -203,8 +205,7 @@ class Generations:
             Server(self._fleet.open_host(number, address, self.number, n_trainers))
             for number, address in enumerate(self.place_servers())
         ]
-        for server in self.servers:
-            self._fleet.meet(server.host)
+        self._fleet.meet_all([server.host for server in self.servers])
 
     # -- rows and lanes ------------------------------------------------------------------------
 
@@ -249,6 +250,8 @@ class Generations:
                 orders.setdefault(part.address, {})[spec.name] = spec
                 part.seat.spec = spec
             self.seats.append(part.seat)
+        send_now(self._client)
+        self._fleet.confirm()
         idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
         there = self._membership.call() if idle else {}
         for seat in idle:
@@ -334,6 +337,17 @@ class Generations:
     def saved(self) -> list[Saved]:
         """The snapshots that the client has; empty where there are none."""
         return self._saved.get()
+
+    def let_go(self) -> bool:
+        """Leave nothing on the cluster, by letting go alone; False where that is not enough."""
+        whole = not (self.number or self.dismissed or self.old_hosts)
+        if not whole or any(server.standby is not None for server in self.servers):
+            return False
+        if not self._fleet.let_go():
+            return False
+        self._saved.close()
+        self.servers, self.seats = [], []
+        return True
 
     def close(self) -> None:
         """Leave nothing on the cluster."""

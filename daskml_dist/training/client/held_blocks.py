@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from dask.base import is_dask_collection
+from dask.delayed import Delayed, delayed
 from distributed import Client, Future
-from distributed.client import futures_of
 
-from daskml_dist.data.blocks import Block
+from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.bundles import bundled, make_bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.waiting import tell_releases
 from daskml_dist.errors import DataLostError
+from daskml_dist.training.client.fleet import call_workers
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker
+from daskml_dist.training.dask_internals import (
+    free_tasks,
+    in_memory,
+    is_dasks,
+    is_killed_worker,
+)
 
 __all__ = ["HeldBlocks", "tell_lost"]
 
 #: Times that a block may fail to be made again, by an exception of its own.
 _MOST_FAILED = 3
+#: Seconds in which workers are to tell of blocks, before a task asks each.
+_TELL = 3.0
 
 
 class HeldBlocks:
@@ -43,6 +52,7 @@ class HeldBlocks:
         self._client = client
         self._collection = collection
         self._membership = membership
+        #: The future of each block's bundle.
         self.futures: dict[int, Any] = {}
         #: Worker of each part that the user has persisted; empty where rows are read for the fit.
         self.homes: list[str | None] = []
@@ -51,11 +61,10 @@ class HeldBlocks:
         self._failed: Counter[int] = Counter()
         self._killed: Counter[int] = Counter()
         self._cuts: Any = None
-        #: All blocks as they were made at first, lazy.
-        self.first: list[Any] = []
-        self._recipes: Recipes | None = None
-        #: Futures of the user's that blocks are made of.
+        #: Futures of the user's that blocks are made of, by key.
         self._sources: dict[Any, Any] = {}
+        #: Blocks that are made together at first.
+        self.bundles: list[tuple[int, ...]] = []
 
     # -- making --------------------------------------------------------------------------------
 
@@ -63,24 +72,43 @@ class HeldBlocks:
         """All blocks as Dask makes them, under new keys."""
         return self._collection.delayed_blocks()
 
-    def begin(self) -> Recipes:
-        """Settle how all blocks are made; return their recipes.
+    @cached_property
+    def first(self) -> list[Any]:
+        """All blocks as they were made at first, lazy."""
+        return self.lazy()
+
+    @cached_property
+    def recipes(self) -> Recipes:
+        """Recipes of all blocks."""
+        return make_recipes(self.first)
+
+    @cached_property
+    def is_direct(self) -> bool:
+        """Whether blocks are made of nothing but rows that are there, or lie on workers."""
+        return bool(self.homes) and all(
+            not isinstance(value, Delayed) or value.key in self._sources
+            for part in self._collection.parts
+            for value in part
+        )
+
+    def begin(self) -> None:
+        """Settle how all blocks are made.
 
         Raises
         ------
         DataLostError
             The user has let go of data that they are made of.
         """
-        self.first = self.lazy()
-        self._recipes = make_recipes(self.first)
-        self._hold_sources(self._recipes)
-        return self._recipes
+        self._sources = _futures_in(self._collection.parts)
+        if self.is_direct:
+            nbytes = self._collection.nbytes
+            self.bundles = bundled(self.homes, self._membership.threads, nbytes)
+            return
+        self.bundles = [(i,) for i in range(len(self._collection.parts))]
+        self._hold_sources(self.recipes)
 
     def _hold_sources(self, recipes: Recipes) -> None:
         """Take hold of data on workers that blocks are made of."""
-        if not recipes.held:
-            return
-        self._sources = _futures_in(self.first)
         for key in recipes.held.difference(self._sources):
             if key not in self._client.futures:
                 raise DataLostError(
@@ -119,17 +147,19 @@ class HeldBlocks:
         home = self._home(number)
         return None if home is None else [home]
 
-    def make(self, numbers: Iterable[int]) -> None:
-        """Make blocks that are not there, or not any more.
+    def make(self, numbers: Iterable[int]) -> dict[int, Any]:
+        """Make blocks that are not there, or not any more; the future of each one's bundle.
 
         Raises
         ------
         DataLostError
             Nothing can make one of them.
         """
-        lost = [i for i in numbers if self._is_lost(i)]
-        self.check(i for i in lost if i in self.futures)
-        self._make(lost)
+        numbers = list(numbers)
+        if lost := [i for i in numbers if self._is_lost(i)]:
+            self.check(i for i in lost if i in self.futures)
+            self._make(lost)
+        return {i: self.futures[i] for i in numbers}
 
     def check(self, numbers: Iterable[int]) -> None:
         """Raise `DataLostError` where nothing can make one of these blocks, which were lost."""
@@ -137,26 +167,54 @@ class HeldBlocks:
             raise DataLostError(tell_lost(causes))
 
     def _make(self, numbers: list[int]) -> None:
-        again = [self.futures[i] for i in numbers if i in self.futures]
+        again = self._distinct(i for i in numbers if i in self.futures)
         if again:
             self._client.cancel(again)
         if self._collection.kind == "memory":
             self.futures.update(self._scatter(numbers))
-        elif numbers:
-            lazy = self.lazy() if again else self.first
-            self.futures.update(self.start({i: lazy[i] for i in numbers}))
+            return
+        # What is made again may fail block by block.
+        wanted = set(numbers)
+        bundles = [] if again else [b for b in self.bundles if wanted.issuperset(b)]
+        bundles += [(i,) for i in wanted.difference(*bundles)]
+        for bundle, future in self._start_bundles(bundles).items():
+            self.futures.update(dict.fromkeys(bundle, future))
+
+    def _start_bundles(self, bundles: list[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+        maker, parts = self._collection.block_maker, self._collection.parts
+        if self.is_direct:
+            return {
+                bundle: self._client.submit(
+                    make_bundle,
+                    maker,
+                    bundle,
+                    [[self._source(value) for value in parts[i]] for i in bundle],
+                    workers=self.pin(bundle[0]),
+                    pure=False,
+                )
+                for bundle in bundles
+            }
+        make = delayed(make_bundle, pure=False)
+        lazy = {i: make(maker, (i,), [list(parts[i])]) for (i,) in bundles}
+        return {(i,): future for i, future in self.start(lazy).items()}
+
+    def _source(self, value: Any) -> Any:
+        return self._sources[value.key] if isinstance(value, Delayed) else value
 
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
         ((X, y, weight),) = self._collection.parts
         make = self._collection.block_maker
         whole = make(0, X, y, weight)
-        blocks = {}
-        for index in numbers:
-            a, b = self._cuts[index : index + 2]
-            part = [None if v is None else v[a:b] for v in (whole.X, whole.y, whole.sample_weight)]
-            (rows,) = self._client.scatter([part], hash=False)
-            blocks[index] = self._client.submit(_block_of, make, index, rows, pure=False)
-        return blocks
+        columns = (whole.X, whole.y, whole.sample_weight)
+        parts = [
+            [None if v is None else v[a:b] for v in columns]
+            for a, b in (self._cuts[i : i + 2] for i in numbers)
+        ]
+        rows = self._client.scatter(parts, hash=False) if parts else []
+        return {
+            i: self._client.submit(make_bundle, make, (i,), [part], pure=False)
+            for i, part in zip(numbers, rows, strict=True)
+        }
 
     # -- losses --------------------------------------------------------------------------------
 
@@ -171,8 +229,8 @@ class HeldBlocks:
 
     def free(self) -> None:
         """See that blocks which are to be made again do not wait for a worker that is gone."""
-        waiting = [f.key for f in self.futures.values() if f.status in {"pending", "lost"}]
-        free_tasks(self._client, waiting)
+        waiting = {f.key for f in self.futures.values() if f.status in {"pending", "lost"}}
+        free_tasks(self._client, list(waiting))
 
     def mend(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make blocks again that went with a worker; return all that nothing can make, and why.
@@ -220,25 +278,28 @@ class HeldBlocks:
 
     def _lost_source(self, number: int) -> str | None:
         """Reason that the data of a block is not there any more; None: it is, or comes."""
-        if self._recipes is None:
+        if not self.bundles:
             return None
-        for future in (self._sources[key] for key in self._recipes.held_by(number)):
+        for future in (self._sources[key] for key in self._held_by(number)):
             if future.status == "cancelled":
                 return "it was scattered, and went with its worker"
             if future.status == "error" and not is_dasks(error := future.exception(timeout=5)):
                 return repr(error)
         return None
 
+    def _held_by(self, number: int) -> list[Any]:
+        if not self.is_direct:
+            return list(self.recipes.held_by(number))
+        return [v.key for v in self._collection.parts[number] if isinstance(v, Delayed)]
+
     # -- where they lie ------------------------------------------------------------------------
 
     def persisted_parts(self) -> list[Any]:
         """The user's persisted parts in the order of the blocks; [] unless all are persisted."""
         parts = [X for X, _, _ in self._collection.parts]
-        if not all(is_dask_collection(X) for X in parts):
+        if not all(isinstance(X, Delayed) for X in parts):
             return []
-        # Parts of one collection share their graph.
-        graphs = {id(X.__dask_graph__()): X for X in parts}
-        futures = {future.key: future for future in futures_of(list(graphs.values()))}
+        futures = _futures_in([(X,) for X in parts])
         if not all(X.key in futures for X in parts):
             return []
         return [futures[X.key] for X in parts]
@@ -258,8 +319,33 @@ class HeldBlocks:
 
     def holders(self) -> dict[int, list[str]]:
         """Workers that hold each block at this moment; none where it must be made again."""
-        held = self._client.who_has(list(self.futures.values())) if self.futures else {}
+        held = self._client.who_has(self._distinct(self.futures)) if self.futures else {}
         return {i: list(held.get(future.key, ())) for i, future in self.futures.items()}
+
+    def _distinct(self, numbers: Iterable[int]) -> list[Any]:
+        return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
+
+    def told(self, numbers: Sequence[int]) -> dict[int, BlockInfo]:
+        """Facts of blocks, as workers that have these in memory tell them; perhaps not of all."""
+        ready = self._membership.ready
+        homes = {self.futures[i].key: self.homes[i] if self.homes else None for i in numbers}
+        if not ready.keys() >= set(homes.values()):
+            held = self._client.who_has(self._distinct(numbers))
+            homes = {key: next(iter(workers), None) for key, workers in held.items()}
+        keys: dict[str, list[Any]] = {}
+        for key, home in homes.items():
+            if home in ready:
+                keys.setdefault(home, []).append(key)
+        calls = {address: (here,) for address, here in keys.items()}
+        answers = call_workers(self._client, _tell, calls, _TELL)
+        wanted = set(numbers)
+        return {
+            i: info
+            for told in answers.values()
+            for infos in told
+            for i, info in infos.items()
+            if i in wanted
+        }
 
     def release(self) -> None:
         """Let go of the blocks."""
@@ -285,14 +371,17 @@ def tell_lost(causes: dict[int, str]) -> str:
     )
 
 
-def _futures_in(lazy: list[Any]) -> dict[Any, Any]:
-    """Futures of the user's that lazy blocks are made of, by key."""
+def _tell(keys: list[Any], dask_worker: Any) -> list[dict[int, BlockInfo]]:
+    """On a worker: what it knows of the blocks of some bundles in its memory."""
+    return [bundle.infos for bundle in in_memory(dask_worker, keys)]
+
+
+def _futures_in(parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Futures of the user's that parts are made of, by key."""
+    # Parts of one collection share their layers; asking each for its graph takes quadratic time.
     layers: dict[str, Any] = {}
-    for block in lazy:
-        layers.update(block.dask.layers)
+    for part in parts:
+        for value in (value for value in part if isinstance(value, Delayed)):
+            layers.update(value.dask.layers)
     values = (value for layer in layers.values() for value in layer.values())
     return {value.key: value for value in values if isinstance(value, Future)}
-
-
-def _block_of(make: Callable[..., Block], index: int, rows: list[Any]) -> Block:
-    return make(index, *rows)

@@ -22,6 +22,8 @@ SETTLED = 1.0
 _IMPORT = 30.0
 #: Seconds between two roll calls after which a silence says nothing: the client itself slept.
 _GAP = 2.0
+#: Seconds for which a roll call that found workers is as good as one more.
+_FRESH = 0.1
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
 
@@ -163,6 +165,8 @@ class Membership:
         def there() -> list[dict[str, Any]]:
             return [self.facts(address) for address in self.call()]
 
+        if time.monotonic() - self._last_call < _FRESH and self.ready:
+            return self.ready
         wait_for_workers(self._client, there, timeout)
         return self.ready
 

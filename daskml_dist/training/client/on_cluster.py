@@ -16,6 +16,7 @@ from daskml_dist.data.scales import Scales
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
+from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
@@ -51,6 +52,9 @@ class ClusterEngine(Engine):
         self._rows = ClusterRows(client, collection, memory_budget, device)
         self._own = ExitStack()
         self._shielding: Shielding | None = None
+        self._early: Early | None = None
+        #: Workers that had a part in a run which ended well.
+        self._visited: set[str] = set()
         self._placement: Placement | None = None
         self._moved: Move | None = None
 
@@ -74,8 +78,13 @@ class ClusterEngine(Engine):
 
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
-        self._shielding = Shielding(self._client)
-        return self._rows.survey(n_lanes)
+        self._early = Early(self._client)
+        self._shielding = Shielding(self._client, self._early.run_id)
+        self._rows.find_homes()
+        self._early.start(self._rows.room_for_server())
+        infos = self._rows.survey(n_lanes)
+        self._early.ask()
+        return infos
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """Choose the lanes and their workers.
@@ -126,15 +135,32 @@ class ClusterEngine(Engine):
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""
         assert self._placement is not None
-        run = TrainingRun(self._client, fit, self._placement, self._rows, self.interrupts)
-        return run.run(callbacks)
+        early, self._early = (
+            self._early or Early(self._client),
+            None,
+        )  # of several parts the first has one
+        assert self._shielding is not None
+        if self._visited:
+            self._shielding.rename(early.run_id)
+        try:
+            run = TrainingRun(
+                self._client, fit, self._placement, self._rows, self.interrupts, early
+            )
+            result = run.run(callbacks)
+        finally:
+            early.close()
+        self._visited = run.visited if result.interrupted is None else set()
+        return result
 
     def close(self) -> None:
         """Let go of the blocks, and close a cluster of our own."""
-        if self._shielding is not None:
-            self._shielding.end()
+        if self._early is not None:
+            self._early.close()
         self._rows.release()
         if self._shielding is not None:
-            self._shielding.wait()
+            self._shielding.end(self._visited)
+            # A fit without a result may have met a Ctrl-C, and the next one is the user's own.
+            if not self._visited:
+                self._shielding.wait()
             self._shielding = None
         self._own.close()

@@ -10,10 +10,11 @@ import asyncio
 import os
 import socket
 import threading
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
+from weakref import WeakSet
 
 from distributed import Client
 from distributed.comm.addressing import get_address_host
@@ -25,20 +26,27 @@ __all__ = ["Shielding"]
 #: Seconds between two looks for new workers, and that the end may take.
 _LOOK, _END = 1.0, 2.0
 
+#: Clients beside which no nanny and no scheduler needs a shield. These may be processes of the
+#: group too, started by a script; those of a `LocalCluster` are the client's own.
+_alone: WeakSet[Client] = WeakSet()
+
 
 class Shielding:
     """Shields the processes of a cluster that share the client's process group, until the end.
 
-    It works in the client's event loop, so a fit does not wait for it to begin.
+    It works in the client's event loop, so a fit does not wait for it to begin. A worker where
+    something of the run was ends its shield itself, as it forgets the run.
 
     Parameters
     ----------
     client : Client
+    name : str
+        Of the run.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, name: str) -> None:
         self._client = client
-        self._name = uuid.uuid4().hex
+        self._name = name
         self._group = process_group()
         self._end = asyncio.Event()
         self._ended = threading.Event()
@@ -46,8 +54,13 @@ class Shielding:
         self._loop = cast(Any, client.loop)
         self._loop.add_callback(self._run)
 
-    def end(self) -> None:
-        """Begin to take the shields away."""
+    def rename(self, name: str) -> None:
+        """Go on for the next run, once the one before has ended."""
+        self._name, self._covered = name, set()
+
+    def end(self, but: Iterable[str] = ()) -> None:
+        """Begin to take the shields away, `but` those of workers that do it themselves."""
+        self._covered.difference_update(but)
         self._loop.add_callback(self._end.set)
 
     def wait(self) -> None:
@@ -60,7 +73,8 @@ class Shielding:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._end.wait(), _LOOK)
         with suppress(Exception):
-            await self._tell(self._covered & await self._workers(), unshield, self._name)
+            if self._covered or self._client not in _alone:
+                await self._tell(self._covered & await self._workers(), unshield, self._name)
         self._ended.set()
 
     async def _cover(self) -> bool:
@@ -68,26 +82,29 @@ class Shielding:
         workers = await self._workers()
         new = set(filter(_is_here, workers)) - self._covered
         self._covered |= new
-        await self._tell(new, shield, self._name, os.getpid(), self._group)
+        if new and not await self._tell(new, shield, self._name, os.getpid(), self._group):
+            _alone.add(self._client)
         return bool(self._covered) or not workers
 
     async def _workers(self) -> set[str]:
         scheduler: Any = self._client.scheduler
         return set((await scheduler.identity(n_workers=-1))["workers"])
 
-    async def _tell(self, workers: Iterable[str], function: Callable[..., Any], *args: Any) -> None:
-        if not (workers := list(workers)):
-            return  # `run` takes none for all
+    async def _tell(self, workers: Iterable[str], function: Callable[..., Any], *args: Any) -> bool:
+        """Call a function on workers and what may be beside them; whether that did anything."""
+        workers = list(workers)
         client: Any = self._client
-        # In the client's own loop these are coroutines. Nannies and schedulers may be processes of
-        # the group too, started by a script; those of a `LocalCluster` are the client's own.
-        calls = [
-            client.run(function, *args, workers=workers, on_error="ignore"),
-            client.run(function, *args, workers=workers, nanny=True, on_error="ignore"),
-            client.run_on_scheduler(function, *args),
-        ]
+        run = partial(client.run, function, *args, on_error="ignore")
+        # In the client's own loop these are coroutines; `run` takes no workers for all.
+        calls = [run(workers=workers)] if workers else []
+        if client not in _alone:
+            calls.append(client.run_on_scheduler(function, *args))
+            calls += [run(workers=workers, nanny=True)] if workers else []
+        beside: list[Any] = []
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), _END)
+            found = asyncio.gather(*calls, return_exceptions=True)
+            beside = (await asyncio.wait_for(found, _END))[bool(workers) :]
+        return any(any(f.values()) if isinstance(f, dict) else f for f in beside)
 
 
 def _is_here(address: str) -> bool:

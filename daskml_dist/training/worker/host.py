@@ -20,11 +20,12 @@ from distributed.comm.addressing import get_address_host
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
 from daskml_dist.comm.bounds import Bounds
-from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.bundles import Bundle, unbundled
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
 from daskml_dist.ps.ledger import StoppingRule
@@ -67,77 +68,121 @@ def _host(worker: Any) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a fit, as the first server knows it.
+    """Outcome of a fit, as one server knows it.
 
     Parameters
     ----------
-    stopping : StoppingRule
-        As the last pass left it.
+    state : ShardState or None
+        Of its shard.
+    records : list of dict
+        Of the passes; of the first server, which has the ledger.
+    stopping : StoppingRule or None
+        As the last pass left it; of the first server.
     partial_rows : float
-        Rows after the last whole pass.
+        Rows after the last whole pass; of the first server.
     dropped : int
         Pushes that came too late or twice; none was applied.
     """
 
-    stopping: StoppingRule
+    state: ShardState | None
+    records: list[dict[str, Any]]
+    stopping: StoppingRule | None
     partial_rows: float
     dropped: int
+
+
+class _Door:
+    """Door behind a listener: callers wait here until there is a server behind it."""
+
+    def __init__(self) -> None:
+        self.server: ParameterServer | None = None
+        self._serve: Callable[[Channel, Channel], None] | None = None
+        self._open = threading.Event()
+
+    def open(self, server: ParameterServer, serve: Callable[[Channel, Channel], None]) -> None:
+        """Let callers in."""
+        self.server, self._serve = server, serve
+        self._open.set()
+
+    def answer(self, inbox: Channel, outbox: Channel) -> None:
+        """Serve a caller, in a thread of its own."""
+        if self._open.wait(_PATIENCE) and self._serve is not None:
+            self._serve(inbox, outbox)
+
+    def close(self) -> None:
+        """Refuse everything."""
+        if self.server is not None:
+            self.server.abort("the fit is over")
+        self._open.set()
 
 
 class ServerHost:
     """Actor: one server, its listener, and what the client asks of it.
 
+    It may be there, and listen, before the fit is known; callers then wait until it has its part.
+
     Parameters
     ----------
-    fit : FitSpec
-    number : int
-        Which server of the fit.
-    n_trainers : int
     run_id, key : str
         The run, and the name under which trainers of the same process find the server.
     secret : bytes
-    generation : int
-        That of `standby_of` for a standby.
+    shared_memory : bool
+        Whether processes of one host may talk through memory that they share.
+    *part
+        Arguments of :meth:`begin`, where they are known.
     """
 
     def __init__(
-        self,
-        fit: FitSpec,
-        number: int,
-        n_trainers: int,
-        run_id: str,
-        key: str,
-        secret: bytes,
-        generation: int,
+        self, run_id: str, key: str, secret: bytes, shared_memory: bool, *part: Any
     ) -> None:
         worker = get_worker()
         self.run_id = run_id
-        self._fit, self._number = fit, number
-        self._server = make_server(fit, number, n_trainers, generation=generation)
-        publish_server(key, self._server)
-        self._credentials = _credentials(worker, secret, fit.run.shared_memory)
-        self._alarm = partial(raise_alarm, worker, run_id)
-        say_hello(worker, run_id)
-        before_closing(worker, run_id, partial(take_leave, worker, run_id))
-        answer = partial(
-            serve,
-            self._server,
-            bounds=fit.bounds(number),
-            on_loss=partial(self._alarm, f"server {number}: a connection broke"),
-        )
-        listener = Listener(_host(worker), self._credentials, on_pair=answer, key=key)
-        self._endpoint = listener.endpoint
+        self._worker, self._key = worker, key
+        self._credentials = _credentials(worker, secret, shared_memory)
         self._shipper: Shipper | None = None
+        # Its threads must not hold the actor, which ends when nobody holds it.
+        self._door = door = _Door()
+        listener = Listener(_host(worker), self._credentials, on_pair=door.answer, key=key)
+        self._endpoint = listener.endpoint
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
         # garbage collector may run in any thread, whatever locks that holds, so it only says so.
         end: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._end = weakref.finalize(self, end.put, None)
         threading.Thread(
             target=_close_at_end,
-            args=(end, self._server, listener, worker, run_id),
+            args=(end, door, listener, worker, run_id),
             daemon=True,
             name="daskml-end",
         ).start()
+        if part:
+            self.begin(*part)
+
+    def begin(self, fit: FitSpec, number: int, n_trainers: int, generation: int) -> None:
+        """Make the server.
+
+        Parameters
+        ----------
+        fit : FitSpec
+        number : int
+            Which server of the fit.
+        n_trainers : int
+        generation : int
+            That of `standby_of` for a standby.
+        """
+        worker, run_id = self._worker, self.run_id
+        self._fit, self._number = fit, number
+        self._server = make_server(fit, number, n_trainers, generation=generation)
+        publish_server(self._key, self._server)
+        self._alarm = partial(raise_alarm, worker, run_id)
+        say_hello(worker, run_id)
+        before_closing(worker, run_id, partial(take_leave, worker, run_id))
+        serve_callers = partial(
+            serve,
+            self._server,
+            bounds=fit.bounds(number),
+            on_loss=partial(self._alarm, f"server {number}: a connection broke"),
+        )
+        self._door.open(self._server, serve_callers)
 
     async def endpoint(self) -> Endpoint:
         """Address at which trainers reach it."""
@@ -153,15 +198,12 @@ class ServerHost:
         ledger = self._server.ledger
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
 
-    async def end(self) -> Outcome:
-        """Outcome that the ledger holds, besides the records."""
-        ledger = self._server.ledger
-        assert ledger is not None
-        return Outcome(ledger.rule, ledger.partial_rows, self._server.dropped)
-
-    async def state(self) -> ShardState | None:
-        """The shard's state."""
-        return self._server.state()
+    async def outcome(self) -> Outcome:
+        """Outcome of the fit here, once its trainers have ended."""
+        state, ledger, dropped = self._server.state(), self._server.ledger, self._server.dropped
+        if ledger is None:
+            return Outcome(state, [], None, 0.0, dropped)
+        return Outcome(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
 
     async def stop(self) -> None:
         """End the fit with the open pass."""
@@ -244,19 +286,19 @@ def _connect_to(
 
 def _close_at_end(
     end: queue.SimpleQueue[None],
-    server: ParameterServer,
+    door: _Door,
     listener: Listener,
     worker: Any,
     run_id: str,
 ) -> None:
     end.get()
-    server.abort("the fit is over")
+    door.close()
     listener.close()
     tidy(worker, run_id)
 
 
-def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | bytes) -> TrainerResult:
-    """Dask task: run a trainer on this worker, on blocks or packed recipes of them.
+def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -> TrainerResult:
+    """Dask task: run a trainer on this worker, on bundles of blocks or packed recipes of blocks.
 
     It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
     the slots that others wait for: two fits at once cannot deadlock.
@@ -294,10 +336,10 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: dict[int, Block] | byte
 
 
 def _source(
-    blocks: dict[int, Block] | bytes, worker: Any, wait: Wait
+    blocks: list[Bundle] | bytes, worker: Any, wait: Wait
 ) -> dict[int, Block] | Callable[[int], Block]:
     if not isinstance(blocks, bytes):
-        return blocks
+        return unbundled(blocks)
     recipes = Recipes.unpack(blocks)
     fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
     return lambda number: recipes.make(number, fetch)

@@ -19,7 +19,7 @@ from typing import Any
 from daskml_dist.comm.base import SLICE
 from daskml_dist.comm.local import count_servers
 from daskml_dist.errors import RunAbortedError, TrainingError
-from daskml_dist.training.dask_internals import count_actors, forget_closing
+from daskml_dist.training.dask_internals import count_actors, forget_closing, unshield
 from daskml_dist.training.spec import TrainerSpec
 
 __all__ = [
@@ -51,7 +51,8 @@ _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
 _farewells: set[str] = set()
 _trainers: Counter[str] = Counter()
-_tidying: set[str] = set()
+#: Runs that are to be forgotten soon, each with what is set when something of it ended.
+_tidying: dict[str, asyncio.Event] = {}
 _changed = threading.Condition()
 
 
@@ -79,7 +80,11 @@ def say_farewell(run_id: str) -> None:
 
 
 async def forget_run(run_id: str, dask_worker: Any) -> int:
-    """Forget a run, once its trainers are gone; return how many actors of it are still there."""
+    """Forget a run, once its trainers are gone; return how many actors of it are still there.
+
+    A fit that has ended well leaves it to the worker, in whose event loop it is called.
+    """
+    unshield(run_id)
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
@@ -104,19 +109,27 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
         tidy(worker, run_id)
 
 
+def _is_here(run_id: str) -> bool:
+    """Whether a trainer or a server of a run is at work in this process."""
+    return bool(_trainers.get(run_id)) or count_servers(run_id) > 0
+
+
 def tidy(worker: Any, run_id: str) -> None:
     """Forget a run once nothing of it is left in this process: its client may have died."""
 
     async def forget() -> None:
         if run_id in _tidying:
+            _tidying[run_id].set()
             return
-        _tidying.add(run_id)
+        ended = _tidying[run_id] = asyncio.Event()
         try:
-            while _trainers[run_id] or count_servers(run_id):
-                await asyncio.sleep(_TIDY)
+            while _is_here(run_id):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), _TIDY)
+                ended.clear()
             await forget_run(run_id, worker)
         finally:
-            _tidying.discard(run_id)
+            del _tidying[run_id]
 
     with suppress(Exception):  # the worker itself is closing
         worker.loop.add_callback(forget)
@@ -263,10 +276,13 @@ def _send(worker: Any, told: dict[str, Any]) -> None:
 
 
 async def take_leave(worker: Any, run_id: str) -> None:
-    """Tell the client that this worker is about to close, and wait until it may (or must)."""
+    """Tell the client that this worker is about to close, and wait until it may (or must).
+
+    After the fit nobody says so: then nothing of it is here any more.
+    """
     _send(worker, {"run": run_id, "message": "leaving", "leaving": worker.address})
     deadline = time.monotonic() + _LEAVE
-    while run_id not in _farewells and time.monotonic() < deadline:
+    while _is_here(run_id) and run_id not in _farewells and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Any
 
@@ -93,6 +93,8 @@ class Trainer:
         self._memory: dict[str, Any] = {}
         self._cores: frozenset[int] = frozenset()
         self._at_work: list[Lane] = []
+        #: Connections to the servers that are open, and nobody's.
+        self._spare: list[ShardedConnection] = []
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the fit's passes over the blocks of this trainer's lanes.
@@ -143,6 +145,7 @@ class Trainer:
         self._wait = dataclasses.replace(self._bound)
         with ExitStack() as stack:
             self._at_work = lanes = self._lanes(ready, stack)
+            stack.callback(self._close_spare)
             communicator = self._meet()
             stack.callback(communicator.close)
             stack.enter_context(kept_to(self._cores))
@@ -209,6 +212,16 @@ class Trainer:
             return dict(zip(needed, ready, strict=True))
 
     def _connect(self) -> ShardedConnection:
+        """A connection to the servers: that of the rendezvous first, then others."""
+        with suppress(IndexError):
+            return self._spare.pop()
+        return self._reach()
+
+    def _close_spare(self) -> None:
+        while self._spare:
+            self._spare.pop().close()
+
+    def _reach(self) -> ShardedConnection:
         fit = self._fit
         connections = [
             reach(endpoint, self._credentials, self._wait, fit.bounds(number))
@@ -246,11 +259,9 @@ class Trainer:
         at = listener.endpoint if listener is not None else Endpoint("")
         seat, spec = Seat.own(self._spec.n_threads), self._spec
         info = [at.host, at.port, seat.host, seat.n_threads, list(seat.cores)]
-        connection = self._connect()
-        try:
-            answer = connection.call("rendezvous", rank=spec.rank, info=info)
-        finally:
-            connection.close()
+        connection = self._reach()
+        self._spare.append(connection)
+        answer = connection.call("rendezvous", rank=spec.rank, info=info)
         # Models of the user's own may start threads that outlive the fit.
         if self._fit.work.linear is not None and backend_of(self._fit).device == "cpu":
             seats = [Seat(where, n, tuple(cores)) for *_, where, n, cores in answer["peers"]]

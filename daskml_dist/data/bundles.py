@@ -1,0 +1,123 @@
+"""Bundles: blocks that one task makes and one worker holds, with what the client must know of them.
+
+Dask takes about as long for a task of few rows as for one of many, so small blocks are made many
+at a time; and what was found out about a block lies beside it, for whoever asks its worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from daskml_dist.data.block_info import BlockInfo, inspect_block
+from daskml_dist.data.blocks import Block
+from daskml_dist.errors import DaskMLDistError, InvalidDataError
+
+__all__ = ["Bundle", "bundled", "make_bundle", "unbundled"]
+
+#: Bytes from which on a bundle takes no more blocks: it moves, spills and is made again as one.
+_FULL = 2**24
+#: Bundles of a thread at least, where nobody knows the bytes of a block.
+_UNKNOWN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """Blocks, and what the client must know of them.
+
+    Parameters
+    ----------
+    blocks : dict of int to Block
+    infos : dict of int to BlockInfo
+    """
+
+    blocks: dict[int, Block]
+    infos: dict[int, BlockInfo]
+
+    def __sizeof__(self) -> int:
+        # Dask asks this when it budgets a worker's memory.
+        return object.__sizeof__(self) + sum(block.nbytes for block in self.blocks.values())
+
+
+def make_bundle(
+    make: Callable[..., Block], numbers: Sequence[int], parts: Sequence[Sequence[Any]]
+) -> Bundle:
+    """Make blocks, each of one part, and look at them.
+
+    Parameters
+    ----------
+    make : callable
+        As `Collection.block_maker`.
+    numbers : sequence of int
+    parts : sequence of (X, y, sample_weight)
+
+    Raises
+    ------
+    InvalidDataError
+        Names the block that cannot be made.
+    """
+    blocks = {}
+    for number, part in zip(numbers, parts, strict=True):
+        try:
+            blocks[number] = make(number, *part)
+        except DaskMLDistError:
+            raise
+        except Exception as error:
+            raise InvalidDataError(
+                f"Block {number} could not be read: {error!r}. Mend or leave out the file or the "
+                "task that makes it."
+            ) from error
+    return Bundle(blocks, {number: inspect_block(block) for number, block in blocks.items()})
+
+
+def bundled(
+    homes: Sequence[str | None], threads: Mapping[str, int], nbytes: Sequence[float] | None
+) -> list[tuple[int, ...]]:
+    """Blocks that are made together: small ones that one worker holds, in their order.
+
+    Parameters
+    ----------
+    homes : sequence of str or None
+        Worker that holds the rows of each block.
+    threads : mapping of worker to its number of threads
+    nbytes : sequence of float or None
+        Of each block, at most; None where nobody knows.
+
+    Returns
+    -------
+    list of tuple of int
+        Each block once; bundles in the order of their first blocks. A worker has one for each of
+        its threads at least, as far as it has blocks.
+    """
+    held: dict[str | None, list[int]] = {}
+    for number, home in enumerate(homes):
+        held.setdefault(home, []).append(number)
+    bundles: list[tuple[int, ...]] = []
+    for home, numbers in held.items():
+        shares = threads.get(home or "", 0) * (1 if nbytes is not None else _UNKNOWN)
+        most = len(numbers) // shares if shares else 1
+        bundles += _filled(numbers, max(1, most), nbytes)
+    return sorted(bundles)
+
+
+def _filled(
+    numbers: Sequence[int], most: int, nbytes: Sequence[float] | None
+) -> Iterable[tuple[int, ...]]:
+    """Numbers, up to so many together, or as many as fill a bundle."""
+    open_: list[int] = []
+    size = 0.0
+    for number in numbers:
+        more = 0.0 if nbytes is None else nbytes[number]
+        if open_ and (len(open_) == most or size + more > _FULL):
+            yield tuple(open_)
+            open_, size = [], 0.0
+        open_.append(number)
+        size += more
+    if open_:
+        yield tuple(open_)
+
+
+def unbundled(bundles: Iterable[Bundle]) -> dict[int, Block]:
+    """All blocks of some bundles."""
+    return {number: block for bundle in bundles for number, block in bundle.blocks.items()}
