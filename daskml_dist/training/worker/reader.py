@@ -18,7 +18,7 @@ from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.stream import BlockStream
-from daskml_dist.models.base import BatchRows
+from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, device_memory
 
@@ -177,8 +177,7 @@ class Reader:
     @functools.cached_property
     def gather(self) -> Any | None:
         """Gather of the rows of batches, which copies none of them, or None."""
-        kept = not isinstance(self._blocks, BlockStream)
-        if self._linear is None or not kept or not self._rows.n_rows or self._fit.work.n_steps == 1:
+        if self._linear is None or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
         if self._fit.work.micro_batch is not None:
             return None
@@ -186,12 +185,31 @@ class Reader:
         rule = self._fit.steps.rule
         if rule.coordinates and (self._backend.device == "cpu" or not rule.steps_alone):
             return None
+        if isinstance(self._blocks, BlockStream):
+            return self._stream_gather(self._linear, self._blocks)
         numbers = itertools.chain.from_iterable(self._rows.blocks(1))
         ready = {n: self._blocks[n] for n in sorted(set(numbers))}
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready.items()}
         shape, most = self._fit.steps.shape, self._most_rows
         with device_memory(self._backend, f"What gathers batches of {most:,} rows"):
             return self._backend.gather(self._linear.loss, shape, blocks, most)
+
+    def _stream_gather(self, linear: LinearForm, blocks: BlockStream[ReadyBlock]) -> Any | None:
+        """Gather of blocks that are read as batches come to them; a few steps' at once."""
+        fit = self._fit
+        streaming = fit.rows.streaming
+        if streaming is None or not streaming.dense or fit.steps.shape[1] > 1:
+            return None
+
+        def find(number: int) -> tuple[Any, Any, Any]:
+            block = blocks[number]
+            return block.X, block.y, block.weight
+
+        # What a call holds, beside the group that comes, is a quarter of a group in the mean.
+        most = fit.work.n_steps // (4 * max(1, len(self._rows.blocks(1))))
+        kind = np.dtype(fit.rows.dtype)
+        rows = self._most_rows
+        return self._backend.stream_gather(linear.loss, linear.n_features, kind, find, rows, most)
 
     @functools.cached_property
     def steps_copied(self) -> int:
