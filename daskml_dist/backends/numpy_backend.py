@@ -253,7 +253,7 @@ class NumpyBackend(Backend):
         most_steps: int,
     ) -> Any | None:
         """A compiled loop, likewise."""
-        if loss.at_row is None or n_rows > _AT_ONCE:
+        if loss.at_row is None:
             return None
         from daskml_dist.backends.stream_gather import StreamGather
 

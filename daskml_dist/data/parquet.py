@@ -50,11 +50,15 @@ class ColumnRead:
 
     def __call__(self, part: Any) -> list[Any]:
         """Arrays, one for each that is wanted; parts of Dask's frame where they are no numbers."""
-        found = self._arrays(part) if _is_plain(self.read) else None
+        found = self._arrays(part) if _is_plain(self.read, self._names) else None
         if found is not None:
             return found
         frame = self.read(part)
         return [frame[one if isinstance(one, str) else list(one)] for one in self.wanted]
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
 
     def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
         import pyarrow as pa
@@ -68,9 +72,9 @@ class ColumnRead:
             return None  # Dask's own way names the trouble
 
     def _read(self, files: Sequence[Any]) -> list[NDArray[Any]] | None:
-        names = [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
         if None in files:
             return None
+        names = list(dict.fromkeys(self._names))
         dtypes, *others = [_dtypes(file.schema_arrow, names) for file, _ in files]
         if dtypes is None or any(one != dtypes for one in others):
             return None
@@ -119,14 +123,16 @@ class _Filled:
         return True
 
 
-def _is_plain(read: Any) -> bool:
-    """Whether Dask's reader reads local files as they are: no filter, no category, no option."""
+def _is_plain(read: Any, names: Sequence[str]) -> bool:
+    """Whether Dask's reader reads columns of local files as they are: no filter, no option."""
     from dask.dataframe.io.parquet.arrow import ArrowDatasetEngine
     from dask.dataframe.io.parquet.core import ParquetFunctionWrapper
 
     if type(read) is not ParquetFunctionWrapper or read.engine is not ArrowDatasetEngine:
         return False
     options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS}
+    if set(options.pop("categories", ())) & set(names):
+        return False
     # Of datasets and files, what Dask itself sets: neither changes what stands in a file.
     dataset = dict(options.pop("dataset", {}))
     dataset.pop("format", None)

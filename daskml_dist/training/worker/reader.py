@@ -27,6 +27,8 @@ __all__ = ["Batch", "Blocks", "Reader"]
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
 _Drawn = list[tuple[int, Any]]
 
+#: Entries of a streamed lane from which its gather is worth loading numba for at once.
+_LARGE = 1 << 22
 #: Bytes of a large batch's rows that a linear model is given together.
 _PIECE = 1 << 20
 
@@ -215,6 +217,8 @@ class Reader:
     def steps_copied(self) -> int:
         """Steps whose rows are copied before a gather is worth having."""
         n_features = 0 if self._linear is None else self._linear.n_features
+        if isinstance(self._blocks, BlockStream) and self._rows.n_rows * n_features >= _LARGE:
+            return 0
         return self._backend.steps_copied(self._most_rows * n_features)
 
     @property
