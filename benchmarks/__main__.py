@@ -1,4 +1,7 @@
-"""Run benchmarks: ``python -m benchmarks NAME [NAME ...] [--tiny]``."""
+"""Run benchmarks: ``python -m benchmarks NAME [NAME ...] [--tiny]``.
+
+``python -m benchmarks papers --help`` tells of the papers' experiments.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import sys
 import traceback
 
 import benchmarks
+from benchmarks import papers
 from benchmarks._common import keep_clusters
 
 
@@ -20,6 +24,9 @@ def names() -> list[str]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["papers"]:
+        papers.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="+", choices=names(), metavar="NAME")
     parser.add_argument("--tiny", action="store_true", help="small enough for a test")

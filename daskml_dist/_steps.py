@@ -329,7 +329,9 @@ class BaseSteps(BaseOnRows):
         dtype = settings.dtype_of(survey)
         cast = {name: slot.astype(dtype) for name, slot in state.slots.items()}
         w = self._parameters(state).astype(dtype)
-        slots = cast if cast.keys() == set(settings.optimizer.slot_names) else {}
+        # Those of outer steps may go, or come anew, but another optimizer begins anew.
+        own = {name: slot for name, slot in cast.items() if not name.startswith("outer_")}
+        slots = cast if own.keys() == settings.slot_names else {}
         if self._params()["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)

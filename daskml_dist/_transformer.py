@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from scipy import sparse
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._set_output import _get_output_config
@@ -26,7 +25,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
-__all__ = ["BlockTransformer", "check_fitted", "check_no_infinity"]
+__all__ = ["BlockTransformer", "check_fitted"]
 
 
 class BlockTransformer(BaseEstimator):
@@ -44,6 +43,10 @@ class BlockTransformer(BaseEstimator):
     _remedy: ClassVar[str] = ""
 
     # -- what a transformer says of itself -------------------------------------------------------
+
+    def _read(self, X: Any) -> Any:
+        """A block as :meth:`_summarise` takes it."""
+        return plain_rows(X)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Summary of a block that is not empty; `self` is an unfitted clone."""
@@ -235,21 +238,6 @@ def check_fitted(estimator: Any) -> None:
         raise NotFittedError(str(error)) from error
 
 
-def check_no_infinity(X: Any) -> None:
-    """Check that rows are finite or NaN.
-
-    Raises
-    ------
-    InvalidDataError
-        They are not.
-    """
-    values = X.data if sparse.issparse(X) else X
-    if np.isinf(values).any():
-        raise InvalidDataError(
-            "Input X contains infinity. Replace it, for example X.replace([inf, -inf], nan)."
-        )
-
-
 def _call(estimator: Any, method: str, X: Any) -> Any:
     try:
         return getattr(estimator, method)(plain_rows(X))
@@ -271,7 +259,8 @@ def _summary_of(
         # A clone: threads of one process share `plain`. A feature that is missing in a whole block
         # has no mean there, which the merge knows.
         with np.errstate(invalid="ignore", divide="ignore"):
-            return int(X.shape[1]), clone(plain)._summarise(plain_rows(X), y, sample_weight)
+            own = clone(plain)
+            return int(X.shape[1]), own._summarise(own._read(X), y, sample_weight)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of X: ") from error
 

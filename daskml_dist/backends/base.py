@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from daskml_dist.backends.board import Board
+from daskml_dist.backends.namespace import namespace
 
 __all__ = ["Backend", "SparseRows", "Step"]
 
@@ -145,6 +148,12 @@ class Backend(ABC):
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
         """Add each row, times its weight, to row ``at[i]`` of `out`, in place."""
 
+    def add_squares(self, X: Any, at: Any, weight: Any | None, mean: Any, out: Any) -> None:
+        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        apart = X - namespace(X).take(mean, at, axis=0)
+        apart *= apart
+        self.add_rows(apart, at, weight, out)
+
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
@@ -207,8 +216,11 @@ class Backend(ABC):
 
         return update
 
-    def steps_copied(self, n_entries: int) -> int:
-        """Steps of a fit whose rows, of so many entries, are copied before there is a gather."""
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
+        """Steps of a fit whose rows are copied before there is a gather.
+
+        `kernel` is what the loss calls its own, `n_entries` the entries of a batch's rows.
+        """
         return 0
 
     def gather(
@@ -283,6 +295,27 @@ class Backend(ABC):
         Returns
         -------
         RecordedSteps, BatchSteps or None
+            None where each step is made by itself.
+        """
+        return None
+
+    def team_recorder(
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+    ) -> Any | None:
+        """Something that makes many steps by the gradients of several processes in one call.
+
+        Parameters
+        ----------
+        gathers : sequence of HostGather or None
+            Of each own lane; None of one without rows.
+        optimizer, step
+            As above.
+        board : Board
+            Where the processes meet.
+
+        Returns
+        -------
+        TeamSteps or None
             None where each step is made by itself.
         """
         return None

@@ -13,6 +13,7 @@ import numpy as np
 
 __all__ = [
     "add_dense_rows",
+    "add_dense_squares",
     "add_gram",
     "add_rows",
     "add_tdot",
@@ -111,6 +112,17 @@ def add_dense_rows(X: Any, at: Any, weight: Any, out: Any) -> None:
         row, to = X[i], out[at[i]]
         for j in range(len(row)):
             to[j] += scale * row[j]
+
+
+@_kernel
+def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None:
+    """out[at[i]] += weight[i] * (X[i] - mean[at[i]]) ** 2, for dense rows; no weights: 1."""
+    for i in range(len(X)):
+        scale = np.float64(weight[i]) if len(weight) else 1.0
+        row, centre, to = X[i], mean[at[i]], out[at[i]]
+        for j in range(len(row)):
+            apart = row[j] - centre[j]
+            to[j] += scale * (apart * apart)
 
 
 @_kernel

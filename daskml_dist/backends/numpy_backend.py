@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.board import Board
 from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["CSRRows", "NumpyBackend"]
@@ -223,8 +224,10 @@ class NumpyBackend(Backend):
 
         return Updates(optimizer, step)
 
-    def steps_copied(self, n_entries: int) -> int:
+    def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
+        if kernel in FUSED and n_entries >= _FUSED_FROM:
+            return 0  # the gradient of the first step loads it
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
     def gather(
@@ -261,15 +264,22 @@ class NumpyBackend(Backend):
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """One compiled loop, for optimizers with an `at_entry`."""
-        state = step.state(optimizer)
-        fit = all(array.dtype == gather.dtype and array.flags.c_contiguous for array in state)
-        if not fit or optimizer.at_entry is None:
+        if not _compiles(gather.dtype, optimizer, step):
             return None
-        from daskml_dist.backends import host_gather, host_update
+        from daskml_dist.backends import host_gather
 
-        if not host_update.compiles(optimizer, step):
-            return None
         return host_gather.BatchSteps(gather, optimizer, step)
+
+    def team_recorder(
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+    ) -> Any | None:
+        """One compiled loop, likewise."""
+        kinds = {gather.dtype for gather in gathers if gather is not None}
+        if len(kinds) != 1 or not _compiles(kinds.pop(), optimizer, step):
+            return None
+        from daskml_dist.backends import team_steps
+
+        return team_steps.TeamSteps(gathers, optimizer, step, board)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
         """Dense rows by the megabyte; sparse ones at once."""
@@ -305,3 +315,29 @@ class NumpyBackend(Backend):
             csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
+
+    def add_squares(
+        self,
+        X: Any,
+        at: NDArray[Any],
+        weight: NDArray[Any] | None,
+        mean: NDArray[Any],
+        out: NDArray[Any],
+    ) -> None:
+        """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
+        from daskml_dist.backends import csr_kernels
+
+        weight = np.empty(0) if weight is None else weight
+        csr_kernels.add_dense_squares(X, at, weight, mean, out)
+
+
+def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
+    """Whether steps along rows of a dtype can be made in one loop."""
+    state = step.state(optimizer)
+    if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
+        return False
+    if optimizer.at_entry is None:
+        return False
+    from daskml_dist.backends import host_update
+
+    return host_update.compiles(optimizer, step)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.board import Board
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
@@ -108,8 +109,17 @@ class ServerConnection(ABC):
         """Wait for the next answer, whichever lane's."""
 
     @abstractmethod
+    def ask(self, op: str, payload: Call) -> None:
+        """Make a control call, whose :meth:`answer` is to be waited for before the next one."""
+
+    @abstractmethod
+    def answer(self) -> Call:
+        """Wait for the answer to what was asked."""
+
     def call(self, op: str, payload: Call) -> Call:
         """Make a control call and wait for its answer."""
+        self.ask(op, payload)
+        return self.answer()
 
     @abstractmethod
     def close(self) -> None:
@@ -226,6 +236,27 @@ class Communicator(ABC):
         pending = Pending(self._background.submit(self._allreduce, array, None))
         self._begun = (*(one for one in self._begun if not one.is_over), pending)
         return pending
+
+    def board(self, n: int, dtype: Any, lanes: list[list[int]], in_order: bool) -> Board | None:
+        """Board on which loops can sum gradients, in turn with the collectives.
+
+        Parameters
+        ----------
+        n : int
+            Parameters.
+        dtype : dtype
+        lanes : list of list of int
+            Of each rank, the numbers of its lanes.
+        in_order : bool
+            Whether gradients are added up in the order of the lanes; else those of each rank
+            first, and then these sums.
+
+        Returns
+        -------
+        Board or None
+            None where ranks do not see each other's memory, or sum otherwise; all get the same.
+        """
+        return None
 
     def _settle(self) -> None:
         """Wait for what was begun; where it failed, nothing that follows can be right."""

@@ -53,6 +53,7 @@ class LocalConnection(ServerConnection):
         self._wait = wait
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._asked = ""
 
     def send(self, request: Request) -> None:
         """Hand the request over; a push that cannot apply yet is kept by the server as it is."""
@@ -75,10 +76,14 @@ class LocalConnection(ServerConnection):
         reply: Reply = self._take(self._replies, "a server of this process")
         return reply
 
-    def call(self, op: str, payload: Call) -> Call:
-        """Make a control call and wait for its answer."""
+    def ask(self, op: str, payload: Call) -> None:
+        """Make a control call."""
+        self._asked = op
         self._server.call(op, payload, self._answers.put)
-        answer: Call = self._take(self._answers, f"the server ({op})")
+
+    def answer(self) -> Call:
+        """Wait for the answer to what was asked."""
+        answer: Call = self._take(self._answers, f"the server ({self._asked})")
         check_status(answer["status"])
         return answer
 

@@ -86,9 +86,12 @@ class RemoteConnection(ServerConnection):
         reply: Reply = self._read()
         return reply
 
-    def call(self, op: str, payload: Call) -> Call:
-        """Make a control call and wait for its answer; answers to pulls are kept meanwhile."""
+    def ask(self, op: str, payload: Call) -> None:
+        """Make a control call."""
         self._out.send(encode_call({"op": op, **payload}))
+
+    def answer(self) -> Call:
+        """Wait for the answer to what was asked; answers to pulls are kept meanwhile."""
         while isinstance(answer := self._read(), Reply):
             self._keep(answer)
         check_status(answer.get("status", Status.ABORTED))

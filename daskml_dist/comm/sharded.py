@@ -141,6 +141,14 @@ class ShardedConnection:
         """Make a control call to the first server."""
         return self._connections[0].call(op, {"generation": self._generation, **payload})
 
+    def ask(self, op: str, **payload: Any) -> None:
+        """Make a control call to the first server, whose :meth:`answer` is waited for later."""
+        self._connections[0].ask(op, {"generation": self._generation, **payload})
+
+    def answer(self) -> Call:
+        """Wait for the answer to what was asked."""
+        return self._connections[0].answer()
+
     def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
         """Hand snapshots of lanes at a clock to the first server."""
         self.call("store", clock=clock, blob=snapshots)

@@ -17,25 +17,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.board import Board
 from daskml_dist.comm.allreduce import PeerGroup
+from daskml_dist.comm.area_board import ASLEEP as _ASLEEP
+from daskml_dist.comm.area_board import TURN as _TURN
+from daskml_dist.comm.area_board import AreaBoard, room
 from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
+from daskml_dist.comm.shared_memory import TOKEN, Bell, Segment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
 from daskml_dist.comm.tree import merge_in_pairs
+from daskml_dist.comm.writer import Writer
 from daskml_dist.errors import CommunicationError
 
 __all__ = ["Places", "SharedGroup", "see_hosts"]
 
-_TURN, _ASLEEP = 0, WORD
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
 _AREA = 1 << 18
 #: Bytes up to which more than two ranks add everything themselves, in one turn.
 _ONE_HOP = 1 << 15
-#: Bytes from which a copy lets other threads run meanwhile.
-_LARGE = 1 << 15
 _BYTE = np.dtype(np.uint8)
 _NOWHERE = np.zeros(4, dtype=np.int64)
 
@@ -140,6 +142,7 @@ class SharedGroup(Communicator):
         self._turn = 0
         self._memory = UsedAgain()
         own, bell = places[peers.rank]
+        self._places = [places[r] for r in ranks]
         self._words = own.words
         self._areas = [[places[r][0].data[:_AREA], places[r][0].data[_AREA:]] for r in ranks]
         self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
@@ -176,10 +179,31 @@ class SharedGroup(Communicator):
         for words, bell, _ in self._others:
             if words[_ASLEEP]:
                 bell.ring()
+        self.wait(turn)
+
+    def wait(self, turn: int) -> None:
+        """Wait until all ranks have written their areas of a turn."""
         for words, _, sleeper in self._others:
             if words[_TURN] < turn and not sleeper.until(words, _TURN, turn):
                 raise CommunicationError(gone("receiving from", "end of file"))
         fence()
+
+    def board(self, n: int, dtype: Any, lanes: list[list[int]], in_order: bool) -> Board | None:
+        """The areas as a board of gradients, where these are summed in one turn."""
+        size = n * dtype.itemsize
+        if (self.size > 2 and size > _ONE_HOP) or max(map(len, lanes)) * room(size) > _AREA:
+            return None
+        return AreaBoard(self, self._places, _AREA, lanes, size, in_order)
+
+    def took(self, turns: int, size: int) -> None:
+        """Count turns that a loop has taken, in each of which a rank has written some bytes."""
+        self._turn += turns
+        self._count((self.size - 1) * size * turns)
+
+    @property
+    def turn(self) -> int:
+        """Number of the last turn."""
+        return self._turn
 
     # -- sums ----------------------------------------------------------------------------------
 
@@ -296,7 +320,7 @@ class SharedGroup(Communicator):
 
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
         """The first rank's areas hold the length, and a piece of the bytes."""
-        data, writer = np.empty(0, np.uint8), _Writer(buffers if self.rank == 0 else ())
+        data, writer = np.empty(0, np.uint8), Writer(buffers if self.rank == 0 else ())
         done, length, room = 0, 1, _AREA - 8
         while done < length:
             area = self._open(_BYTE, _AREA)[0]
@@ -327,7 +351,7 @@ class SharedGroup(Communicator):
         head = 8 * n + -8 * n % 64
         slot = (_AREA - head) // n // 64 * 64
         at = head + slot * (self.rank if n > 1 else 0)
-        writers = [_Writer(message) for message in messages]
+        writers = [Writer(message) for message in messages]
         done, longest, had = 0, 1, dict[int, NDArray[np.uint8]]()
         while done < longest:
             areas = self._open(_BYTE, _AREA)
@@ -355,30 +379,5 @@ class SharedGroup(Communicator):
         self._peers.close()
 
 
-class _Writer:
-    """Writes buffers one after the other, as far as there is room."""
-
-    def __init__(self, buffers: Sequence[Any]) -> None:
-        self.length = sum(len(buffer) for buffer in buffers)
-        self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
-
-    def write(self, room: memoryview) -> None:
-        at = 0
-        while self._left and at < len(room):
-            buffer = self._left.pop()
-            take = min(len(buffer), len(room) - at)
-            _copy(room[at : at + take], buffer[:take])
-            if take < len(buffer):
-                self._left.append(buffer[take:])
-            at += take
-
-
-def _copy(to: memoryview, source: memoryview) -> None:
-    if len(to) < _LARGE:
-        to[:] = source
-    else:  # lets other threads run meanwhile
-        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))
-
-
-def _lengths(writers: list[_Writer]) -> memoryview:
+def _lengths(writers: list[Writer]) -> memoryview:
     return memoryview(row("q", [writer.length for writer in writers]))

@@ -85,6 +85,14 @@ class Segment:
         self.token = bytes(view[_TOKEN_AT:_HEAD])
         self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEAD)
 
+    def word(self, index: int) -> int:
+        """Address of a counter."""
+        return self.address_of(8 * index - _HEAD)
+
+    def address_of(self, place: int) -> int:
+        """Address of a byte of the data."""
+        return int(self.data.__array_interface__["data"][0]) + place
+
     @classmethod
     def make(cls, size: int) -> tuple[Segment, int]:
         """A new segment of `size` bytes of data, and its descriptor, to be closed once found.

@@ -15,8 +15,9 @@ from sklearn.utils import get_tags
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
-from daskml_dist.data.conversion import load_pandas, plain_rows
+from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask, join_column_chunks
+from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]

@@ -201,7 +201,7 @@ class LaneRows:
             if start == 0:
                 yield list(self._whole(groups))
             return
-        cuts = (np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps
+        cuts = ((np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps).tolist()
         done = 0
         step = 0
         open_batch: list[tuple[int, RowNumbers]] = []
@@ -210,11 +210,11 @@ class LaneRows:
             while step < self._n_steps and cuts[step + 1] <= done + size:
                 low = max(cuts[step] - done, 0)
                 if step >= start:
-                    yield open_batch + take(int(low), int(cuts[step + 1] - done))
+                    yield open_batch + take(low, cuts[step + 1] - done)
                 open_batch = []
                 step += 1
             if step < self._n_steps and cuts[step] < done + size:
-                open_batch = open_batch + take(int(max(cuts[step] - done, 0)), size)
+                open_batch = open_batch + take(max(cuts[step] - done, 0), size)
             done += size
         for _ in range(max(step, start), self._n_steps):
             yield []
@@ -246,6 +246,10 @@ class _Take:
         self._offsets = np.concatenate([[0], np.cumsum(sizes)])
         self._order = order
         self._run = run
+        # Of one segment alone, positions are worked out as rows at once.
+        alone = len(members) == 1 and members[0][1] is None
+        self._first = members[0][0].start if alone else 0
+        self._alone = alone
         self._ahead: NDArray[np.intp] = np.empty(0, np.intp)
         self._ahead_from = 0
 
@@ -255,6 +259,8 @@ class _Take:
         if self._run >= _LONG:
             return self._long(low, high)
         at = self._next(low, high)
+        if self._alone:
+            return [(self._members[0][0].block, at)]
         if len(self._members) == 1:
             return [self._rows(0, at)]
         # Rows of a batch are summed: sorted, each block's lie together and are read in order.
@@ -286,10 +292,20 @@ class _Take:
         at = self._ahead_from
         if not at <= low <= high <= at + len(self._ahead):
             stop = min(max(high, low + _AHEAD), int(self._offsets[-1]))
-            starts, stops = self._runs(low, stop)
-            self._ahead_from, self._ahead = low, Runs(starts, stops - starts).numbers
+            self._ahead_from, self._ahead = low, self._positions(low, stop) + self._first
             at = low
         return self._ahead[low - at : high - at]
+
+    def _positions(self, low: int, high: int) -> NDArray[np.intp]:
+        """Positions low to high of the order, each by itself."""
+        if self._order is None:
+            return np.arange(low, high)
+        run, whole = self._run, len(self._order) * self._run
+        stop = min(high, whole)
+        first, last = low // run, -(-stop // run)
+        runs = self._order[first:last, None] * run + np.arange(run)
+        at = runs.reshape(-1)[low - first * run :][: max(stop - low, 0)]
+        return at if high <= whole else np.append(at, np.arange(max(low, whole), high))
 
     def _runs(self, low: int, high: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Positions low to high of the order, as starts and stops of runs."""

@@ -23,7 +23,6 @@ __all__ = [
     "check_real",
     "device_of",
     "float_dtype",
-    "load_pandas",
     "own_dtype",
     "plain_objects",
     "plain_rows",
@@ -44,6 +43,7 @@ def as_rows(
     index: int | None = None,
     on_device: bool = False,
     tensors: bool = False,
+    any_order: bool = False,
 ) -> Rows:
     """Make X a float array or CSR matrix; no copy where it is one already.
 
@@ -59,12 +59,14 @@ def as_rows(
         Leave rows of CuPy where they lie, in their order and dtype.
     tensors : bool, default=False
         Whether rows may be arrays of any shape, and keep their dtype.
+    any_order : bool, default=False
+        Leave an array in its order in memory, as a dataframe's columns lie.
 
     Returns
     -------
     ndarray or CSR matrix of shape (n_rows, n_features) or (n_rows, ...)
-        C-contiguous, or CSR with sorted indices, no duplicates, and int32 indices where they fit.
-        Of CuPy: an array of any order, or CSR without duplicates.
+        C-contiguous unless any order will do, or CSR with sorted indices, no duplicates, and int32
+        indices where they fit. Of CuPy: an array of any order, or CSR without duplicates.
 
     Raises
     ------
@@ -78,13 +80,13 @@ def as_rows(
     X = to_host(X)
     kept = own_dtype if tensors else float_dtype
     if is_dataframe_like(X):
-        return _frame_to_numpy(X, dtype, index, kept)
+        return _frame_to_numpy(X, dtype, index, kept, any_order)
     rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
     check_2d(rows, index, tensors=tensors)
     wanted = dtype or kept(rows.dtype)
     if sparse.issparse(rows):
         return _tidy_csr(rows, wanted, index)
-    return as_numbers(rows, wanted, "X", index)
+    return as_numbers(rows, wanted, "X", index, any_order)
 
 
 def as_column(
@@ -263,23 +265,6 @@ def plain_objects(values: NDArray[Any]) -> NDArray[Any]:
     return values if len(are_bools) > 1 or plain.dtype.kind not in "biuf" else plain
 
 
-def load_pandas() -> Any:
-    """pandas, which rows in memory do without.
-
-    Raises
-    ------
-    InvalidDataError
-        It is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise InvalidDataError(
-            'This needs pandas: pip install "daskml-dist[dataframe]".'
-        ) from error
-    return pandas
-
-
 def _has_na(dtype: Any) -> bool:
     return _is_na(getattr(dtype, "na_value", None))
 
@@ -329,9 +314,11 @@ def _as_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
 
 
 def as_numbers(
-    values: NDArray[Any], dtype: DTypeLike, name: str, index: int | None
+    values: NDArray[Any], dtype: DTypeLike, name: str, index: int | None, any_order: bool = False
 ) -> NDArray[Any]:
-    """Make an array C-contiguous real numbers of a dtype; no copy where they are so already.
+    """Make an array real numbers of a dtype; no copy where they are so already.
+
+    C-contiguous, unless `any_order` is asked for.
 
     Raises
     ------
@@ -344,7 +331,8 @@ def as_numbers(
     try:
         # What is too large for the dtype becomes infinite, which the finite checks find.
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(plain_rows(values), dtype=dtype)
+            make = np.asarray if any_order else np.ascontiguousarray
+            return make(plain_rows(values), dtype=dtype)
     except ValueError as error:
         raise InvalidDataError(_not_numeric(values.dtype, name, index)) from error
     except TypeError as error:
@@ -374,7 +362,11 @@ def _numpy_dtype(dtype: Any) -> Any:
 
 
 def _frame_to_numpy(
-    frame: Any, dtype: str | None, index: int | None, kept: Callable[[Any], str]
+    frame: Any,
+    dtype: str | None,
+    index: int | None,
+    kept: Callable[[Any], str],
+    any_order: bool = False,
 ) -> NDArray[Any]:
     frame = plain_rows(frame) if kept is own_dtype else frame
     dtypes = list(frame.dtypes)
@@ -386,7 +378,7 @@ def _frame_to_numpy(
         values = frame.to_numpy()
     else:
         values = frame.to_numpy(dtype=dtype, na_value=np.nan)
-    return as_numbers(values, dtype, "X", index)
+    return as_numbers(values, dtype, "X", index, any_order)
 
 
 def _series_to_numpy(series: Any) -> NDArray[Any]:

@@ -186,8 +186,22 @@ def _cut(lowered: Sequence[Expr]) -> list[list[Delayed]]:
     """Partitions of lowered expressions, in one graph."""
     together = _ExprSequence(*lowered)
     layer = f"lowered-{together._name}"
-    graph = HighLevelGraph.from_collections(layer, _graph(*lowered), dependencies=())
-    return [[Delayed(key, graph, layer=layer) for key in e.__dask_keys__()] for e in lowered]
+    tasks = _graph(*lowered)
+    graph = HighLevelGraph.from_collections(layer, tasks, dependencies=())
+    return [
+        [Delayed(key, graph, layer=layer) for key in _targets(e.__dask_keys__(), tasks)]
+        for e in lowered
+    ]
+
+
+def _targets(keys: list[Any], tasks: dict[Any, Any]) -> list[Any]:
+    """Keys behind aliases, which are tasks of their own: those of persisted partitions."""
+    found = []
+    for key in keys:
+        while isinstance(tasks.get(key), Alias) and tasks[key].target in tasks:
+            key = tasks[key].target
+        found.append(key)
+    return found if len(set(found)) == len(keys) else keys
 
 
 def _graph(*lowered: Expr) -> dict[Any, Any]:

@@ -63,7 +63,8 @@ class ColumnSketch:
 
 def sketch_column(column: NDArray[np.float64]) -> ColumnSketch:
     """Sketch a column; NaN counts as missing."""
-    values = np.sort(column[~np.isnan(column)]).astype(np.float64)
+    values = np.sort(column)  # NaN comes last
+    values = values[: np.searchsorted(values, np.nan)].astype(np.float64, copy=False)
     return _shorten(ColumnSketch(values, np.ones(len(values))))
 
 

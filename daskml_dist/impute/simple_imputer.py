@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import impute
+from sklearn.utils._missing import is_scalar_nan
 
 from daskml_dist._transformer import BlockTransformer
-from daskml_dist.data.conversion import as_rows, load_pandas
+from daskml_dist.data.columns import column_moments
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.quantiles import merge_sketches, sketch_column
 from daskml_dist.errors import InvalidDataError
 
@@ -52,17 +56,31 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
                 "SimpleImputer takes no sparse chunks of a Dask collection: what is not stored "
                 "there is zero, not missing. Make them dense: X.map_blocks(lambda x: x.toarray())."
             )
-        frame = X if is_dataframe_like(X) else load_pandas().DataFrame(np.asarray(X))
+        is_frame = is_dataframe_like(X)
+        X = X if is_frame else np.asarray(X)
+        dtypes = list(X.dtypes) if is_frame else [X.dtype] * X.shape[1]
+        if self._counts_numbers(dtypes):
+            return *self._of_numbers(as_rows(X, any_order=True)), dtypes, is_frame
+        frame = X if is_frame else load_pandas().DataFrame(X)
         columns = [frame.iloc[:, j] for j in range(frame.shape[1])]
         missing = [self._is_missing(column) for column in columns]
         values = [self._column(c[~m]) for c, m in zip(columns, missing, strict=True)]
-        dtypes = [column.dtype for column in columns]
-        return (
-            values,
-            np.array([bool(m.any()) for m in missing]),
-            dtypes,
-            is_dataframe_like(X),
-        )
+        return values, np.array([bool(m.any()) for m in missing]), dtypes, is_frame
+
+    def _counts_numbers(self, dtypes: list[Any]) -> bool:
+        """Whether the columns are numbers of NumPy, whose missing values are NaN."""
+        are_numbers = all(isinstance(d, np.dtype) and d.kind in "biuf" for d in dtypes)
+        of_numbers = self.strategy in ("mean", "median")
+        return of_numbers and are_numbers and is_scalar_nan(self.missing_values)
+
+    def _of_numbers(self, rows: NDArray[Any]) -> tuple[list[Any], NDArray[np.bool_]]:
+        """Summary of each column, and whether it has missing values."""
+        if self.strategy == "median":
+            sketches = [sketch_column(column) for column in rows.T]
+            return sketches, np.array([s.n_rows < len(rows) for s in sketches])
+        count, mean, _ = column_moments(rows)
+        known = np.where(count > 0, mean, 0.0)
+        return list(zip(count.astype(int), known, strict=True)), count < len(rows)
 
     def _is_missing(self, column: Any) -> Any:
         given = self.missing_values

@@ -22,8 +22,9 @@ from daskml_dist.inference.transform import map_pieces
 __all__ = ["map_rows", "results_of_rows", "written"]
 
 #: Bytes of dense rows that are worked on at once where they are read twice, and stay in a cache
-#: between, or once; and how many rows that is, so that what is made of them stays there too.
-_READ_TWICE, _READ_ONCE = 2**18, 2**23
+#: between, or once, or are copied to be aligned; and how many rows that is, so that what is made of
+#: them stays there too.
+_READ_TWICE, _READ_ONCE, _COPIED = 2**18, 2**23, 2**20
 _FEWEST_ROWS, _MOST_ROWS = 256, 15_000
 
 
@@ -188,6 +189,14 @@ def _pieces(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
     if not isinstance(rows, np.ndarray):
         yield slice(0, n_rows), rows
         return
-    size = n_bytes // (rows.itemsize * max(prod(rows.shape[1:]), 1))
-    for at in row_slices(n_rows, min(max(size, _FEWEST_ROWS), _MOST_ROWS)):
-        yield at, np.require(rows[at], requirements=["C", "A"])
+    copied = not rows.flags.aligned
+    size = min(n_bytes, _COPIED if copied else n_bytes)
+    size //= rows.itemsize * max(prod(rows.shape[1:]), 1)
+    size = min(max(size, _FEWEST_ROWS), _MOST_ROWS, n_rows)
+    place = np.empty((size, *rows.shape[1:]), rows.dtype) if copied else None
+    for at in row_slices(n_rows, size):
+        piece = rows[at]
+        if place is not None:
+            piece = place[: len(piece)]
+            piece[...] = rows[at]
+        yield at, piece

@@ -25,7 +25,7 @@ def shared(function: Callable[..., Any]) -> Any:
 
     Returns
     -------
-    callable, Delayed or Future
+    callable or Delayed
         The function itself where it is small; else what stands for one copy of it.
     """
     if len(cloudpickle.dumps(function)) < _LARGE:
@@ -35,7 +35,7 @@ def shared(function: Callable[..., Any]) -> Any:
         return delayed(function, pure=False)
     # The graph keeps the future, and the future the copy.
     (future,) = client.scatter([function], hash=False)
-    return future
+    return delayed(future)
 
 
 def _current_client() -> Any | None:

@@ -12,6 +12,7 @@ import numpy as np
 from dask.core import flatten
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
+from dask.layers import ArrayBlockIdDep
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
@@ -69,28 +70,57 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
         A chunk or partition for each block of `X`: Dask's own ways may join some, and what else
         the user has of these rows would not match.
     """
-    rows, keys, sizes = _blocks_of(X)
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
-    once, graph = shared(function), dict[Any, Any]()
+    once, X = shared(function), join_delayed(X, 2)
+    if isinstance(X, da.Array) and not is_dataframe_like(empty):
+        return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
+    rows, keys, sizes = _blocks_of(X)
     dependencies: list[Any] = [rows]
     if isinstance(once, Delayed):
         dependencies.append(once)
         once = once.key
-    elif once is not function:
-        graph[f"{name}-function"] = once
-        once = f"{name}-function"
     is_frame = is_dataframe_like(empty)
     inner = () if is_frame else (0,) * (empty.ndim - 1)
-    graph.update({(name, i, *inner): (apply, key, once, i) for i, key in enumerate(keys)})
+    graph: dict[Any, Any] = {(name, i, *inner): (apply, key, once, i) for i, key in enumerate(keys)}
     layers = HighLevelGraph.from_collections(name, graph, dependencies=dependencies)
     if is_frame:
         return frame_of_tasks(layers, [(name, i) for i in range(len(keys))], empty, name)
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
 
 
+def _map_chunks(
+    apply: Callable[..., Any], function: Any, X: da.Array, empty: Any, name: str
+) -> Any:
+    """As a layer that Dask knows to be blockwise: what follows is made in the same tasks."""
+    columns = range(1, X.ndim)
+    made = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
+    return da.blockwise(
+        partial(_apply_to_chunk, apply, X.ndim - 1),
+        (0, *made),
+        X,
+        (0, *columns),
+        function,
+        None,
+        ArrayBlockIdDep(X.chunks[:1]),
+        (0,),
+        new_axes=made,
+        name=name,
+        align_arrays=False,
+        concatenate=None,
+        meta=empty,
+    )
+
+
+def _apply_to_chunk(
+    apply: Callable[..., Any], depth: int, rows: Any, function: Any, number: tuple[int]
+) -> Any:
+    for _ in range(depth):  # Dask lists the chunks along each axis that is not kept
+        (rows,) = rows
+    return apply(rows, function, number[0])
+
+
 def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """A collection whose graph makes blocks of rows, their keys, and their sizes."""
-    X = join_delayed(X, 2)
     if is_dataframe_like(X) or is_series_like(X):
         pieces = frame_pieces(X)
         return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)

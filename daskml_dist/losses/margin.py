@@ -15,6 +15,9 @@ from daskml_dist.losses.columns import per_row
 
 __all__ = ["Hinge", "LogLoss", "ModifiedHuber", "Perceptron", "SquaredHinge"]
 
+#: Columns that are few for rows of some thousands.
+_FEW = 40
+
 
 class _MarginLoss(Loss):
     """A function of the margin ``y * raw``, with y in {-1, +1}."""
@@ -113,10 +116,12 @@ class LogLoss(_MarginLoss):
 
     def write_proba(self, raw: Array, out: Array) -> None:
         """Write :meth:`predict_proba` to `out`, of two classes without another copy."""
-        if raw.ndim > 1:
-            super().write_proba(raw, out)
-        else:
+        if raw.ndim == 1:
             out[:, 0], out[:, 1] = self._two_classes(raw)
+        elif raw.shape[1] <= _FEW and is_host(raw):
+            _write_softmax(raw, out)
+        else:
+            super().write_proba(raw, out)
 
     def _two_classes(self, raw: Array) -> tuple[Array, Array]:
         # The softmax of (0, raw); like it exact for probabilities near 0, with the odds kept in
@@ -219,6 +224,17 @@ class Perceptron(Hinge):
     name = "perceptron"
     kernel = "perceptron"
     _threshold = 0.0
+
+
+def _write_softmax(raw: Array, out: Array) -> None:
+    """Softmax over few columns, class by class: loops over rows of a few entries are slow."""
+    proba = np.ascontiguousarray(raw.T)
+    row = proba.max(axis=0)
+    proba -= row
+    np.exp(proba, out=proba)
+    np.add.reduce(proba, axis=0, out=row)
+    proba /= row
+    out.T[...] = proba
 
 
 def _log1p(e: Array) -> Array:

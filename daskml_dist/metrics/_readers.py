@@ -17,6 +17,7 @@ from daskml_dist.data.conversion import (
     check_real,
     where,
 )
+from daskml_dist.data.distinct import count_whole
 from daskml_dist.data.missing import check_no_missing
 from daskml_dist.errors import InvalidDataError
 
@@ -162,9 +163,6 @@ def check_not_negative(weights: NDArray[Any]) -> None:
         )
 
 
-#: Integer labels no further apart than this are counted rather than sorted.
-_NEAR = 1024
-
 # --- labels ----------------------------------------------------------------------------------
 
 
@@ -176,7 +174,7 @@ def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]
     InvalidDataError
         The labels are of types that cannot be sorted.
     """
-    if (counted := _count_whole(labels)) is not None:
+    if (counted := count_whole(labels)) is not None:
         return counted
     try:
         found, at = np.unique(labels, return_inverse=True)
@@ -186,23 +184,6 @@ def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]
             "y_true.astype(str)."
         ) from error
     return found, at
-
-
-def _count_whole(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] | None:
-    """Labels by counting, where they are integers that lie together; None where they are not."""
-    if labels.dtype.kind not in "iu" or not len(labels):
-        return None
-    low, high = int(labels.min()), int(labels.max())
-    if high - low > _NEAR or high > np.iinfo(np.intp).max:
-        return None
-    at = labels.astype(np.intp)
-    at -= low
-    if high - low <= 1:
-        return np.array([low, high][: high - low + 1], dtype=labels.dtype), at
-    there = np.bincount(at) > 0
-    if not there.all():
-        at = (np.cumsum(there) - 1)[at]
-    return (np.flatnonzero(there) + low).astype(labels.dtype), at
 
 
 def join_labels(parts: list[NDArray[Any]]) -> NDArray[Any]:

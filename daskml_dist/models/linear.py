@@ -13,6 +13,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, scalar, total, zeros
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
+from daskml_dist.models.labels import label_codes
 
 __all__ = ["LinearModel"]
 
@@ -96,7 +97,7 @@ class LinearModel(StepModel):
                 y = y - np.array(self.target_shift if y.ndim == 2 else self.target_shift[0])
             return y.astype(dtype, copy=False)
         if self.width > 1:
-            return np.searchsorted(classes, y).astype(np.int32)
+            return label_codes(y, classes, np.int32)
         signs = np.asarray(y == classes[1]).astype(dtype)
         signs *= 2
         signs -= 1

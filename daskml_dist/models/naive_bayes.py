@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.models.base import Model
+from daskml_dist.models.labels import label_codes
 
 __all__ = [
     "RowsByClass",
@@ -39,7 +40,7 @@ class RowsByClass(Model):
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Position of each label among the sorted `classes`."""
         assert classes is not None
-        return np.searchsorted(classes, y).astype(np.int64)
+        return label_codes(y, classes, np.int64)
 
 
 def merge_moments(total: Any, part: Any) -> None:

@@ -167,15 +167,23 @@ class LocalSGD(Policy):
     ----------
     sync_every : int, default=16
         Local steps between two averages.
+    outer_rate : float, default=1.0
+        Length of the step from the last average to the new one, in units of the way between them.
+    outer_momentum : float, default=0.0
+        Nesterov's momentum of these steps (DiLoCo; 0.9 with ``outer_rate=0.7`` there, for some
+        hundred local steps of Adam).
 
     References
     ----------
     P. Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016.
+    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
     """
 
     name = "local"
     loop = "replicas"
     sync_every: int = 16
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.0
 
     @property
     def average_every(self) -> int:  # type: ignore[override]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
@@ -55,6 +56,11 @@ class Policy:
         is nothing to average.
     average_every : int, default=0
         ``"replicas"``: steps between two averages of the parameters; 0: one average, at the end.
+    outer_rate : float, default=1.0
+        ``"replicas"``: length of the step from the last average to the new one, in units of the
+        way between them.
+    outer_momentum : float, default=0.0
+        ``"replicas"``: Nesterov's momentum of these steps (DiLoCo, Douillard et al. 2023).
     """
 
     name: ClassVar[str]
@@ -64,6 +70,8 @@ class Policy:
     push_every = 1
     pull_every = 1
     average_every = 0
+    outer_rate = 1.0
+    outer_momentum = 0.0
 
     def __post_init__(self) -> None:
         self._check_class()
@@ -74,6 +82,22 @@ class Policy:
                 raise InvalidParameterError(
                     f"{type(self).__name__}({name}={value!r}): give an integer >= {least}."
                 )
+        self._check_outer()
+
+    def _check_outer(self) -> None:
+        rate, momentum, name = self.outer_rate, self.outer_momentum, type(self).__name__
+        if not (_is_number(rate) and rate > 0):
+            raise InvalidParameterError(f"{name}(outer_rate={rate!r}): give a finite number > 0.")
+        if not (_is_number(momentum) and 0 <= momentum < 1):
+            raise InvalidParameterError(
+                f"{name}(outer_momentum={momentum!r}): give a number >= 0 and < 1."
+            )
+        if (rate != 1 or momentum != 0) and not (self.averages and self.average_every):
+            raise InvalidParameterError(
+                f"{name} has outer_rate={rate!r} and outer_momentum={momentum!r}, which are for "
+                "policies whose lanes step alone and meet every `average_every` steps, such as "
+                "LocalSGD."
+            )
 
     def _check_class(self) -> None:
         loops = get_args(_Loop)
@@ -121,3 +145,8 @@ class Policy:
     def of_one_lane(self) -> Policy:
         """A policy under which a fit of one lane makes the same steps, and waits for nobody."""
         return self
+
+
+def _is_number(value: Any) -> bool:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and math.isfinite(value)

@@ -11,7 +11,9 @@ from sklearn.base import clone
 from sklearn.preprocessing import OrdinalEncoder
 
 from daskml_dist._transformer import BlockTransformer
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.distinct import distinct_rows
+from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.transform import sample_rows
 
@@ -29,27 +31,33 @@ class CategoryTransformer(BlockTransformer):
     #: Rows of each category of each column, while scikit-learn's `fit` looks at categories alone.
     _counts: tuple[int, list[NDArray[np.int64]]] | None = None
 
+    def _read(self, X: Any) -> Any:
+        return X  # distinct values alone are made plain
+
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Categories of each column, their rows, and the number of rows."""
+        few, places = distinct_rows(X)
+        few = plain_rows(few)
         # Given categories are checked against the rows; found ones are collected.
         given = self.categories
         if not isinstance(given, str):
-            clone(self).set_params(min_frequency=None, max_categories=None).fit(X)
+            clone(self).set_params(min_frequency=None, max_categories=None).fit(few)
         plain = OrdinalEncoder(
             categories=given,
             handle_unknown="use_encoded_value",
             unknown_value=-1,
             encoded_missing_value=-2,
         )
-        codes = plain.fit_transform(X)
+        codes = plain.fit_transform(few)
         counts = []
         for j, categories in enumerate(plain.categories_):
-            column = codes[:, j].astype(np.int64)
-            rows = np.bincount(column[column >= 0], minlength=len(categories))
-            if len(categories):
-                rows[-1] += (column == -2).sum()  # missing values come last
+            column, each = codes[:, j], np.bincount(places[j], minlength=len(codes))
+            column = np.where(column == -2, len(categories) - 1, column)  # missing values come last
+            rows = np.zeros(len(categories), dtype=np.int64)
+            known = column >= 0
+            np.add.at(rows, column[known].astype(np.int64), each[known])
             counts.append(rows)
-        return plain.categories_, counts, len(codes), is_dataframe_like(X)
+        return plain.categories_, counts, X.shape[0], is_dataframe_like(X)
 
     def _merge(self, summaries: list[Any]) -> Any:
         categories, counts, rows, frames = zip(*summaries, strict=True)

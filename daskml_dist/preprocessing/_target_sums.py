@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
+from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.distinct import count_whole, distinct_rows
+
 __all__ = ["TargetSums", "merge_sums", "places_in", "target_sums"]
 
 
@@ -37,17 +40,21 @@ def target_sums(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> T
         unknown_value=-1,
         encoded_missing_value=-2,
     )
-    codes = encoder.fit_transform(X).astype(np.int64)
+    few, places = distinct_rows(X)
+    codes = encoder.fit_transform(plain_rows(few)).astype(np.int64)
     labels: NDArray[Any] | None = None
     if _is_discrete(target_type, y):
-        labels, numbers = np.unique(y, return_inverse=True)
+        labels, numbers = count_whole(y) or np.unique(y, return_inverse=True)
     else:
         numbers = y.astype(float)
     tables = []
     for j, own in enumerate(encoder.categories_):
-        code = np.where(codes[:, j] == -2, len(own) - 1, codes[:, j])
-        known = code >= 0
-        tables.append(_table(code[known], numbers[known], len(own), labels))
+        code = np.where(codes[:, j] == -2, len(own) - 1, codes[:, j])[places[j]]
+        if code.min() >= 0:
+            tables.append(_table(code, numbers, len(own), labels))
+        else:
+            known = code >= 0
+            tables.append(_table(code[known], numbers[known], len(own), labels))
     total = _table(np.zeros(len(y), dtype=np.int64), numbers, 1, labels)
     return TargetSums(encoder.categories_, labels, tables, total)
 
@@ -56,9 +63,8 @@ def _table(code: NDArray[np.int64], y: NDArray[Any], n: int, labels: Any) -> NDA
     """Of each of n categories: rows by their labels, whose numbers are `y`, or moments of `y`."""
     if labels is None:
         return _moments(code, y, n)
-    counts = np.zeros((n, len(labels)))
-    np.add.at(counts, (code, y), 1)
-    return counts
+    counts = np.bincount(code * len(labels) + y, minlength=n * len(labels))
+    return counts.reshape(n, len(labels)).astype(np.float64)
 
 
 def _is_discrete(target_type: str, y: NDArray[Any]) -> bool:

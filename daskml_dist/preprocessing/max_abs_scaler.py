@@ -9,7 +9,8 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.utils.sparsefuncs import min_max_axis
 
-from daskml_dist._transformer import BlockTransformer, check_no_infinity
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.columns import check_no_infinity, column_ranges
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 
@@ -43,13 +44,14 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
         return self.max_abs_, self.n_samples_seen_
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X)
-        check_no_infinity(rows)
+        rows = as_rows(X, any_order=True)
         # scikit-learn warns of a feature that is missing in all rows; here it may be in one block.
         if sparse.issparse(rows):
+            check_no_infinity(rows.data)
             low, high = min_max_axis(rows, axis=0, ignore_nan=True)
-            return np.fmax(np.abs(low), np.abs(high)), rows.shape[0]
-        return np.fmax.reduce(np.abs(rows)), len(rows)
+        else:
+            low, high = column_ranges(rows)
+        return np.fmax(np.abs(low), np.abs(high)), rows.shape[0]
 
     def _merge(self, summaries: list[Any]) -> Any:
         largest, n = zip(*summaries, strict=True)

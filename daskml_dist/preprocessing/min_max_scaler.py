@@ -8,7 +8,8 @@ import numpy as np
 from scipy import sparse
 from sklearn import preprocessing
 
-from daskml_dist._transformer import BlockTransformer, check_no_infinity
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.columns import column_ranges
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
@@ -44,14 +45,13 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
         return self.data_min_, self.data_max_, self.n_samples_seen_
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X)
+        rows = as_rows(X, any_order=True)
         if sparse.issparse(rows):
             raise InvalidDataError(
                 "MinMaxScaler does not support sparse input. Use MaxAbsScaler instead."
             )
-        check_no_infinity(rows)
         # scikit-learn warns of a feature that is missing in all rows; here it may be in one block.
-        return np.fmin.reduce(rows), np.fmax.reduce(rows), len(rows)
+        return *column_ranges(rows), len(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
         low, high, n = zip(*summaries, strict=True)

@@ -40,7 +40,7 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
     """
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X)
+        rows = as_rows(X, any_order=True)
         if sparse.issparse(rows):
             if self.with_centering:
                 raise InvalidDataError(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
+from scipy import sparse
 from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
 from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.columns import column_moments
+from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 
 __all__ = ["StandardScaler"]
@@ -63,8 +66,13 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
         return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
-        return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
+        if sample_weight is not None or sparse.issparse(X):
+            preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
+            return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
+        count, mean, var = column_moments(as_rows(X, any_order=True))
+        if not (self.with_mean or self.with_std):
+            return None, None, count.astype(np.int64)
+        return mean, var if self.with_std else None, count
 
     def _merge(self, summaries: list[Any]) -> Any:
         mean, var, n = summaries[0]
@@ -78,7 +86,8 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
                     va = np.where(n > 0, var, 0.0)
                     vb = np.where(n_b > 0, var_b, 0.0)
                     var = va + share * (vb - va) + share * (1 - share) * (b - a) ** 2
-                mean = a + share * (b - a)
+                    var = np.where(total > 0, var, np.nan)
+                mean = np.where(total > 0, a + share * (b - a), np.nan)
             n = total
         return mean, var, n
 

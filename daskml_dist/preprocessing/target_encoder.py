@@ -189,7 +189,7 @@ def _summarise(
 ) -> list[TargetSums | None]:
     if X.shape[0] == 0:
         return [None] * n_folds
-    rows, target = plain_rows(to_host(X)), as_column(y, name="y", index=number)
+    rows, target = to_host(X), as_column(y, name="y", index=number)
     fold = _folds_of(len(target), n_folds, seed, number)
     try:
         assert_all_finite(target, input_name="y")

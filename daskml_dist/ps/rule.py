@@ -12,6 +12,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
 from daskml_dist.optimizers import Adagrad, GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
+from daskml_dist.ps.outer import OuterStep
 from daskml_dist.schedules import Schedule
 
 __all__ = ["Group", "UpdateRule", "make_groups"]
@@ -141,6 +142,8 @@ class UpdateRule:
     clip : float or None
         Largest norm of the mean gradient of all parameters but buffers (Pascanu, Mikolov and
         Bengio 2013); longer ones are scaled down to it. Of whole parameters only.
+    outer : OuterStep or None
+        Step towards the mean where lanes meet; None: they take the mean.
     """
 
     groups: tuple[Group, ...]
@@ -150,6 +153,7 @@ class UpdateRule:
     coordinates: bool = False
     share: float = 1.0
     clip: float | None = None
+    outer: OuterStep | None = None
 
     @property
     def only(self) -> Group:
@@ -159,14 +163,23 @@ class UpdateRule:
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """State that any group keeps; rows of others hold zeros there."""
+        """State that any group keeps, where rows of others hold zeros, and that of outer steps."""
+        outer = () if self.outer is None else self.outer.slot_names
+        return (*self._group_slots, *outer)
+
+    @property
+    def _group_slots(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for group in self.groups for name in group.slot_names))
 
     def init(self, w: Any, start: int = 0) -> dict[str, Any]:
         """State before the first step of the parameters' rows from `start` on."""
+        outer = {} if self.outer is None else self.outer.init(w)
+        return self._init_groups(w, start) | outer
+
+    def _init_groups(self, w: Any, start: int) -> dict[str, Any]:
         if len(self.groups) == 1 and not self.groups[0].buffer:
             return self.groups[0].optimizer.init(w)
-        slots = {name: zeros(w.shape, w.dtype, w) for name in self.slot_names}
+        slots = {name: zeros(w.shape, w.dtype, w) for name in self._group_slots}
         for group in self.groups:
             at = group.within(start, start + w.shape[0]).rows
             own = {} if group.buffer else group.optimizer.init(w[at, ...])

@@ -52,6 +52,8 @@ class Shard:
         self._fused = False
         self.w = state.w
         self.slots = state.slots or rule.init(state.w, start)
+        if rule.outer is not None:
+            self.slots = rule.outer.init(state.w) | self.slots
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
@@ -148,6 +150,13 @@ class Shard:
         """Count steps that are made at once, of so many rows each; what they are."""
         return [self._described(None, n, self._count(n)) for n in rows]
 
+    def take_back(self, steps: Sequence[Step]) -> None:
+        """Count some of the last of :meth:`next_steps` no more: they were not made."""
+        self.version -= len(steps)
+        for step in steps:
+            self.rows -= step.rows
+            self._charged -= step.lr
+
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
@@ -165,14 +174,14 @@ class Shard:
             ``(w, *slots, paid)``, of which the shard's own arrays are views from now on; `paid`
             is up to where a parameter has paid its penalty.
         """
-        names = self.rule.slot_names
+        names = self._only.slot_names
         paid = np.zeros(len(self.w)) if self._paid is None else self._paid
         parts = [self.w[:, 0], *(self.slots[name][:, 0] for name in names), paid]
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
         for at, part in enumerate(parts):
             cells[:, at] = part
         self.w, self._paid = cells[:, :1], cells[:, len(parts) - 1]
-        self.slots = {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
+        self.slots |= {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
         self._steps = self._bound()
         return cells
 
@@ -266,8 +275,16 @@ class Shard:
         self._n_summed += 1
 
     def replace(self, w: NDArray[Any]) -> None:
-        """Take parameters from outside (an average over lanes); the optimizer state stays."""
+        """Take parameters from outside; the optimizer state stays."""
         self.w[...] = w
+        self._published = None
+
+    def meet(self, mean: NDArray[Any]) -> None:
+        """Go on from the mean over lanes, by the rule's outer step; the optimizer state stays."""
+        if self.rule.outer is None:
+            self.replace(mean)
+            return
+        self.rule.outer.take(self.w, mean, self.slots)
         self._published = None
 
     def snapshot(self) -> ShardSnapshot:

@@ -14,9 +14,14 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import as_dense, elementwise, row_blocks
+from daskml_dist.solvers.rows import as_dense, elementwise, is_sparse, row_blocks
 
 __all__ = ["ClassCounts", "ClassMoments", "OnePass"]
+
+#: Bytes of rows, as float64, whose moments are merged with all others' at once.
+_CACHED = 1 << 20
+#: Classes that cost less than to find those of some rows.
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,11 @@ class ClassMoments(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         everything = slice(model.n_classes, model.n_classes + 1)
-        for at in row_blocks(rows.X, backend, dense=True):
+        for at in row_blocks(rows.X, backend, dense=True, cached=_CACHED):
             part = rows.part(at, backend)
-            X, weight = as_dense(part.X), part.weight
+            # The host's kernels read rows of any dtype.
+            plain = is_host(part.X) and not is_sparse(part.X)
+            X, weight = part.X if plain else as_dense(part.X), part.weight
             classes, code = _present(part.y, model.n_classes)
             some = None if weight is None else cast(weight, out.dtype)
             self._merge_rows(X, code, some, out, classes, backend)
@@ -90,9 +97,7 @@ class ClassMoments(Statistic):
         count += _counts(code, weight, total.shape[0], backend)
         backend.add_rows(X, code, weight, mean)
         mean /= xp.where(count > 0, count, 1.0)
-        apart = X - xp.take(mean, code, axis=0)
-        apart *= apart
-        backend.add_rows(apart, code, weight, squares)
+        backend.add_squares(X, code, weight, mean, squares)
         merge_moments(total, part)
         out[groups, ...] = total
 
@@ -125,7 +130,7 @@ def _counts(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> A
 
 def _present(y: Any, n_classes: int) -> tuple[Any, Any]:
     """Classes that some rows may have, as an index, and each row's position among them."""
-    if not is_host(y):
+    if n_classes <= _FEW or not is_host(y):
         return slice(0, n_classes), y
     # The host's blocks are small, and hold few of many classes.
     return np.unique(y, return_inverse=True)

@@ -18,6 +18,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.rule import UpdateRule, make_groups
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Schedule
@@ -62,6 +63,12 @@ class Settings:
     micro_batch: int | None = None
     groups: Mapping[str, GroupOptions] | None = None
     dtype: str | None = None
+
+    @property
+    def slot_names(self) -> set[str]:
+        """Names of the optimizers' state."""
+        own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
+        return {name for optimizer in (self.optimizer, *own) for name in optimizer.slot_names}
 
     def dtype_of(self, survey: Survey) -> str:
         """The dtype of the parameters of a fit to some rows."""
@@ -147,8 +154,18 @@ def _rule(
             f"there are n_servers={settings.run.n_servers}. Use n_servers=1, or clip=None."
         )
     groups = make_groups(model.parameters, settings.optimizer, settings.penalty, settings.groups)
-    average = settings.average
-    return UpdateRule(groups, schedule, steps_per_pass, average, coordinates, clip=settings.clip)
+    average, clip, outer = settings.average, settings.clip, _outer(settings.policy)
+    return UpdateRule(
+        groups, schedule, steps_per_pass, average, coordinates, clip=clip, outer=outer
+    )
+
+
+def _outer(policy: Policy) -> OuterStep | None:
+    """Step that lanes make where they meet, unless they take the mean."""
+    plain = policy.outer_rate == 1 and policy.outer_momentum == 0
+    if plain or not policy.averages or not policy.average_every:
+        return None
+    return OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
 
 
 def _policy(settings: Settings, n_lanes: int) -> Policy:

@@ -11,9 +11,11 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from dask._task_spec import Alias
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.data.lowering import frame_pieces
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference import map_rows
 from daskml_dist.linear_model import SGDClassifier
@@ -235,3 +237,18 @@ def test_columns_that_are_not_numbers() -> None:
     frame = dd.from_pandas(FRAME.assign(b="x"), npartitions=2)
     with pytest.raises(InvalidDataError, match=r"\['b'\] of X are not numeric"):
         map_rows(one_output, frame, dtype="float64")
+
+
+def test_what_follows_is_made_in_the_tasks_of_the_predictions() -> None:
+    rows = lazy((2, 3)).persist()
+    found = map_rows(one_output, rows, dtype="float64") + 1
+    (graph,) = dask.optimize(found)
+    assert len(dict(graph.dask)) == 2 * rows.numblocks[0]
+    np.testing.assert_array_equal(found, one_output(X) + 1)
+
+
+def test_partitions_that_are_persisted_need_no_task_of_their_own() -> None:
+    frame = dd.from_pandas(FRAME, npartitions=2).persist()
+    graph = frame_pieces(frame)[0].dask
+    for piece in frame_pieces(frame):
+        assert not isinstance(graph[piece.key], Alias)

@@ -191,6 +191,18 @@ def test_log_loss_of_many_classes() -> None:
     np.testing.assert_allclose(loss.gradient(codes, raw), proba - np.eye(K)[codes], atol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [2, 5, 40, 41])
+@pytest.mark.parametrize("name", ["log_loss", "modified_huber"])
+def test_probabilities_are_written_as_they_are_returned(name: str, width: int, dtype: str) -> None:
+    loss = LOSSES[name]()
+    raw = np.random.default_rng(0).normal(0, 50, size=(300, width)).astype(dtype)
+    expected, out = loss.predict_proba(raw.copy()), np.empty_like(raw)
+    loss.write_proba(raw, out)
+    tiny = np.finfo(dtype)
+    np.testing.assert_allclose(out, expected, rtol=8 * tiny.eps, atol=tiny.tiny)
+
+
 def test_softmax_does_not_overflow() -> None:
     loss = LOSSES["log_loss"]()
     raw = np.array([[1e4, 0.0, -1e4], [1e4, 0.0, -1e4]])

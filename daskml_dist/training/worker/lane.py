@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows
@@ -48,6 +49,7 @@ class Lane:
         self._model: Any = fit.work.model
         self._rows = rows
         self._reader = Reader(number, fit, rows, blocks, self.backend)
+        self._drawn: tuple[list[Draw], list[int]] | None = None
         self._report = PassReport([self.number])
         self._busy = 0.0
         # On a device until somebody asks: to wait for a number takes longer than many a step.
@@ -65,6 +67,7 @@ class Lane:
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = clock
+        self._drawn = None
         self._reader.seek(clock)
 
     def next_batch(self) -> Batch:
@@ -94,15 +97,33 @@ class Lane:
         replica : Shard
         count : int
         """
-        (draws, rows), since = self._reader.draws(count), time.perf_counter()
+        (draws, rows), since = self.draws(count), time.perf_counter()
         losses = recorded(draws, replica.next_steps(rows))
-        self._worked(since, waited=self._on_host)
+        self.count_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
+
+    def draw_ahead(self, count: int) -> None:
+        """Draw the rows of steps that are then made at once, as many."""
+        self._drawn = self._reader.draws(count)
+
+    def draws(self, count: int) -> tuple[list[Draw], list[int]]:
+        """Rows of the next batches, for steps of which :meth:`count_steps` hears."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            return self._reader.draws(count)
+        assert len(drawn[1]) == count, "other steps than were drawn"
+        return drawn
+
+    def count_steps(self, rows: Sequence[int], losses: Any, seconds: float) -> None:
+        """Count steps that were made at once: the rows and loss of each, and the time in all."""
+        self._busy += seconds
+        if not len(rows):
+            return
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
-        self._report.steps += count
-        for at in range(count if self._told else 0):
+        self._report.steps += len(rows)
+        for at in range(len(rows) if self._told else 0):
             self._tell(self.reached + at + 1, rows[at], losses[at])
-        self.reached += count
+        self.reached += len(rows)
 
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
         """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss.

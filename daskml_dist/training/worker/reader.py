@@ -216,10 +216,12 @@ class Reader:
     @functools.cached_property
     def steps_copied(self) -> int:
         """Steps whose rows are copied before a gather is worth having."""
-        n_features = 0 if self._linear is None else self._linear.n_features
-        if isinstance(self._blocks, BlockStream) and self._rows.n_rows * n_features >= _LARGE:
+        if self._linear is None:
+            return self._backend.steps_copied(None, 0)
+        n_entries = self._most_rows * self._linear.n_features
+        if isinstance(self._blocks, BlockStream) and n_entries * self._fit.work.n_steps >= _LARGE:
             return 0
-        return self._backend.steps_copied(self._most_rows * n_features)
+        return self._backend.steps_copied(self._linear.loss.kernel, n_entries)
 
     @property
     def _most_rows(self) -> int:

@@ -27,6 +27,7 @@ from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
+from daskml_dist.training.worker.cores import Seat, kept_to, share_of
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
 from daskml_dist.training.worker.ready_blocks import (
@@ -90,6 +91,7 @@ class Trainer:
         self._next_spec = next_spec
         self._rest = rest
         self._memory: dict[str, Any] = {}
+        self._cores: frozenset[int] = frozenset()
         self._at_work: list[Lane] = []
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
@@ -143,6 +145,7 @@ class Trainer:
             self._at_work = lanes = self._lanes(ready, stack)
             communicator = self._meet()
             stack.callback(communicator.close)
+            stack.enter_context(kept_to(self._cores))
             context = Context(
                 self._fit,
                 lanes,
@@ -241,12 +244,18 @@ class Trainer:
 
     def _rendezvous(self, listener: PeerListener | None) -> list[tuple[str, int]]:
         at = listener.endpoint if listener is not None else Endpoint("")
+        seat, spec = Seat.own(self._spec.n_threads), self._spec
+        info = [at.host, at.port, seat.host, seat.n_threads, list(seat.cores)]
         connection = self._connect()
         try:
-            answer = connection.call("rendezvous", rank=self._spec.rank, info=[at.host, at.port])
+            answer = connection.call("rendezvous", rank=spec.rank, info=info)
         finally:
             connection.close()
-        return [(host, port) for host, port in answer["peers"]]
+        # Models of the user's own may start threads that outlive the fit.
+        if self._fit.work.linear is not None and backend_of(self._fit).device == "cpu":
+            seats = [Seat(where, n, tuple(cores)) for *_, where, n, cores in answer["peers"]]
+            self._cores = share_of(spec.rank, seats)
+        return [(host, port) for host, port, *_ in answer["peers"]]
 
 
 @cache

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist.compression import TopK
-from daskml_dist.policies import POLICIES
+from daskml_dist.policies import POLICIES, LocalSGD
 from daskml_dist.training.dask_internals import list_workers
 from daskml_dist.training.worker.lane import Lane
 from tests.training.recovery.strikes import (
@@ -50,6 +50,16 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role:
     assert strike.events
     assert clf.history_.extra["generations"][0]["reason"].count("was lost")
     assert clf.history_.extra["lost_rows"] == 0
+
+
+@pytest.mark.slow
+def test_outer_steps_go_on_from_their_momentum(crew_client: Client) -> None:
+    policy = LocalSGD(7, outer_rate=0.7, outer_momentum=0.5)
+    calm = make_classifier(policy).fit(*lazy_rows())
+    strike = Strike(make_killer(crew_client, "trainer"))
+    struck = make_classifier(policy, strike).fit(*lazy_rows())
+    assert strike.events
+    np.testing.assert_array_equal(struck.coef_, calm.coef_)
 
 
 @pytest.mark.slow

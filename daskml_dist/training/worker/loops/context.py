@@ -80,8 +80,8 @@ class Context:
         if self.n_threads > 1:
             self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
 
-    def step_rows(self, step: int) -> int:
-        """Rows of all lanes in a step (from 0) of a pass."""
+    def step_rows(self, step: Any) -> Any:
+        """Rows of all lanes in a step (from 0) of a pass; of several in an array."""
         n_steps = self.fit.work.n_steps
         return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
 
@@ -115,6 +115,7 @@ class Context:
         number: int,
         lanes: list[Lane],
         weights: list[Any | None],
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
         """Report pass `number` of some lanes; True when the fit ends with it.
 
@@ -122,6 +123,8 @@ class Context:
         ----------
         weights : list of arrays or None
             Parameters to validate each lane's held-out rows with.
+        meanwhile : callable
+            What to do before the answer is needed.
 
         Raises
         ------
@@ -147,7 +150,9 @@ class Context:
         if self.fit.work.uses_shards:
             # The server has counted what was pushed.
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
-        answer = connection.call("report", **{"pass": number, "report": asdict(total)})
+        connection.ask("report", **{"pass": number, "report": asdict(total)})
+        meanwhile()
+        answer = connection.answer()
         if self.pool is None or self.fit.work.lockstep:
             self._idle()
         return bool(answer["stop"])

@@ -39,6 +39,11 @@ class OwnSteps:
             self._rest()
             count -= self._take_together(count) or self._take_one()
 
+    def draw_ahead(self, count: int) -> None:
+        """Draw the rows of the next steps, where these are made at once."""
+        if self._recorded is not None and self._may:
+            self._lane.draw_ahead(min(count, self._recorded.most))
+
     def _take_one(self) -> int:
         replica, batch = self._replica, self._lane.next_batch()
         # Where a batch has no rows, the replica may lie on a device, whose rows nobody gathers.

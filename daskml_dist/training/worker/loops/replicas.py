@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.own_steps import OwnSteps
 from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.loops.team import Team
 from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_replicas"]
@@ -51,15 +53,27 @@ def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | 
     n_steps, done = context.fit.work.n_steps, context.clock
     for number in context.fit.work.passes(done):
         while done < number * n_steps:
-            most = number * n_steps - done
-            if context.snapshot_every:
-                most = min(most, context.snapshot_every - done % context.snapshot_every)
             context.rest()
-            done += run.steps(done, most)
+            done += run.steps(done, _most(context, done))
             if context.snapshot_every and done % context.snapshot_every == 0:
                 connection.store(done, run.snapshots())
-        if context.report(connection, number, context.lanes, run.validation_weights()):
+        weights, ahead = run.validation_weights(), partial(_draw_ahead, context, run, done)
+        if context.report(connection, number, context.lanes, weights, ahead):
             return
+
+
+def _most(context: Context, done: int) -> int:
+    """Steps from a clock on to the next end of a pass, or snapshot."""
+    most = context.fit.work.n_steps - done % context.fit.work.n_steps
+    if context.snapshot_every:
+        most = min(most, context.snapshot_every - done % context.snapshot_every)
+    return most
+
+
+def _draw_ahead(context: Context, run: _Summed | _Averaged, done: int) -> None:
+    """Draw the rows of the steps that follow, while others' reports come in."""
+    if done < context.fit.work.stopping.max_iter * context.fit.work.n_steps:
+        run.draw_ahead(done, _most(context, done))
 
 
 def _restore(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
@@ -85,12 +99,15 @@ class _Summed:
         self._replica = self._home.shard(self._fit.start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
+        self._team = Team(context, self._replica, self._in_order)
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; how many were taken."""
         if self._alone is not None:
             self._alone.take(most)
             return most
+        if taken := self._team.take(clock, most):
+            return taken
         rows = self._context.step_rows(clock % self._fit.work.n_steps)
         if self._in_order:
             index, total = self._gathered()
@@ -99,6 +116,13 @@ class _Summed:
             index, total = None, self._context.communicator.allreduce(self._sum())
         self._replica.apply(total, rows, index)
         return 1
+
+    def draw_ahead(self, clock: int, most: int) -> None:
+        """Draw the rows of the next steps."""
+        if self._alone is not None:
+            self._alone.draw_ahead(most)
+        else:
+            self._team.draw_ahead(most)
 
     def _sum(self) -> Any:
         w = self._replica.w
@@ -178,13 +202,23 @@ class _Averaged:
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, up to where parameters meet; how many."""
-        count = min(most, self._every - clock % self._every) if self._every else most
+        count = self._count(clock, most)
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
             mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
             for replica in self._replicas.values():
-                replica.replace(self._home.to_device(mean))
+                replica.meet(self._home.to_device(mean))
         return count
+
+    def _count(self, clock: int, most: int) -> int:
+        """Steps from a clock on, up to where parameters meet."""
+        return min(most, self._every - clock % self._every) if self._every else most
+
+    def draw_ahead(self, clock: int, most: int) -> None:
+        """Draw the rows of the next steps."""
+        count = self._count(clock, most)
+        for own in self._own:
+            own.draw_ahead(count)
 
     def _settled(self, replica: Shard) -> Any:
         replica.settle()

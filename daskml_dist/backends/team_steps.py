@@ -1,0 +1,321 @@
+"""Steps of a team in one loop: its members sum each step's gradient in memory that all see.
+
+Python takes more than a hundred microseconds to let two processes meet, whatever they sum. Here a
+member makes the gradient of its lanes' rows where the others can read it, raises its flag, waits
+for the flags of the others, adds up all gradients in their order, and applies the sum to parameters
+of its own, which are therefore the same everywhere.
+
+Who waits in vain for a moment leaves the loop with what it has done so far, sleeps, and comes back.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.base import Step
+from daskml_dist.backends.board import Board
+from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.draws import Draw
+from daskml_dist.backends.flags import look, nanoseconds, pause, raise_flag, ring, yield_processor
+from daskml_dist.backends.host_gather import HostGather
+from daskml_dist.backends.host_update import update_loop
+from daskml_dist.backends.pointers import array_at, pointer
+
+__all__ = ["TeamSteps"]
+
+#: Looks at a flag between two looks at the clock.
+_LOOKS = 32
+
+
+# These stand for functions of `host_gather` and `host_update`.
+def _gradient(
+    blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
+) -> Any: ...
+def _update(
+    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+) -> None: ...
+
+
+_rest = _update  # at a learning rate of 0
+
+
+def _own(
+    at: Any, counts: Any, losses: Any, busy: Any, blocks: Any, parts: Any, p: Any, w: Any,
+    parameters: Any, n_features: Any,
+) -> Any:  # fmt: skip
+    """Set the gradients of the own lanes' batches, and their losses; where the next ones begin."""
+    since = nanoseconds()
+    for lane in range(len(counts)):
+        grad, losses[lane] = array_at(pointer(at[lane]), len(w), w.dtype), 0.0
+        if counts[lane] == 0:
+            grad[:] = 0
+        else:
+            losses[lane], p = _gradient(blocks, parts, p, w, grad, parameters, n_features)
+        now = nanoseconds()
+        busy[lane] += now - since
+        since = now
+    return p
+
+
+def _tell(own: Any, turn: Any, others: Any) -> None:
+    """Say that the own gradients are there; wake who sleeps."""
+    raise_flag(own, turn)
+    for i in range(len(others)):
+        if look(others[i, 1]) != 0:
+            ring(others[i, 2])
+
+
+def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
+    """Wait for the others' gradients; False where the patience (nanoseconds) ends before."""
+    end, looks = np.int64(0), 0
+    for i in range(len(others)):
+        while look(others[i, 0]) < turn:
+            pause()
+            looks += 1
+            if looks % _LOOKS == 0:
+                now = nanoseconds()
+                if end == 0:
+                    end = now + patience
+                if now > end:
+                    return False
+                if yields:
+                    yield_processor()
+    return True
+
+
+def _add_up(at: Any, firsts: Any, total: Any, part: Any) -> None:
+    """Add up the gradients of each group, and the groups, in their order."""
+    for group in range(len(firsts) - 1):
+        into = total if group == 0 else part
+        for k in range(firsts[group], firsts[group + 1]):
+            grad = array_at(pointer(at[k]), len(total), total.dtype)
+            if k == firsts[group]:
+                for j in range(len(total)):
+                    into[j] = grad[j]
+            else:
+                for j in range(len(total)):
+                    into[j] += grad[j]
+        if group > 0:
+            for j in range(len(total)):
+                total[j] += part[j]
+
+
+def _team_steps(
+    progress: Any,
+    blocks: Any,
+    parts: Any,
+    counts: Any,
+    losses: Any,
+    busy: Any,
+    rows: Any,
+    rates: Any,
+    numbers: Any,
+    state: Any,
+    scratch: Any,
+    n_penalised: Any,
+    l1: Any,
+    l2: Any,
+    parameters: Any,
+    n_features: Any,
+    first: Any,
+    own: Any,
+    own_at: Any,
+    all_at: Any,
+    firsts: Any,
+    others: Any,
+    patience: Any,
+    yields: Any,
+) -> bool:
+    """Make steps; False where others are waited for, and the loop is to be entered again.
+
+    Parameters
+    ----------
+    progress : int64 (3,)
+        Steps that are made, the place in `parts`, and whether the own gradients of the next step
+        are there.
+    blocks, parts, parameters
+        As in `host_gather`; batches follow each other by step, and in a step by own lane.
+    counts : int64 (n_steps, n_own)
+        Rows of each batch.
+    losses : float64 (n_steps, n_own)
+    busy : int64 (n_own,)
+        Nanoseconds that gradients took are added here.
+    rows, rates : float64 (n_steps,)
+        Rows of all lanes, and learning rate.
+    numbers : (n_steps, n) floats
+        Of the optimizer.
+    state : tuple of (n_parameters,) floats
+        w and the slots.
+    scratch : (2, n_parameters) floats
+    first : int
+        Turn of the first step.
+    own, own_at, all_at, firsts, others, patience, yields
+        Of the `Board`.
+    """
+    w = state[0]
+    number = w.dtype.type
+    while progress[0] < len(rows):
+        b = progress[0]
+        turn = first + b
+        if progress[2] == 0:
+            progress[1] = _own(
+                own_at[turn & 1], counts[b], losses[b], busy, blocks, parts, progress[1], w,
+                parameters, n_features,
+            )  # fmt: skip
+            _tell(own, turn, others)
+            progress[2] = 1
+        if not _all_there(turn, others, patience, yields):
+            return False
+        if rows[b] > 0:
+            _add_up(all_at[turn & 1], firsts, scratch[0], scratch[1])
+            n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
+            if rate > 0:
+                _update(state, scratch[0], n, rate, l1, l2, n_penalised, at_step)
+            else:
+                _rest(state, scratch[0], n, rate, l1, l2, n_penalised, at_step)
+        progress[0], progress[2] = b + 1, 0
+    return True
+
+
+class TeamSteps:
+    """Steps of a replica by the gradients of a whole team, many in one call.
+
+    Parameters
+    ----------
+    gathers : list of HostGather or None
+        Of each own lane, of one loss and dtype; None of one without rows.
+    optimizer : Optimizer
+        With an `at_entry`.
+    step : Step
+        One of the steps, without a gradient.
+    board : Board
+        Of gradients as long as the parameters.
+    """
+
+    def __init__(
+        self, gathers: Sequence[HostGather | None], optimizer: Any, step: Step, board: Board
+    ) -> None:
+        some = [gather for gather in gathers if gather is not None]
+        first = some[0]
+        #: Steps that can be made together.
+        self.most = max(1, min(gather.most_steps for gather in some) // len(some))
+        self._gathers, self._board, self._optimizer = gathers, board, optimizer
+        self._state = step.state(optimizer)
+        self._scratch = np.empty((2, len(step.w)), step.w.dtype)
+        self._where = np.concatenate([gather.where for gather in some])
+        number = step.w.dtype.type
+        penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
+        self._rest = *penalty, first.parameters, first.n_features
+        loops = [update_loop(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
+        self._loop = compiled_with(
+            _team_steps,
+            _own=compiled_with(_own, _gradient=first.gradient),
+            _tell=compiled_with(_tell),
+            _all_there=compiled_with(_all_there),
+            _add_up=compiled_with(_add_up),
+            _update=loops[0],
+            _rest=loops[1],
+        )
+
+    def serves(self, step: Step) -> bool:
+        """Whether a step is of the same arrays: those of a replica change when it is restored."""
+        pairs = zip(self._state, step.state(self._optimizer), strict=True)
+        return all(one is other for one, other in pairs)
+
+    def __call__(
+        self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
+    ) -> TeamRun:
+        """Steps to be made by :meth:`TeamRun.run`.
+
+        Parameters
+        ----------
+        lanes : sequence of sequence of Draw
+            Of each own lane, its batches.
+        counts : ndarray of int64 of shape (len(steps), n_own)
+            Rows of these.
+        steps : sequence of Step
+            Each of all lanes' rows.
+        """
+        rows = np.array([step.rows for step in steps], np.float64)
+        rates = np.array([step.lr for step in steps], np.float64)
+        numbers = [self._optimizer.numbers(step.number) for step in steps]
+        given = rows, rates, np.array(numbers, self._scratch.dtype)
+        state = tuple(array.reshape(-1) for array in self._state)
+        rest = *given, state, self._scratch, *self._rest
+        return TeamRun(self._loop, self._board, self._where, self._parts(lanes), counts, rest)
+
+    def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
+        """Batches of all own lanes, by step."""
+        found, blocks = [], 0
+        for place, (gather, batches) in enumerate(zip(self._gathers, lanes, strict=True)):
+            if gather is None:
+                continue
+            parts = gather.parts(batches)
+            parts[:, 0] = parts[:, 0] * len(lanes) + place
+            parts[:, 1] += blocks
+            blocks += len(gather.where)
+            found.append(parts)
+        if len(found) == 1:
+            return found[0]
+        joined = np.concatenate(found)
+        return joined[np.argsort(joined[:, 0], kind="stable")]
+
+
+class TeamRun:
+    """Some steps of a team, on their way.
+
+    Attributes
+    ----------
+    made : int
+        Steps that have been made.
+    losses : ndarray of float64 of shape (n_steps, n_own)
+        The summed loss of each own batch before its step.
+    seconds : list of float
+        What the gradients of each own lane took.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        board: Board,
+        where: NDArray[np.int64],
+        parts: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        rest: Sequence[Any],
+    ) -> None:
+        self.losses = np.zeros(counts.shape)
+        self._loop, self._board = loop, board
+        self._progress = np.zeros(3, np.int64)
+        self._busy = np.zeros(counts.shape[1], np.int64)
+        self._given = self._progress, where, parts, counts, self.losses, self._busy, *rest
+
+    def run(self) -> None:
+        """Make the steps.
+
+        Raises
+        ------
+        TrainingError
+            What the board raises where others do not come; some steps may have been made.
+        """
+        board = self._board
+        first = board.turn + 1
+        try:
+            while not self._loop(*self._given, first, *board.numbers):
+                board.wait(first + self.made)
+        finally:
+            board.took(self.made + int(self._progress[2]))
+
+    @property
+    def made(self) -> int:
+        return int(self._progress[0])
+
+    @property
+    def seconds(self) -> list[float]:
+        seconds: list[float] = (self._busy * 1e-9).tolist()
+        return seconds

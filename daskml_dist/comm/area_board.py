@@ -1,0 +1,109 @@
+"""Areas of the ranks of one host as a board, for loops that sum gradients there by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.board import Board
+from daskml_dist.comm.shared_memory import WORD, Bell, Segment
+
+__all__ = ["ASLEEP", "TURN", "AreaBoard", "room"]
+
+#: Words of a rank: the turn that it has written, and whether it sleeps.
+TURN, ASLEEP = 0, WORD
+#: Bytes that processors pass to each other: what two write lies in different ones.
+_LINE = 128
+#: Nanoseconds that a loop looks for the others before it goes to sleep: some gradients' worth.
+_PATIENCE = 1_000_000
+
+
+class _Group(Protocol):
+    """A group of ranks, as far as a board needs it."""
+
+    rank: int
+
+    @property
+    def turn(self) -> int: ...
+
+    def wait(self, turn: int) -> None: ...
+
+    def took(self, turns: int, size: int) -> None: ...
+
+
+def room(size: int) -> int:
+    """Bytes from one gradient to the next."""
+    return -(-size // _LINE) * _LINE
+
+
+class AreaBoard(Board):
+    """The areas of a group as a board; each rank's gradients lie there one after the other.
+
+    Parameters
+    ----------
+    group : SharedGroup
+    places : sequence of (Segment, Bell)
+        Of each rank.
+    area : int
+        Bytes of an area.
+    lanes : list of list of int
+        Numbers of each rank's lanes.
+    size : int
+        Bytes of a gradient.
+    in_order : bool
+        Whether to add up in the order of lanes; else each rank's first.
+    """
+
+    def __init__(
+        self,
+        group: _Group,
+        places: Sequence[tuple[Segment, Bell]],
+        area: int,
+        lanes: list[list[int]],
+        size: int,
+        in_order: bool,
+    ) -> None:
+        self._group, self._size = group, size * len(lanes[group.rank])
+        segments = [segment for segment, _ in places]
+        found = [
+            (number, s.address_of(area + k * room(size)), s.address_of(k * room(size)))
+            for s, some in zip(segments, lanes, strict=True)
+            for k, number in enumerate(some)
+        ]
+        edges = np.cumsum([0, *map(len, lanes)])
+        own = found[edges[group.rank] : edges[group.rank + 1]]
+        if in_order:
+            found.sort()
+            edges = edges[[0, -1]]
+        others = [
+            (s.word(TURN), s.word(ASLEEP), bell.descriptor)
+            for rank, (s, bell) in enumerate(places)
+            if rank != group.rank
+        ]
+        super().__init__(
+            segments[group.rank].word(TURN),
+            _by_turn(own),
+            _by_turn(found),
+            edges.astype(np.int64),
+            np.array(others, np.int64),
+            _PATIENCE,
+            True,
+        )
+
+    @property
+    def turn(self) -> int:
+        return self._group.turn
+
+    def wait(self, turn: int) -> None:
+        self._group.wait(turn)
+
+    def took(self, turns: int) -> None:
+        self._group.took(turns, self._size)
+
+
+def _by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Addresses in even turns, and in odd ones."""
+    return np.ascontiguousarray(np.array(places, np.int64).reshape(-1, 3)[:, 1:].T)

@@ -1,0 +1,95 @@
+"""Cores of a host among its trainers: a share for each, where there are enough.
+
+A system that wakes two processes at once may put both on one core, where each waits for the other.
+Trainers that meet at each step lose half of their time so. Each therefore keeps to a share of the
+cores that it may use; threads of other processes, and of other fits, may use them too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from daskml_dist.comm.shared_memory import here
+
+__all__ = ["Seat", "kept_to", "share_of"]
+
+_CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Place where a trainer computes, as it tells the others.
+
+    Parameters
+    ----------
+    host : int
+        Number of its machine; 0: nobody else's.
+    n_threads : int
+        Compute threads.
+    cores : tuple of int
+        Processors that it may use.
+    """
+
+    host: int
+    n_threads: int
+    cores: tuple[int, ...]
+
+    @classmethod
+    def own(cls, n_threads: int) -> Seat:
+        """Seat of the calling thread."""
+        if not hasattr(os, "sched_getaffinity"):
+            return cls(0, n_threads, ())
+        return cls(here(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
+
+
+def share_of(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
+    """Processors that a trainer keeps to; none where it may use all that it could before.
+
+    Parameters
+    ----------
+    rank : int
+    seats : sequence of Seat
+        Of all trainers, by rank.
+    """
+    own = seats[rank]
+    ranks = [r for r, seat in enumerate(seats) if seat.host and seat.host == own.host]
+    threads = [seats[r].n_threads for r in ranks]
+    # Where the user has given them processors of their own, these are theirs.
+    same = all(seats[r].cores == own.cores for r in ranks)
+    if len(ranks) < 2 or not same or sum(threads) > len(own.cores):
+        return frozenset()
+    before = sum(threads[: ranks.index(rank)])
+    cuts = [n * len(own.cores) // sum(threads) for n in (before, before + own.n_threads)]
+    return frozenset(_by_core(own.cores)[slice(*cuts)])
+
+
+def _by_core(processors: Sequence[int]) -> list[int]:
+    """Processors in an order in which those of one core are neighbours."""
+
+    def core(number: int) -> tuple[int, int]:
+        with suppress(OSError, ValueError):
+            siblings = Path(_CORE.format(number)).read_text().replace("-", ",")
+            return int(siblings.split(",")[0]), number
+        return number, number
+
+    return sorted(processors, key=core)
+
+
+@contextmanager
+def kept_to(processors: frozenset[int]) -> Iterator[None]:
+    """Keep the calling thread, and those that it starts, to some processors; none: to all."""
+    before: set[int] | None = None
+    with suppress(OSError):  # not allowed here
+        if processors:
+            before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(OSError):
+                os.sched_setaffinity(0, before)

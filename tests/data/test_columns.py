@@ -1,0 +1,128 @@
+"""Statistics of columns and distinct values, beside NumPy, pandas and scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from daskml_dist.data.columns import column_moments, column_ranges
+from daskml_dist.data.distinct import distinct_rows
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.models.labels import label_codes
+
+
+def unaligned(rows: NDArray[Any]) -> NDArray[Any]:
+    """The rows at an odd address, as what came over a network may lie."""
+    memory = np.empty(rows.nbytes + 1, dtype=np.uint8)[1:].view(rows.dtype)
+    memory.reshape(rows.shape)[...] = rows
+    return memory.reshape(rows.shape)
+
+
+LAYOUTS = pytest.mark.parametrize(
+    "lay", [np.ascontiguousarray, np.asfortranarray, unaligned], ids=["C", "F", "unaligned"]
+)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+@pytest.mark.parametrize(("n_rows", "width"), [(1, 2), (20_001, 3), (50, 700)])
+def test_statistics_are_those_of_numpy(
+    lay: Callable[[Any], Any], dtype: str, missing: float, n_rows: int, width: int
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(1e4, 1.0, size=(n_rows, width)).astype(dtype)
+    rows[rng.random(rows.shape) < missing] = np.nan
+    rows[0] = 1e4
+    rows[:, 0] = np.nan if missing else 3.0
+    given = lay(rows)
+    count, mean, var = column_moments(given)
+    low, high = column_ranges(given)
+    there = np.isfinite(rows).any(axis=0)
+    np.testing.assert_array_equal(count, np.isfinite(rows).sum(axis=0))
+    assert np.isnan(mean[~there]).all()
+    assert np.isnan(var[~there]).all()
+    assert np.isnan(low[~there]).all()
+    assert np.isnan(high[~there]).all()
+    some = rows[:, there].astype(np.float64)
+    np.testing.assert_allclose(mean[there], np.nanmean(some, axis=0), rtol=1e-13)
+    np.testing.assert_allclose(var[there], np.nanvar(some, axis=0), rtol=1e-9, atol=1e-20)
+    assert low.dtype == high.dtype == dtype
+    np.testing.assert_array_equal(low[there], np.nanmin(some, axis=0))
+    np.testing.assert_array_equal(high[there], np.nanmax(some, axis=0))
+    np.testing.assert_array_equal(given, rows)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("statistic", [column_moments, column_ranges])
+def test_infinity_is_refused(lay: Callable[[Any], Any], statistic: Callable[[Any], Any]) -> None:
+    rows = np.zeros((10, 2))
+    rows[3] = np.nan
+    rows[4, 1] = -np.inf
+    with pytest.raises(InvalidDataError, match="infinity"):
+        statistic(lay(rows))
+
+
+NAMES = ["b", "a", "c", "a", "b", "a"]
+COLUMNS = {
+    "categories": pd.Categorical(NAMES, categories=["z", "c", "b", "a"]),
+    "categories, all there": pd.Categorical(NAMES),
+    "categories, missing": pd.Categorical(["b", None, "a", "a", None, "b"]),
+    "categories of numbers": pd.Categorical([3, 1, 3, 3, 1, 3]),
+    "strings": pd.array(NAMES, dtype="str"),
+    "strings, missing": pd.array(["b", None, "a", "a", None, "b"], dtype="str"),
+    "nullable": pd.array([1, None, 1, 5, 5, None], dtype="Int64"),
+    "objects": np.array([*NAMES[:4], None, np.nan], dtype=object),
+    "together": np.array([7, 5, 7, 7, 5, 9], dtype=np.int8),
+    "apart": np.array([2**62, -5, 0, 0, -5, 1]),
+    "unsigned": np.array([2**64 - 1, 2**64 - 2, 2**64 - 1, 0, 0, 0], dtype=np.uint64),
+    "whole": np.array([1.0, 0.0, 1.0, 3.0, 3.0, -0.0]),
+    "numbers": np.array([1.5, np.nan, 1.5, 0.0, -0.0, np.nan]),
+    "bools": np.array([True, False, True, True, True, True]),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_places_lead_to_the_values_of_the_rows(name: str) -> None:
+    frame = pd.DataFrame({"other": np.arange(6), name: pd.Series(COLUMNS[name])})
+    few, places = distinct_rows(frame)
+    assert list(few.columns) == list(frame.columns)
+    assert list(few.dtypes) == list(frame.dtypes)
+    for j in range(2):
+        found = few.iloc[:, j].take(places[j]).reset_index(drop=True)
+        pd.testing.assert_series_equal(found, frame.iloc[:, j])
+        used = few.iloc[np.unique(places[j]), j]
+        assert used.nunique(dropna=False) == frame.iloc[:, j].nunique(dropna=False)
+
+
+@pytest.mark.parametrize("name", [n for n, v in COLUMNS.items() if isinstance(v, np.ndarray)])
+def test_places_in_arrays(name: str) -> None:
+    column = np.asarray(COLUMNS[name])
+    few, places = distinct_rows(np.stack([column, column[::-1]], axis=1))
+    assert few.dtype == column.dtype
+    for j, rows in enumerate([column, column[::-1]]):
+        pd.testing.assert_series_equal(pd.Series(few[places[j], j]), pd.Series(rows))
+        assert set(places[j]) == set(range(max(places[j]) + 1))
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        np.array([4, 5, 6]),
+        np.array([-128, -127, -126], dtype=np.int8),
+        np.array([0, 1, 3]),
+        np.array([2**64 - 2, 2**64 - 1], dtype=np.uint64),
+        np.array(["a", "b"]),
+        np.array([0.0, 1.0]),
+    ],
+)
+def test_codes_of_labels(classes: NDArray[Any]) -> None:
+    at = np.random.default_rng(0).integers(0, len(classes), 50)
+    codes = label_codes(classes[at], classes, np.int32)
+    assert codes.dtype == np.int32
+    np.testing.assert_array_equal(codes, at)

@@ -1,0 +1,144 @@
+"""Fits whose trainers make many steps in one loop: as step by step, to the bit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist import Run
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.training.worker.cores import Seat, kept_to, share_of
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
+
+
+def _rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(6_000, 128)).astype(np.float32)
+    return da.from_array(X, chunks=(1_500, -1)), da.from_array(X[:, 0] > 0, chunks=1_500)
+
+
+def _counts_steps(client: Client, by_loop: bool) -> None:
+    """Let trainers count the steps that they make in a loop, or make none there."""
+
+    def switch() -> None:
+        from daskml_dist.training.worker.loops.team import Team
+
+        kind: Any = Team
+        if not hasattr(kind, "usual"):
+            kind.usual = kind.take
+        kind.taken = 0
+
+        def take(self: Any, clock: int, most: int) -> int:
+            taken: int = kind.usual(self, clock, most) if by_loop else 0
+            kind.taken += taken
+            return taken
+
+        kind.take = take
+
+    client.run(switch)
+
+
+def _taken(client: Client) -> list[int]:
+    def taken() -> int:
+        from daskml_dist.training.worker.loops.team import Team
+
+        kind: Any = Team
+        count: int = kind.taken
+        return count
+
+    return list(client.run(taken).values())
+
+
+def _restore(client: Client) -> None:
+    def restore() -> None:
+        from daskml_dist.training.worker.loops.team import Team
+
+        kind: Any = Team
+        kind.take = kind.usual
+        del kind.usual, kind.taken
+
+    client.run(restore)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("n_lanes", [2, 5])
+def test_the_loop_makes_the_same_steps(client: Client, n_lanes: int, deterministic: bool) -> None:
+    run, told = Run(n_lanes=n_lanes, deterministic=deterministic), []
+
+    class Notes:
+        def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+            told.append(record["pass"])
+
+    fits = []
+    for by_loop in (True, False):
+        _counts_steps(client, by_loop)
+        try:
+            clf = SGDClassifier(
+                loss="log_loss", policy="allreduce", penalty="elasticnet", batch_size=200,
+                max_iter=5, tol=None, early_stopping=True, random_state=0, run=run,
+                callbacks=[Notes()],
+            ).fit(*_rows())  # fmt: skip
+            steps = sum(record["steps"] for record in clf.history_.records)
+            assert _taken(client) == [steps if by_loop else 0] * 2
+        finally:
+            _restore(client)
+        fits.append(clf)
+    ours, theirs = fits
+    np.testing.assert_array_equal(ours.coef_, theirs.coef_)
+    np.testing.assert_array_equal(ours.intercept_, theirs.intercept_)
+    for name in ("loss", "rows", "steps", "val_score"):
+        found = [[record[name] for record in clf.history_.records] for clf in fits]
+        assert found[0] == found[1], name
+    if not deterministic and n_lanes == 2:  # in the first pass, trainers agree on the loop too
+        sent = [[record["bytes_pushed"] for record in clf.history_.records[1:]] for clf in fits]
+        assert sent[0] == sent[1]
+    assert told == [*range(1, 6)] * 2
+
+
+def _seats(*cores: int | tuple[int, ...], threads: tuple[int, ...] = (), host: int = 7) -> Any:
+    every = [c if isinstance(c, tuple) else tuple(range(c)) for c in cores]
+    return [Seat(host, n, c) for c, n in zip(every, threads or [1] * len(every), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("seats", "shares"),
+    [
+        (_seats(2, 2), [{0}, {1}]),
+        (_seats(5, 5), [{0, 1}, {2, 3, 4}]),
+        (_seats(8, 8, threads=(3, 1)), [set(range(6)), {6, 7}]),
+        (_seats(2, 2, 2), [set()] * 3),
+        (_seats(2, 2, threads=(2, 1)), [set()] * 2),
+        (_seats((0,), (1,)), [set()] * 2),
+        (_seats(4, 4, host=0), [set()] * 2),
+        (_seats(4), [set()]),
+        ([*_seats(4, 4), *_seats(4, host=8)], [{0, 1}, {2, 3}, set()]),
+    ],
+)
+def test_trainers_share_the_cores_of_their_host(
+    seats: list[Seat], shares: list[set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daskml_dist.training.worker.cores._CORE", "/nowhere/{}")
+    assert [share_of(rank, seats) for rank in range(len(seats))] == shares
+
+
+def test_siblings_of_a_core_stay_together(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        (tmp_path / str(number)).write_text(f"{number % 2},{number % 2 + 2}\n")
+    monkeypatch.setattr("daskml_dist.training.worker.cores._CORE", str(tmp_path / "{}"))
+    assert [share_of(rank, _seats(4, 4)) for rank in (0, 1)] == [{0, 2}, {1, 3}]
+
+
+def test_processors_are_given_back() -> None:
+    before = os.sched_getaffinity(0)
+    with kept_to(frozenset([min(before)])):
+        assert os.sched_getaffinity(0) == {min(before)}
+        assert Seat.own(1).cores == (min(before),)
+    assert os.sched_getaffinity(0) == before
+    with kept_to(frozenset()):
+        assert os.sched_getaffinity(0) == before
