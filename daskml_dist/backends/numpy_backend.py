@@ -256,7 +256,8 @@ class NumpyBackend(Backend):
         most_steps: int,
     ) -> Any | None:
         """A compiled loop, likewise."""
-        if loss.at_row is None:
+        # Larger ones are copied: parts of a batch in one loop have ended workers (segfault).
+        if loss.at_row is None or n_rows > _AT_ONCE:
             return None
         from daskml_dist.backends.stream_gather import StreamGather
 

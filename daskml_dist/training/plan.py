@@ -31,7 +31,7 @@ from daskml_dist.training.work import StepWork
 __all__ = ["Settings", "make_fit", "make_target_shift"]
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
-_MANY_STEPS, _STREAMED_STEPS = 4096, 1024
+_MANY_STEPS, _STREAMED_STEPS = 4096, 2048
 #: Distance of the quartiles of a normal distribution, in standard deviations.
 _QUARTILES = 1.349
 #: Features from which a sparse batch may push and pull only what it touches.
@@ -232,7 +232,7 @@ def _batch_size(
     """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to 256 rows.
 
     Lanes of more than a million rows take larger batches, so that a pass has 4096 steps at most:
-    beyond that another step costs more than it gains; where rows are streamed, 1024, since trainers
+    beyond that another step costs more than it gains; where rows are streamed, 2048, since trainers
     that meet more often wait for each other longer than for their rows.
     """
     if not isinstance(batch_size, str):
