@@ -27,6 +27,8 @@ __all__ = ["Batch", "Blocks", "Reader"]
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
 _Drawn = list[tuple[int, Any]]
 
+#: Whether compiled loops read the rows of streamed blocks where they lie.
+_STREAM_GATHER = False
 #: Entries of a streamed lane from which its gather is worth loading numba for at once.
 _LARGE = 1 << 22
 #: Bytes of a large batch's rows that a linear model is given together.
@@ -200,7 +202,8 @@ class Reader:
         """Gather of blocks that are read as batches come to them; a few steps' at once."""
         fit = self._fit
         streaming = fit.rows.streaming
-        if streaming is None or not streaming.dense or fit.steps.shape[1] > 1:
+        # Switched off: under "allreduce" its loop has crashed workers on rows out of place.
+        if not _STREAM_GATHER or streaming is None or not streaming.dense or fit.steps.shape[1] > 1:
             return None
 
         def find(number: int) -> tuple[Any, Any, Any]:
@@ -219,7 +222,11 @@ class Reader:
         if self._linear is None:
             return self._backend.steps_copied(None, 0)
         n_entries = self._most_rows * self._linear.n_features
-        if isinstance(self._blocks, BlockStream) and n_entries * self._fit.work.n_steps >= _LARGE:
+        if (
+            _STREAM_GATHER
+            and isinstance(self._blocks, BlockStream)
+            and n_entries * self._fit.work.n_steps >= _LARGE
+        ):
             return 0
         return self._backend.steps_copied(self._linear.loss.kernel, n_entries)
 
