@@ -280,6 +280,36 @@ class Backend(ABC):
         """
         return None
 
+    def stream_gather(
+        self,
+        loss: Any,
+        n_features: int,
+        dtype: Any,
+        find: Callable[[int], tuple[Any, Any, Any | None]],
+        n_rows: int,
+        most_steps: int,
+    ) -> Any | None:
+        """Gather of rows of dense blocks that come and go, for parameters of one column.
+
+        Parameters
+        ----------
+        loss, n_rows
+            As of :meth:`gather`.
+        n_features : int
+        dtype : dtype
+            Of the rows and all that belongs to them.
+        find : callable
+            Takes the number of a block, in the order of the batches; returns X, y and weights.
+        most_steps : int
+            Steps made together at most, since their blocks are held at once.
+
+        Returns
+        -------
+        StreamGather or None
+            As :meth:`gather`.
+        """
+        return None
+
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """Something that makes many steps in one call.
 

@@ -223,11 +223,8 @@ class HostGather:
     def __init__(
         self, loss: Any, blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int
     ) -> None:
-        self._blocks = dict(blocks)  # whose memory must not be given to others
-        self._place = {number: place for place, number in enumerate(blocks)}
-        parts = self._blocks.values()
-        self.where = np.array([[_address(a) for a in arrays] for arrays in parts], np.int64)
-        first = next(iter(parts))[0]
+        self._hold(blocks)
+        first = next(iter(blocks.values()))[0]
         self.n_features, self.dtype = first.shape[1], first.dtype
         #: Steps that can be made together.
         self.most_steps = min(_STEPS, max(1, _ENTRIES // max(n_rows * self.n_features, 1)))
@@ -236,6 +233,12 @@ class HostGather:
         losses = compiled_with(_losses, _loss=at_row)
         tile = compiled_with(_tile, reassociates=True, _losses=losses)
         self.gradient = compiled_with(_gradient, _tile=tile)
+
+    def _hold(self, blocks: Mapping[int, tuple[Any, Any, Any | None]]) -> None:
+        self._blocks = dict(blocks)  # whose memory must not be given to others
+        self._place = {number: place for place, number in enumerate(blocks)}
+        parts = self._blocks.values()
+        self.where = np.array([[_address(a) for a in arrays] for arrays in parts], np.int64)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
         """Gather batches: for each, :meth:`add_gradient` of its rows."""

@@ -247,6 +247,22 @@ class NumpyBackend(Backend):
 
         return HostGather(loss, blocks, n_rows)
 
+    def stream_gather(
+        self,
+        loss: Any,
+        n_features: int,
+        dtype: Any,
+        find: Callable[[int], tuple[Any, Any, Any | None]],
+        n_rows: int,
+        most_steps: int,
+    ) -> Any | None:
+        """A compiled loop, likewise."""
+        if loss.at_row is None:
+            return None
+        from daskml_dist.backends.stream_gather import StreamGather
+
+        return StreamGather(loss, n_features, dtype, find, n_rows, most_steps)
+
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """One compiled loop, for optimizers with an `at_entry`."""
         if not _compiles(gather.dtype, optimizer, step):

@@ -210,7 +210,6 @@ class TeamSteps:
         self._gathers, self._board, self._optimizer = gathers, board, optimizer
         self._state = step.state(optimizer)
         self._scratch = np.empty(len(step.w), step.w.dtype)
-        self._where = np.concatenate([gather.where for gather in some])
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
         self._rest = *penalty, first.parameters, first.n_features
@@ -250,7 +249,10 @@ class TeamSteps:
         given = rows, rates, np.array(numbers, self._scratch.dtype)
         state = tuple(array.reshape(-1) for array in self._state)
         rest = *given, state, self._scratch, *self._rest
-        return TeamRun(self._loop, self._board, self._where, self._parts(lanes), counts, rest)
+        parts = self._parts(lanes)
+        # Only now: blocks that are streamed come and go.
+        where = np.concatenate([gather.where for gather in self._gathers if gather is not None])
+        return TeamRun(self._loop, self._board, where, parts, counts, rest)
 
     def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
         """Batches of all own lanes, by step."""

@@ -29,6 +29,7 @@ from daskml_dist.data.lazy import (
     join_delayed,
 )
 from daskml_dist.data.lowering import aligned_pieces
+from daskml_dist.data.reads import read_columns
 from daskml_dist.data.row_checks import RowShape, check_rows, row_shape, unsupported
 from daskml_dist.errors import InvalidDataError
 
@@ -116,7 +117,9 @@ class Collection:
         """
         # pure=False: a key of its own for each call, with no hashing of data.
         make = delayed(self.block_maker, pure=False)
-        return [make(index, *part, dtype=dtype) for index, part in enumerate(self.parts)]
+        # Of tensors every column keeps its dtype, which rows of arrays cannot.
+        parts = self.parts if self.tensors else read_columns(self.parts)
+        return [make(index, *part, dtype=dtype) for index, part in enumerate(parts)]
 
 
 def as_collection(

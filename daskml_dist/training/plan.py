@@ -30,8 +30,8 @@ from daskml_dist.training.work import StepWork
 
 __all__ = ["Settings", "make_fit", "make_target_shift"]
 
-#: Steps of a pass at most, with automatic batches.
-_MANY_STEPS = 4096
+#: Steps of a pass at most, with automatic batches; and where rows are streamed.
+_MANY_STEPS, _STREAMED_STEPS = 4096, 2048
 #: Distance of the quartiles of a normal distribution, in standard deviations.
 _QUARTILES = 1.349
 #: Features from which a sparse batch may push and pull only what it touches.
@@ -102,7 +102,11 @@ def make_fit(
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
     single_rows = _steps_row_by_row(settings, survey, model)
-    batch_size = _rows_at_a_time(lanes) if single_rows else _batch_size(settings.batch_size, lanes)
+    batch_size = (
+        _rows_at_a_time(lanes)
+        if single_rows
+        else _batch_size(settings.batch_size, lanes, streaming)
+    )
     steps = pass_steps(lanes, batch_size, fraction)
     policy = _policy(settings, len(lanes))
     dtype = settings.dtype_of(survey)
@@ -222,17 +226,21 @@ def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
         )
 
 
-def _batch_size(batch_size: int | str | None, lanes: list[LaneSpec]) -> int | None:
+def _batch_size(
+    batch_size: int | str | None, lanes: list[LaneSpec], streaming: Streaming | None
+) -> int | None:
     """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to 256 rows.
 
     Lanes of more than a million rows take larger batches, so that a pass has 4096 steps at most:
-    beyond that another step costs more than it gains.
+    beyond that another step costs more than it gains; where rows are streamed, 2048, since trainers
+    that meet more often wait for each other longer than for their rows.
     """
     if not isinstance(batch_size, str):
         return batch_size
     rows = max(lane.n_rows for lane in lanes)
     few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, 256))
-    return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / _MANY_STEPS))))
+    most = _MANY_STEPS if streaming is None else _STREAMED_STEPS
+    return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / most))))
 
 
 def _steps_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:

@@ -44,11 +44,14 @@ class Streaming:
     states : int
         Bytes of the memory of rows (`solvers.RowState`) that a lane holds; of other rows it is made
         again in each pass.
+    dense : bool
+        Whether no block is sparse.
     """
 
     group: int
     ahead: int
     states: int = 2**26
+    dense: bool = False
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ class ClusterEngine(Engine):
         blocks = self._rows.blocks_per_lane(together)
         group = min(blocks // 2, GROUP)
         states = int(dask.config.get("daskml_dist.row_states", Streaming.states))
-        return Streaming(group, min(blocks - group, GROUP), states)
+        dense = not any(info.sparse for info in self._rows.infos)
+        return Streaming(group, min(blocks - group, GROUP), states, dense)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""

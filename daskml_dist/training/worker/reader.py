@@ -18,7 +18,7 @@ from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.stream import BlockStream
-from daskml_dist.models.base import BatchRows
+from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, device_memory
 
@@ -27,6 +27,8 @@ __all__ = ["Batch", "Blocks", "Reader"]
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
 _Drawn = list[tuple[int, Any]]
 
+#: Entries of a streamed lane from which its gather is worth loading numba for at once.
+_LARGE = 1 << 22
 #: Bytes of a large batch's rows that a linear model is given together.
 _PIECE = 1 << 20
 
@@ -185,8 +187,7 @@ class Reader:
     @functools.cached_property
     def gather(self) -> Any | None:
         """Gather of the rows of batches, which copies none of them, or None."""
-        kept = not isinstance(self._blocks, BlockStream)
-        if self._linear is None or not kept or not self._rows.n_rows or self._fit.work.n_steps == 1:
+        if self._linear is None or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
         if self._fit.work.micro_batch is not None:
             return None
@@ -194,6 +195,8 @@ class Reader:
         rule = self._fit.steps.rule
         if rule.coordinates and (self._backend.device == "cpu" or not rule.steps_alone):
             return None
+        if isinstance(self._blocks, BlockStream):
+            return self._stream_gather(self._linear, self._blocks)
         numbers = sorted(set(itertools.chain.from_iterable(self._rows.blocks(1))))
         ready = zip(numbers, self.kept, strict=True)
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
@@ -201,12 +204,31 @@ class Reader:
         with device_memory(self._backend, f"What gathers batches of {most:,} rows"):
             return self._backend.gather(self._linear.loss, shape, blocks, most)
 
+    def _stream_gather(self, linear: LinearForm, blocks: BlockStream[ReadyBlock]) -> Any | None:
+        """Gather of blocks that are read as batches come to them; a few steps' at once."""
+        fit = self._fit
+        streaming = fit.rows.streaming
+        if streaming is None or not streaming.dense or fit.steps.shape[1] > 1:
+            return None
+
+        def find(number: int) -> tuple[Any, Any, Any]:
+            block = blocks[number]
+            return block.X, block.y, block.weight
+
+        # What a call holds, beside the group that comes, is a quarter of a group in the mean.
+        most = fit.work.n_steps // (4 * max(1, len(self._rows.blocks(1))))
+        kind = np.dtype(fit.rows.dtype)
+        rows = self._most_rows
+        return self._backend.stream_gather(linear.loss, linear.n_features, kind, find, rows, most)
+
     @functools.cached_property
     def steps_copied(self) -> int:
         """Steps whose rows are copied before a gather is worth having."""
         if self._linear is None:
             return self._backend.steps_copied(None, 0)
         n_entries = self._most_rows * self._linear.n_features
+        if isinstance(self._blocks, BlockStream) and n_entries * self._fit.work.n_steps >= _LARGE:
+            return 0
         return self._backend.steps_copied(self._linear.loss.kernel, n_entries)
 
     @property

@@ -1,0 +1,131 @@
+"""One billion rows of Parquet through a fit: rows a second and memory from first tenth to last.
+
+The folder holds as many files as a billion rows need, but most are further names (hard links) of a
+few: 1,000 files of a million rows take 3 GB of disk, not 45, and are served from the page cache
+where it holds those. ``DASKML_DIST_BILLION`` gives another number of files, such as ``100``;
+``DASKML_DIST_BENCH`` names the folder for them (a temporary one by default, removed at the end).
+Two workers of 1.5 GiB each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmarks._common import markdown
+from benchmarks.streaming import FEATURES, workers, write_file
+from daskml_dist import Run
+from daskml_dist.linear_model import SGDClassifier
+
+#: Files that are written; all others are further names of these.
+DISTINCT = 64
+
+
+def run(tiny: bool = False) -> str:
+    """The table."""
+    files = 20 if tiny else int(os.environ.get("DASKML_DIST_BILLION", "1000"))
+    rows = 2_000 if tiny else 1_000_000
+    limit = "2 GiB" if tiny else "1.5 GiB"
+    with _folder() as folder, workers(limit) as client:
+        distinct = min(DISTINCT, files)
+        client.gather(client.map(write_file, [folder / "parts"] * distinct, [rows] * distinct,
+                                 range(distinct), pure=False))  # fmt: skip
+        names = folder / "named"
+        names.mkdir(exist_ok=True)
+        for k in range(files):
+            with contextlib.suppress(FileExistsError):
+                os.link(
+                    folder / "parts" / f"{k % distinct:03d}.parquet", names / f"{k:05d}.parquet"
+                )
+        client.restart()  # what writing took is not what a fit takes
+        return _measure(folder, files, rows, distinct, 4 * rows * 44 if tiny else "200MB", limit)
+
+
+def _measure(
+    folder: Path, files: int, rows: int, distinct: int, budget: int | str, limit: str
+) -> str:
+    frame = dd.read_parquet(folder / "named")
+    begin = time.perf_counter()
+    frame.map_partitions(_touched, meta=(None, "f8")).compute()
+    reading = time.perf_counter() - begin
+    log = folder / "log"
+    log.mkdir(exist_ok=True)
+    for old in log.iterdir():
+        old.unlink()
+    begin = time.perf_counter()
+    model = SGDClassifier(
+        max_iter=1, tol=None, random_state=0, learning_rate=0.1, policy="allreduce",
+        run=Run(memory_budget=budget), callbacks=_Log(str(log)),
+    ).fit(frame[FEATURES], frame["y"])  # fmt: skip
+    whole = time.perf_counter() - begin
+    assert model.history_.extra["streamed"]
+    record, total = model.history_[0], files * rows
+    rates, peaks = _tenths(log)
+    table = [
+        [f"tenth {k}", f"{rate:,.0f}", f"{peak:,.0f}"]
+        for k, (rate, peak) in enumerate(zip(rates, peaks, strict=True), 1)
+    ]
+    table += [
+        [f"the pass, {record['seconds']:.1f} s", f"{total / record['seconds']:,.0f}", ""],
+        [f"only reading, {reading:.1f} s", f"{total / reading:,.0f}", ""],
+        [f"whole fit with its survey, {whole:.1f} s", f"{total / whole:,.0f}", ""],
+        [f"training loss {record['loss']:.4f}, {record['steps']:,} steps", "", ""],
+    ]
+    title = (
+        f"One SGD pass over {total:,} rows x {len(FEATURES)} float32 of Parquet, {files} files "
+        f"that are names of {distinct}, 2 workers of {limit}"
+    )
+    return markdown(title, ["", "rows/s", "peak memory of a worker, MiB"], table)
+
+
+class _Log:
+    """Time and peak memory at each step of a lane, kept in the trainer's process."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def on_step_end(self, step: Any) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with open(f"{self._folder}/{step.lane}", "a") as log:
+            log.write(f"{time.time()} {step.n_rows} {peak}\n")
+
+
+def _tenths(log: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Rows a second of all lanes in each tenth of the steps, and the largest peak in it."""
+    lanes = [np.loadtxt(path, ndmin=2) for path in sorted(log.iterdir())]
+    steps = min(map(len, lanes))
+    edges = np.linspace(0, steps - 1, 11).astype(int)
+    rates, peaks = np.zeros(10), np.zeros(10)
+    for times, rows, peak in (lane.T for lane in lanes):
+        seconds = np.maximum(np.diff(times[edges]), 1e-9)
+        for k, (a, b) in enumerate(itertools.pairwise(edges)):
+            rates[k] += rows[a + 1 : b + 1].sum() / seconds[k]
+            peaks[k] = max(peaks[k], peak[a : b + 1].max())
+    return rates, peaks
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    if given := os.environ.get("DASKML_DIST_BENCH"):
+        folder = Path(given) / "billion"
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+
+
+def _touched(part: pd.DataFrame) -> float:
+    return float(part.to_numpy(dtype="f4")[0, 0])

@@ -1,0 +1,166 @@
+"""Parquet read straight into arrays: what Dask would read into frames, and blocks be made of.
+
+Dask's own way copies a file's bytes through Python, then Arrow's columns into a frame, and the
+frame into rows. Where a read is understood whole (columns of plain numbers, of a local file, none
+of them filtered), Arrow's columns are written into rows as they are decoded, a few thousand rows at
+a time, while a cache holds them. Everything else, down to a single missing integer, is read as Dask
+does it; so a block is the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.conversion import float_dtype
+
+__all__ = ["ColumnRead", "Wanted"]
+
+#: Rows decoded together: a few megabytes of columns.
+_AT_ONCE = 1 << 16
+#: Columns to be made rows of, or a single one.
+Wanted = tuple[str, ...] | str
+#: Options of Dask's reader that change no number.
+_HARMLESS = {"schema", "convert_string", "dtype_backend"}
+#: Types of plain numbers, as Arrow writes them, and as NumPy does.
+_NUMBERS = {"float": "f4", "double": "f8", "bool": "?"} | {
+    name: name
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnRead:
+    """Read of one partition of Parquet, as rows and columns of numbers.
+
+    Parameters
+    ----------
+    read : callable
+        Dask's own, which takes a partition's description and returns a frame.
+    wanted : tuple of (tuple of str, or str)
+        Columns to be made rows of, and single columns.
+    """
+
+    read: Any
+    wanted: tuple[Wanted, ...]
+
+    def __call__(self, part: Any) -> list[Any]:
+        """Arrays, one for each that is wanted; parts of Dask's frame where they are no numbers."""
+        found = self._arrays(part) if _is_plain(self.read, self._names) else None
+        if found is not None:
+            return found
+        frame = self.read(part)
+        return [frame[one if isinstance(one, str) else list(one)] for one in self.wanted]
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
+
+    def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+
+        pieces = [_piece(one) for one in (part if isinstance(part, list) else [part])]
+        try:
+            files = [p and (ParquetFile(p[0], pre_buffer=False), p[1]) for p in pieces]
+            return self._read(files)
+        except (OSError, pa.ArrowException):
+            return None  # Dask's own way names the trouble
+
+    def _read(self, files: Sequence[Any]) -> list[NDArray[Any]] | None:
+        if None in files:
+            return None
+        names = list(dict.fromkeys(self._names))
+        dtypes, *others = [_dtypes(file.schema_arrow, names) for file, _ in files]
+        if dtypes is None or any(one != dtypes for one in others):
+            return None
+        files = [(f, range(f.num_row_groups) if of is None else of) for f, of in files]
+        n_rows = sum(file.metadata.row_group(i).num_rows for file, of in files for i in of)
+        filled = _Filled(self.wanted, dtypes, n_rows)
+        for file, of in files:
+            for batch in file.iter_batches(_AT_ONCE, list(of), names, use_threads=False):
+                if not filled.add(batch):
+                    return None
+        return filled.arrays if filled.n_rows == n_rows else None
+
+
+class _Filled:
+    """Arrays that batches of columns fill, one after the other."""
+
+    def __init__(self, wanted: tuple[Wanted, ...], dtypes: Mapping[str, Any], n_rows: int) -> None:
+        self._wanted = wanted
+        self.n_rows = 0
+        self.arrays: list[NDArray[Any]] = []
+        for one in wanted:
+            if isinstance(one, str):
+                self.arrays.append(np.empty(n_rows, dtypes[one]))
+            else:
+                dtype = np.result_type(*{float_dtype(dtypes[name]) for name in one})
+                self.arrays.append(np.empty((n_rows, len(one)), dtype))
+
+    def add(self, batch: Any) -> bool:
+        """Fill the next rows; False where a value is missing, or there are too many rows."""
+        first, stop = self.n_rows, self.n_rows + len(batch)
+        columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        missing = any(column.null_count for column in columns.values())
+        if missing or any(stop > len(array) for array in self.arrays):
+            return False
+        numbers = {n: column.to_numpy(zero_copy_only=False) for n, column in columns.items()}
+        for one, array in zip(self._wanted, self.arrays, strict=True):
+            if isinstance(one, str):
+                array[first:stop] = numbers[one]
+            else:
+                # A copy in order, then one across: several times faster than one of each column.
+                beside = np.empty((len(one), len(batch)), array.dtype)
+                for row, name in zip(beside, one, strict=True):
+                    row[:] = numbers[name]
+                array[first:stop] = beside.T
+        self.n_rows = stop
+        return True
+
+
+def _is_plain(read: Any, names: Sequence[str]) -> bool:
+    """Whether Dask's reader reads columns of local files as they are: no filter, no option."""
+    from dask.dataframe.io.parquet.arrow import ArrowDatasetEngine
+    from dask.dataframe.io.parquet.core import ParquetFunctionWrapper
+
+    if type(read) is not ParquetFunctionWrapper or read.engine is not ArrowDatasetEngine:
+        return False
+    options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS}
+    if set(options.pop("categories", ())) & set(names):
+        return False
+    # Of datasets and files, what Dask itself sets: neither changes what stands in a file.
+    dataset = dict(options.pop("dataset", {}))
+    dataset.pop("format", None)
+    files = {k: v for k, v in options.pop("read", {}).items() if v}
+    usual = dataset in ({}, {"partitioning": "hive"})
+    return usual and not files and not options and type(read.fs).__name__ == "LocalFileSystem"
+
+
+def _piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
+    """Path and row groups (None: all) of a partition's description."""
+    if not isinstance(one, dict) or set(one) - {"piece", "kwargs"} or one.get("kwargs"):
+        return None
+    path, groups, keys = one["piece"] if isinstance(one["piece"], tuple) else (None, None, None)
+    if not isinstance(path, str) or keys:
+        return None
+    if groups is None or (isinstance(groups, list | tuple) and all(type(i) is int for i in groups)):
+        return path, groups
+    return None
+
+
+def _dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """The dtype of each column; None unless all are there once, and are plain numbers."""
+    found = {}
+    for name in names:
+        if len(schema.get_all_field_indices(name)) != 1:
+            return None
+        dtype = _NUMBERS.get(str(schema.field(name).type))
+        if dtype is None:
+            return None
+        found[name] = np.dtype(dtype)
+    return found
