@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["AT_ROW", "KERNELS", "kernel"]
+__all__ = ["AT_ROW", "KERNELS", "curved", "kernel"]
 
 #: Bytes of X in a block: half of a usual second-level cache.
 _BLOCK = 1 << 18

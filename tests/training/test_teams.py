@@ -66,6 +66,13 @@ def _restore(client: Client) -> None:
     client.run(restore)
 
 
+def _equal(ours: Any, theirs: Any, exact: bool) -> None:
+    if exact:
+        np.testing.assert_array_equal(ours, theirs)
+    else:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("n_lanes", [2, 5])
 def test_the_loop_makes_the_same_steps(client: Client, n_lanes: int, deterministic: bool) -> None:
@@ -90,15 +97,46 @@ def test_the_loop_makes_the_same_steps(client: Client, n_lanes: int, determinist
             _restore(client)
         fits.append(clf)
     ours, theirs = fits
-    np.testing.assert_array_equal(ours.coef_, theirs.coef_)
-    np.testing.assert_array_equal(ours.intercept_, theirs.intercept_)
+    # Which lanes share a worker, and so what is added up first, may change between fits.
+    exact = deterministic or n_lanes == 2
+    _equal(ours.coef_, theirs.coef_, exact)
+    _equal(ours.intercept_, theirs.intercept_, exact)
     for name in ("loss", "rows", "steps", "val_score"):
-        found = [[record[name] for record in clf.history_.records] for clf in fits]
-        assert found[0] == found[1], name
+        _equal(*([record[name] for record in clf.history_.records] for clf in fits), exact)
     if not deterministic:  # in the first pass, trainers agree on the loop too
         sent = [[record["bytes_pushed"] for record in clf.history_.records[1:]] for clf in fits]
         assert sent[0] == sent[1]
     assert told == [*range(1, 6)] * 2
+
+
+@pytest.mark.parametrize("batch_size", [500, 20_000])
+def test_the_loop_reads_blocks_that_come_and_go(client: Client, batch_size: int) -> None:
+    """Many streamed blocks, of which trainers hold a few: as step by step, to the bit."""
+
+    def make(block_info: Any = None) -> Any:
+        seed = block_info[None]["chunk-location"][0]
+        return np.random.default_rng(seed).normal(size=(10_000, 24)).astype(np.float32)
+
+    X = da.map_blocks(make, chunks=((10_000,) * 40, (24,)), dtype="f4", meta=np.empty((0, 0), "f4"))
+    fits = []
+    for by_loop in (True, False):
+        _counts_steps(client, by_loop)
+        try:
+            fits.append(
+                SGDClassifier(
+                    loss="log_loss", policy="allreduce", batch_size=batch_size, max_iter=2,
+                    tol=None, random_state=0, run=Run(memory_budget=16_000_000, n_lanes=2),
+                ).fit(X, X[:, 0] > 0)
+            )  # fmt: skip
+            steps = sum(record["steps"] for record in fits[-1].history_.records)
+            assert _taken(client) == [steps if by_loop else 0] * 2
+        finally:
+            _restore(client)
+    ours, theirs = fits
+    assert ours.history_.extra["streamed"]
+    assert [record["rows"] for record in ours.history_.records] == [400_000] * 2
+    np.testing.assert_array_equal(ours.coef_, theirs.coef_)
+    assert ours.history_[-1]["loss"] == theirs.history_[-1]["loss"] < 0.65
 
 
 def _seats(*cores: int | tuple[int, ...], threads: tuple[int, ...] = (), host: int = 7) -> Any:

@@ -98,7 +98,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     """
     backend = backend_of(fit)
     rows = fit.rows
-    lies = _lies(block.X, fit, backend)
+    lies = _lies(block, fit, backend)
     X = _features(block, fit, backend, lies)
     y: Any = None
     weight: Any = None
@@ -119,10 +119,12 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     return ReadyBlock(X, y, weight, block.index if lies else None)
 
 
-def _lies(X: Any, fit: FitSpec, backend: Backend) -> bool:
+def _lies(block: Block, fit: FitSpec, backend: Backend) -> bool:
     """Whether features may stay as they lie until a sum is asked for."""
-    kept = fit.work.loop == "solver" and fit.rows.streaming is None and backend.device == "cpu"
-    return kept and isinstance(X, np.ndarray) and X.dtype.kind == "f" and X.flags.c_contiguous
+    if backend.device != "cpu" or fit.work.loop != "solver" or fit.rows.streaming is not None:
+        return False
+    X = block.X
+    return isinstance(X, np.ndarray) and X.dtype.kind == "f" and X.flags.c_contiguous
 
 
 def _features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
