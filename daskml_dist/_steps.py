@@ -246,7 +246,9 @@ class BaseSteps(BaseOnRows):
         )
         needed = settings.optimizer.uses_scales and model.linear is not None
         scales = engine.scales() if needed else None
-        return make_fit(settings, model, rows, lanes, initial, engine.streaming, scales)
+        return make_fit(
+            settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host
+        )
 
     def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
         """Set the fitted attributes; `more` rows than those of the fit before were trained on."""

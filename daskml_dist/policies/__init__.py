@@ -45,6 +45,9 @@ class Synchronous(Policy):
     dropped: choose that when a few workers are slow at random. The dropped rows are missing
     from ``history_`` ``rows``.
 
+    Where one server would hold all dense parameters and all workers are of one host, trainers sum
+    the gradients in memory that all see, without the server: the same steps, several times sooner.
+
     Parameters
     ----------
     backup_workers : int, default=0
@@ -69,6 +72,10 @@ class Synchronous(Policy):
         # A subclass may do something else.
         return _SynchronousAlone() if type(self) is Synchronous else self
 
+    def of_one_host(self) -> Policy:
+        """Policy of trainers that see each other's gradients: they sum these without a server."""
+        return self if self.backup_workers else self.of_one_lane()
+
 
 @dataclass(frozen=True)
 class AllReduce(Policy):
@@ -92,7 +99,7 @@ class AllReduce(Policy):
 
 @dataclass(frozen=True)
 class _SynchronousAlone(AllReduce):
-    """``"sync"`` of one lane."""
+    """``"sync"`` of one lane, or one host."""
 
     name = "sync"
 

@@ -142,6 +142,10 @@ class Policy:
         """Make the state machine of one shard (or of the pass reports)."""
         return (RoundGate if self.loop == "rounds" else ArrivalGate)(lanes, clock)
 
+    def of_one_host(self) -> Policy:
+        """A policy under which trainers that share memory make the same steps sooner."""
+        return self
+
     def of_one_lane(self) -> Policy:
         """A policy under which a fit of one lane makes the same steps, and waits for nobody."""
         return self

@@ -129,6 +129,11 @@ class Engine(ABC):
         return None
 
     @property
+    def on_one_host(self) -> bool:
+        """Whether the workers of the lanes are several, and may share memory."""
+        return False
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Facts of the data's way, for the history."""
         return {}

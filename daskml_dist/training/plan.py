@@ -83,6 +83,7 @@ def make_fit(
     initial: ShardState | None,
     streaming: Streaming | None = None,
     scales: Scales | None = None,
+    on_one_host: bool = False,
 ) -> FitSpec:
     """Put the maths of a fit together.
 
@@ -98,6 +99,8 @@ def make_fit(
         How to read blocks that are not kept.
     scales : Scales or None
         Of the features, where the optimizer uses them.
+    on_one_host : bool
+        Whether the lanes' workers share memory.
     """
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
@@ -108,11 +111,11 @@ def make_fit(
         else _batch_size(settings.batch_size, lanes, streaming)
     )
     steps = pass_steps(lanes, batch_size, fraction)
-    policy = _policy(settings, len(lanes))
     dtype = settings.dtype_of(survey)
     # Streamed full batches are never in memory as a whole, so nobody knows their columns.
     in_memory = not (streaming and steps == 1)
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
+    policy = _policy(settings, len(lanes), on_one_host and not (single_rows or few))
     work = StepWork(
         model=model,
         policy=policy,
@@ -168,10 +171,12 @@ def _outer(policy: Policy) -> OuterStep | None:
     return OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
 
 
-def _policy(settings: Settings, n_lanes: int) -> Policy:
-    """The user's policy, or its equal for a lane that asks for nothing of a server."""
+def _policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
+    """The user's policy, or its equal for lanes that ask for nothing of a server."""
     asks = settings.run.n_servers > 1 or settings.run.compression is not None
-    return settings.policy if n_lanes > 1 or asks else settings.policy.of_one_lane()
+    if asks or (n_lanes > 1 and not on_one_host):
+        return settings.policy
+    return settings.policy.of_one_host() if n_lanes > 1 else settings.policy.of_one_lane()
 
 
 def _schedule(settings: Settings, survey: Survey, model: StepModel) -> Schedule:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from typing import Any, Self
 
 import dask
 from distributed import Client, LocalCluster
+from distributed.comm.addressing import get_address_host
 
 from daskml_dist.data.batches import GROUP, LaneSpec
 from daskml_dist.data.block_info import BlockInfo
@@ -116,6 +118,14 @@ class ClusterEngine(Engine):
         if self._moved is None:
             return {}
         return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether the workers of the lanes are several, and may share memory."""
+        workers = set() if self._placement is None else set(self._placement.workers)
+        hosts = {get_address_host(worker) for worker in workers}
+        shares = bool(dask.config.get("daskml_dist.shared_memory", True))
+        return len(hosts) == 1 < len(workers) and shares and hasattr(os, "memfd_create")
 
     def scales(self) -> Scales:
         """Scales of all features, in one pass."""
