@@ -292,7 +292,7 @@ class _Run:
 
     def _apply(self, server: _Server, pushes: list[tuple[int, list[Any]]], steps: int) -> None:
         cost = self._costs.apply
-        if self._policy.loop == "rounds":
+        if self._policy.loop == "bulk":
             cost += len(pushes) * self._costs.add
         self._work(server, cost * self._bytes)
         if server is self._servers[0]:
@@ -337,7 +337,7 @@ class _Run:
         """Hand over the parameters of the first server as they are."""
         server = self._servers[0]
         worker.version = server.version
-        if self._policy.loop == "rounds":
+        if self._policy.loop == "bulk":
             # A round may have closed without this worker.
             worker.clock = clock
         if self._training is not None:

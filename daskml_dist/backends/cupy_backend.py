@@ -20,7 +20,7 @@ from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
-from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
+from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows
 from daskml_dist.backends.device_gather import CsrGather, DeviceGather
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.pinned_copy import pinned_copy
@@ -214,7 +214,7 @@ class CupyBackend(Backend):
             call()
         return loss
 
-    def _described(self, X: Any, y: Any, weight: Any) -> Rows | CsrRows:
+    def _described(self, X: Any, y: Any, weight: Any) -> DenseRows | CsrRows:
         """Rows as kernels take them."""
         if isinstance(X, CupyRows):
             return self._calls.csr_rows(X.X, y, weight)

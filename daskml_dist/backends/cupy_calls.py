@@ -12,11 +12,11 @@ import numpy as np
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Step
 
-__all__ = ["Call", "Calls", "CsrRows", "Rows"]
+__all__ = ["Calls", "CsrRows", "DenseRows", "KernelCall"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """A kernel with all that its launch takes; it can be launched again."""
 
     function: Any
@@ -29,7 +29,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DenseRows:
     """Rows of a gradient, for a linear model with one output.
 
     Parameters
@@ -63,7 +63,7 @@ class CsrRows:
     Parameters
     ----------
     n, d, dtype
-        As of `Rows`.
+        As of `DenseRows`.
     X : CSR matrix of shape (n, d), or None
     chosen : array of uint64 of shape (n, 3), or None
         As a kernel describes them where they do not lie one after the other; columns are int32.
@@ -111,25 +111,25 @@ class Calls:
         bits = functools.reduce(int.__or__, map(self.address, arrays), 16)
         return bits & -bits
 
-    def rows(self, X: Any, y: Any, weight: Any | None) -> Rows:
+    def rows(self, X: Any, y: Any, weight: Any | None) -> DenseRows:
         """All rows of an array."""
         n, d = X.shape
-        return Rows(n, d, X.dtype, self.alignment(X), X, None, y, weight)
+        return DenseRows(n, d, X.dtype, self.alignment(X), X, None, y, weight)
 
     def csr_rows(self, X: Any, y: Any, weight: Any | None) -> CsrRows:
         """All rows of a CSR matrix."""
         n, d = X.shape
         return CsrRows(n, d, X.dtype, X, None, y, weight)
 
-    def has_gradient(self, rows: Rows | CsrRows) -> bool:
+    def has_gradient(self, rows: DenseRows | CsrRows) -> bool:
         """Whether rows so wide, and so laid, have a kernel."""
         if isinstance(rows, CsrRows):
             return True
         contiguous = rows.X is None or rows.X.flags.c_contiguous
         return contiguous and self._launch("linear_gradient", rows) is not None
 
-    def _launch(self, function: str, rows: Rows | CsrRows) -> kernels.Launch | None:
-        alignment = rows.alignment if isinstance(rows, Rows) else 1
+    def _launch(self, function: str, rows: DenseRows | CsrRows) -> kernels.Launch | None:
+        alignment = rows.alignment if isinstance(rows, DenseRows) else 1
         n, d = rows.n, rows.d
         return kernels.launch(function, n, d, rows.dtype, self._n_sms, alignment=alignment)
 
@@ -137,7 +137,7 @@ class Calls:
         self,
         kernel: str,
         parameter: float,
-        rows: Rows | CsrRows,
+        rows: DenseRows | CsrRows,
         w: Any,
         out: Any,
         loss: Any,
@@ -145,7 +145,7 @@ class Calls:
         add: bool = True,
         count: Any = None,
         partials: Any = None,
-    ) -> list[Call]:
+    ) -> list[KernelCall]:
         """The gradient of the summed loss, and the loss.
 
         Parameters
@@ -154,7 +154,7 @@ class Calls:
             One of `kernels.LOSSES`.
         parameter : float
             The loss's own, or 0.
-        rows : Rows or CsrRows
+        rows : DenseRows or CsrRows
             Of a width that has a kernel.
         w : array of shape (d, 1) or (d + 1, 1)
         out : array of the shape of `w`
@@ -173,7 +173,7 @@ class Calls:
         assert at is not None
         chosen = {"loss": kernel, "result": out.dtype, "alignment": rows.alignment}
 
-        def make(function: str, at: kernels.Launch | None, *arguments: Any) -> Call:
+        def make(function: str, at: kernels.Launch | None, *arguments: Any) -> KernelCall:
             source = "linear_gradient"
             return self._call(source, rows.dtype, function, at, *arguments, d=rows.d, **chosen)
 
@@ -198,10 +198,10 @@ class Calls:
         loss: Any,
         add: bool,
         count: Any,
-    ) -> list[Call]:
+    ) -> list[KernelCall]:
         chosen = {"loss": kernel, "result": out.dtype, "index": rows.index}
 
-        def make(function: str, at: kernels.Launch | None, *arguments: Any) -> Call:
+        def make(function: str, at: kernels.Launch | None, *arguments: Any) -> KernelCall:
             return self._call("csr_gradient", rows.dtype, function, at, *arguments, **chosen)
 
         X = rows.X
@@ -214,7 +214,7 @@ class Calls:
         at = kernels.launch("csr_clear", out.size, 1, out.dtype, self._n_sms)
         return [make("csr_clear", at, out, out.size), sums]
 
-    def partials(self, rows: Rows | CsrRows) -> Any | None:
+    def partials(self, rows: DenseRows | CsrRows) -> Any | None:
         """Room for the parts of a gradient before they are summed, if it has parts."""
         if isinstance(rows, CsrRows):
             return None
@@ -222,14 +222,16 @@ class Calls:
         assert at is not None
         return self.cupy.empty((at.grid, rows.d + 2), np.float64)
 
-    def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> Call:
+    def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> KernelCall:
         """Raw predictions of shape (n, k) become gradients, and each row's loss is set."""
         n, k = raw.shape
         at = kernels.launch("softmax_gradient", n, 1, raw.dtype, self._n_sms, k=k)
         arrays = raw, y, weight, losses
         return self._call("softmax_gradient", raw.dtype, "softmax_gradient", at, *arrays, n, k, k=k)
 
-    def update(self, optimizer: Any, step: Step, slots: list[Any], numbers: Any = None) -> Call:
+    def update(
+        self, optimizer: Any, step: Step, slots: list[Any], numbers: Any = None
+    ) -> KernelCall:
         """A step of an optimizer.
 
         Parameters
@@ -251,7 +253,7 @@ class Calls:
             optimizer=optimizer.name, result=step.grad.dtype,
         )  # fmt: skip
 
-    def adagrad_at(self, rows: CsrRows, step: Step, numbers: Any) -> Call:
+    def adagrad_at(self, rows: CsrRows, step: Step, numbers: Any) -> KernelCall:
         """A step of Adagrad without a penalty at the columns that chosen rows touch.
 
         Parameters
@@ -269,7 +271,9 @@ class Calls:
             rows.d, w.shape[0] - rows.d, numbers, result=grad.dtype, index=rows.index,
         )  # fmt: skip
 
-    def gather_rows(self, blocks: Any, runs: Any, row_bytes: int | None, *chosen: Any) -> Call:
+    def gather_rows(
+        self, blocks: Any, runs: Any, row_bytes: int | None, *chosen: Any
+    ) -> KernelCall:
         """Runs of rows of blocks become where they lie, their targets and weights (or None).
 
         Parameters
@@ -295,12 +299,12 @@ class Calls:
         at: kernels.Launch | None,
         *arguments: Any,
         **chosen: Any,
-    ) -> Call:
+    ) -> KernelCall:
         assert at is not None
         options = kernels.options(source, dtype, **chosen)
         # None is a null pointer.
         given = tuple(0 if argument is None else argument for argument in arguments)
-        return Call(_function(self.cupy, self._device, source, options, function), at, given)
+        return KernelCall(_function(self.cupy, self._device, source, options, function), at, given)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.cupy_calls import Calls, CsrRows, Rows
+from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows
 from daskml_dist.backends.draws import Draw
 
 __all__ = ["CsrGather", "DeviceGather"]
@@ -63,7 +63,7 @@ class DeviceGather:
         gathered = [self.rows(place, n) for place, n in enumerate(self.gather(batches))]
         return [functools.partial(self.add_gradient, rows) for rows in gathered]
 
-    def add_gradient(self, rows: Rows | CsrRows, w: Any, out: Any) -> Any:
+    def add_gradient(self, rows: DenseRows | CsrRows, w: Any, out: Any) -> Any:
         """Add the gradient of gathered rows' summed loss at `w` to `out`, both (n, 1); the loss."""
         loss = self._cp.zeros((), np.float64)
         w = self._cp.ascontiguousarray(w, dtype=rows.y.dtype)
@@ -98,7 +98,7 @@ class DeviceGather:
         found: list[int] = n_rows.tolist()
         return found
 
-    def rows(self, place: int, n_rows: int | None = None) -> Rows | CsrRows:
+    def rows(self, place: int, n_rows: int | None = None) -> DenseRows | CsrRows:
         """A gathered batch as a kernel takes it; of as many rows as a batch has at most."""
         start = place * self._n_rows
         n = self._n_rows if n_rows is None else n_rows
@@ -121,8 +121,8 @@ class DeviceGather:
     def _row_bytes(self) -> int | None:
         return int(self.n_features * self.dtype.itemsize)
 
-    def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> Rows | CsrRows:
-        return Rows(n, self.n_features, self.dtype, self._alignment, None, gathered, y, weight)
+    def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> DenseRows | CsrRows:
+        return DenseRows(n, self.n_features, self.dtype, self._alignment, None, gathered, y, weight)
 
     @functools.cached_property
     def _alignment(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Step
-from daskml_dist.backends.cupy_calls import Call, CsrRows
+from daskml_dist.backends.cupy_calls import CsrRows, KernelCall
 from daskml_dist.backends.device_gather import DeviceGather
 from daskml_dist.backends.draws import Draw
 
@@ -46,7 +46,7 @@ class RecordedSteps:
         #: By number of steps; None where it is launched kernel by kernel, as at first.
         self._graphs: dict[int, Any] = {}
 
-    def _of_step(self, place: int, step: Step) -> list[Call]:
+    def _of_step(self, place: int, step: Step) -> list[KernelCall]:
         numbers, calls = self._numbers[place], self._gather.calls
         rows, loss = self._gather.rows(place), self._losses[place : place + 1]
         gradient = calls.gradient(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.board import Board
-from daskml_dist.comm.shared_memory import WORD, Bell, Segment
+from daskml_dist.comm.shared_memory import WORD, Bell, SharedSegment
 
 __all__ = ["ASLEEP", "TURN", "AreaBoard", "room"]
 
@@ -45,7 +45,7 @@ class AreaBoard(Board):
     Parameters
     ----------
     group : SharedGroup
-    places : sequence of (Segment, Bell)
+    places : sequence of (SharedSegment, Bell)
         Of each rank.
     area : int
         Bytes of an area.
@@ -60,7 +60,7 @@ class AreaBoard(Board):
     def __init__(
         self,
         group: _Group,
-        places: Sequence[tuple[Segment, Bell]],
+        places: Sequence[tuple[SharedSegment, Bell]],
         area: int,
         lanes: list[list[int]],
         size: int,

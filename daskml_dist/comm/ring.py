@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.comm.base import Wait
-from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, Segment, Sleeper, fence, here
+from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, SharedSegment, Sleeper, fence, here
 from daskml_dist.comm.socket import SEND_TIMEOUT, Inbox, Outbox, gone
 from daskml_dist.comm.wire import Buffers
 from daskml_dist.errors import CommunicationError, WaitTimeoutError
@@ -41,7 +41,7 @@ _NO = bytes(TOKEN)
 class Ring:
     """Ring as both sides hold it, with the bell of the reader and that of the writer."""
 
-    segment: Segment
+    segment: SharedSegment
     reader: Bell
     writer: Bell
 
@@ -65,7 +65,7 @@ class Offer:
         if not allowed:
             return
         try:
-            segment, self._memory = Segment.make(RING_BYTES)
+            segment, self._memory = SharedSegment.make(RING_BYTES)
             self._ring = ring = Ring(segment, Bell.make(), Bell.make())
         except OSError:
             self.close()
@@ -98,7 +98,7 @@ def accept_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
     if not (allowed and place and place == here()):
         return None, _NO
     try:
-        segment = Segment.find(pid, memory, RING_BYTES)
+        segment = SharedSegment.find(pid, memory, RING_BYTES)
         if not hmac.compare_digest(hashlib.sha256(segment.token).digest(), digest):
             return None, _NO  # another object under the same number
         return Ring(segment, Bell.find(pid, reader), Bell.find(pid, writer)), segment.token

@@ -26,7 +26,7 @@ from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.shared_memory import TOKEN, Bell, Segment, Sleeper, fence, here
+from daskml_dist.comm.shared_memory import TOKEN, Bell, SharedSegment, Sleeper, fence, here
 from daskml_dist.comm.socket import gone
 from daskml_dist.comm.tree import merge_in_pairs
 from daskml_dist.comm.writer import Writer
@@ -42,7 +42,7 @@ _BYTE = np.dtype(np.uint8)
 _NOWHERE = np.zeros(4, dtype=np.int64)
 
 
-Places = dict[int, tuple[Segment, Bell]]
+Places = dict[int, tuple[SharedSegment, Bell]]
 
 
 def see_hosts(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], Places]:
@@ -105,20 +105,20 @@ def _hosts(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
     return [some for rank, some in enumerate(seen) if some[0] == rank]
 
 
-def _make() -> tuple[Segment, Bell, int] | None:
+def _make() -> tuple[SharedSegment, Bell, int] | None:
     try:
         bell = Bell.make()
-        segment, memory = Segment.make(2 * _AREA)
+        segment, memory = SharedSegment.make(2 * _AREA)
     except OSError:
         return None
     return segment, bell, memory
 
 
-def _find(place: list[int]) -> tuple[Segment, Bell] | None:
+def _find(place: list[int]) -> tuple[SharedSegment, Bell] | None:
     host, pid, memory, bell = place
     if host and host == here():
         with contextlib.suppress(OSError):
-            return Segment.find(pid, memory, 2 * _AREA), Bell.find(pid, bell)
+            return SharedSegment.find(pid, memory, 2 * _AREA), Bell.find(pid, bell)
     return None
 
 
@@ -129,7 +129,7 @@ class SharedGroup(Communicator):
     ----------
     peers : PeerGroup
         Closed with the group; its sockets tell that a rank has ended.
-    places : dict of int to (Segment, Bell)
+    places : dict of int to (SharedSegment, Bell)
         Of each rank of the host, by its number among all.
     wait : Wait
     """

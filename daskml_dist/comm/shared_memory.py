@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import SLICE, Wait
 
-__all__ = ["TOKEN", "WORD", "Bell", "Segment", "Sleeper", "fence", "here"]
+__all__ = ["TOKEN", "WORD", "Bell", "SharedSegment", "Sleeper", "fence", "here"]
 
 #: Bytes of the token that proves a segment.
 TOKEN = 32
@@ -76,7 +76,7 @@ def _seals() -> int:
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Segment:
+class SharedSegment:
     """A mapped piece of memory: 64-bit counters (`words`) and bytes (`data`)."""
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -94,7 +94,7 @@ class Segment:
         return int(self.data.__array_interface__["data"][0]) + place
 
     @classmethod
-    def make(cls, size: int) -> tuple[Segment, int]:
+    def make(cls, size: int) -> tuple[SharedSegment, int]:
         """A new segment of `size` bytes of data, and its descriptor, to be closed once found.
 
         Pages that are never touched cost nothing.
@@ -120,7 +120,7 @@ class Segment:
         return cls(memory), descriptor
 
     @classmethod
-    def find(cls, pid: int, number: int, size: int) -> Segment:
+    def find(cls, pid: int, number: int, size: int) -> SharedSegment:
         """The segment of another process, by its descriptor there and the size of its data.
 
         Raises

@@ -13,7 +13,7 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 
-__all__ = ["add_curvature", "row_blocks"]
+__all__ = ["add_curvature", "curvature_tiles"]
 
 #: Bytes of rows that are worked on together: they and their scaled copy stay in a core's cache.
 _BLOCK_BYTES = 2**20
@@ -57,7 +57,7 @@ def add_curvature(
             return curved
     xp = namespace(w)
     loss = flat = 0.0
-    for at in row_blocks(rows.X, backend):
+    for at in curvature_tiles(rows.X, backend):
         part = rows.part(at, backend)
         X, weight = part.X, part.weight
         raw = model.raw_prediction(w, X, backend)
@@ -81,7 +81,7 @@ def add_curvature(
     return loss, flat
 
 
-def row_blocks(X: Any, backend: Backend) -> Iterator[slice]:
+def curvature_tiles(X: Any, backend: Backend) -> Iterator[slice]:
     """Slices of rows of `X` that are worked on one after the other."""
     n_rows, n_features = X.shape
     # With many features the sum of a block costs as much as a few rows for each of them.

@@ -60,7 +60,7 @@ class Synchronous(Policy):
     """
 
     name = "sync"
-    loop = "rounds"
+    loop = "bulk"
     backup_workers: int = field(default=0, metadata={"least": 0})
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:

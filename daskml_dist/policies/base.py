@@ -12,7 +12,7 @@ from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
 __all__ = ["Consistency", "Policy"]
 
-_Loop = Literal["rounds", "replicas", "free", "shared"]
+_Loop = Literal["bulk", "replicas", "free", "shared"]
 
 #: What loops read, and the least that makes sense.
 _CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0}
@@ -42,8 +42,8 @@ class Policy:
     ----------
     name : str
         The string by which the policy is chosen, and which ``history_`` shows.
-    loop : {"rounds", "replicas", "free", "shared"}
-        ``"rounds"``: all lanes step together through the server. ``"replicas"``: every lane or
+    loop : {"bulk", "replicas", "free", "shared"}
+        ``"bulk"``: all lanes step together through the server. ``"replicas"``: every lane or
         trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
         pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
         and processes meet at the server.
@@ -109,7 +109,7 @@ class Policy:
     @property
     def lockstep(self) -> bool:
         """Whether all lanes are at the same clock at each end of a pass."""
-        return self.loop in {"rounds", "replicas"}
+        return self.loop in {"bulk", "replicas"}
 
     @property
     def uses_shards(self) -> bool:
@@ -119,7 +119,7 @@ class Policy:
     @property
     def pushes_gradients(self) -> bool:
         """Whether lanes push gradients to servers, which can be compressed."""
-        return self.loop in {"rounds", "free"}
+        return self.loop in {"bulk", "free"}
 
     @property
     def averages(self) -> bool:
@@ -140,7 +140,7 @@ class Policy:
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         """Make the state machine of one shard (or of the pass reports)."""
-        return (RoundGate if self.loop == "rounds" else ArrivalGate)(lanes, clock)
+        return (RoundGate if self.loop == "bulk" else ArrivalGate)(lanes, clock)
 
     def of_one_host(self) -> Policy:
         """A policy under which trainers that share memory make the same steps sooner."""

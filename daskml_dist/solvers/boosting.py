@@ -14,7 +14,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import LogLoss
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums, start_of
-from daskml_dist.solvers.rows import elementwise, row_blocks, to_rows
+from daskml_dist.solvers.rows import elementwise, row_tiles, to_rows
 
 __all__ = ["Boosting", "Correlations", "LongestRow"]
 
@@ -38,7 +38,7 @@ class LongestRow(Statistic):
         X = rows.X
         every = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
         xp = namespace(every)
-        for at in row_blocks(X, backend):
+        for at in row_tiles(X, backend):
             norms = backend.dot(elementwise(xp.abs, backend.part(X, at)), every)
             self.merge(out, xp.max(norms, keepdims=True))
         return float("nan")
@@ -65,7 +65,7 @@ class Correlations(Statistic):
         xp, w = namespace(out), to_rows(self.w, rows.X, backend)
         parts = xp.reshape(out[1:], (2, *w.shape))
         summed = 0.0
-        for at in row_blocks(rows.X, backend):
+        for at in row_tiles(rows.X, backend):
             part = rows.part(at, backend)
             X, weight = part.X, part.weight
             losses, g = model.loss.value_and_gradient(

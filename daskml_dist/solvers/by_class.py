@@ -14,7 +14,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.naive_bayes import merge_moments
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import as_dense, elementwise, is_sparse, row_blocks
+from daskml_dist.solvers.rows import as_dense, elementwise, is_sparse, row_tiles
 
 __all__ = ["ClassCounts", "ClassMoments", "OnePass"]
 
@@ -45,7 +45,7 @@ class ClassCounts(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         out[:, :1] += _counts(rows.y, rows.weight, model.n_classes, backend)
-        for at in row_blocks(rows.X, backend):
+        for at in row_tiles(rows.X, backend):
             part = rows.part(at, backend)
             X = part.X
             if not self.signed:
@@ -73,7 +73,7 @@ class ClassMoments(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         everything = slice(model.n_classes, model.n_classes + 1)
-        for at in row_blocks(rows.X, backend, dense=True, cached=_CACHED):
+        for at in row_tiles(rows.X, backend, dense=True, cached=_CACHED):
             part = rows.part(at, backend)
             # The host's kernels read rows of any dtype.
             plain = is_host(part.X) and not is_sparse(part.X)

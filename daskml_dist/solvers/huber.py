@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace, scalar, total
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.curvature import row_blocks
+from daskml_dist.models.curvature import curvature_tiles
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, start_of
 from daskml_dist.solvers.lbfgs import quasi_newton
 from daskml_dist.solvers.objective import check_squares
@@ -43,7 +43,7 @@ class HuberSums(Statistic):
         xp, w = namespace(out), to_rows(self.w, rows.X, backend)
         gradient = xp.reshape(out[2:], self.w.shape)
         loss = 0.0
-        for at in row_blocks(rows.X, backend):
+        for at in curvature_tiles(rows.X, backend):
             part = rows.part(at, backend)
             residual = part.y - model.raw_prediction(w, part.X, backend)
             with np.errstate(over="ignore"):

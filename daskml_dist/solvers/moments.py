@@ -12,7 +12,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, ones
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.rows import as_dense, row_blocks
+from daskml_dist.solvers.rows import as_dense, row_tiles
 
 __all__ = ["Moments"]
 
@@ -56,7 +56,7 @@ class Moments(Statistic):
         """Add the moments of some rows, piece by piece."""
         again = self.x_shift is not None
         # At first sight sparse rows add up in float64 whatever their number.
-        pieces = row_blocks(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS)
+        pieces = row_tiles(rows.X, backend, dense=again, cached=_PIECE, at_least=_FEW_ROWS)
         with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
             if again:
                 for at in pieces:

@@ -11,13 +11,13 @@ from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array
 
-__all__ = ["as_dense", "elementwise", "is_sparse", "row_blocks", "to_rows"]
+__all__ = ["as_dense", "elementwise", "is_sparse", "row_tiles", "to_rows"]
 
 #: Bytes of dense float64 rows that are worked on together in a processor's cache.
 _CACHED = 1 << 18
 
 
-def row_blocks(
+def row_tiles(
     X: Any, backend: Backend, *, dense: bool = False, cached: int = _CACHED, at_least: int = 1
 ) -> Iterator[slice]:
     """Slices of X to be worked on one after the other; sparse rows are one, unless made dense.

@@ -28,7 +28,7 @@ from daskml_dist.comm.meet import TwoLevels
 from daskml_dist.comm.remote import RemoteConnection, serve
 from daskml_dist.comm.ring import RING_BYTES, Offer, RingInbox, RingOutbox, accept_offer
 from daskml_dist.comm.shared_group import SharedGroup
-from daskml_dist.comm.shared_memory import Bell, Segment
+from daskml_dist.comm.shared_memory import Bell, SharedSegment
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import get_optimizer
@@ -341,17 +341,17 @@ def test_descriptors_are_given_back(boxes: Callable[..., Boxes]) -> None:
 
 
 def test_a_segment_is_its_users_alone() -> None:
-    segment, descriptor = Segment.make(100)
+    segment, descriptor = SharedSegment.make(100)
     try:
         assert os.fstat(descriptor).st_mode & 0o777 == 0o600
-        again = Segment.find(os.getpid(), descriptor, 100)
+        again = SharedSegment.find(os.getpid(), descriptor, 100)
         again.data[7] = 42
         assert segment.data[7] == 42
         assert again.token == segment.token
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, 10)
         with pytest.raises(OSError, match="private segment"):
-            Segment.find(os.getpid(), descriptor, 200)
+            SharedSegment.find(os.getpid(), descriptor, 200)
     finally:
         os.close(descriptor)
 
@@ -362,7 +362,7 @@ def test_only_memory_and_pipes_are_taken_up(tmp_path: Path) -> None:
     file.write_bytes(bytes(10_000))
     file.chmod(0o600)
     with file.open("r+b") as opened, pytest.raises(OSError):  # noqa: PT011 (the system's words)
-        Segment.find(os.getpid(), opened.fileno(), file.stat().st_size - 4096)
+        SharedSegment.find(os.getpid(), opened.fileno(), file.stat().st_size - 4096)
     with file.open("r+b") as opened, pytest.raises(OSError, match="not a bell"):
         Bell.find(os.getpid(), opened.fileno())
     unsealed = os.memfd_create("daskml_dist")
@@ -370,7 +370,7 @@ def test_only_memory_and_pipes_are_taken_up(tmp_path: Path) -> None:
         os.fchmod(unsealed, 0o600)
         os.ftruncate(unsealed, 10_000)
         with pytest.raises(OSError, match="private segment"):
-            Segment.find(os.getpid(), unsealed, 10_000 - 4096)
+            SharedSegment.find(os.getpid(), unsealed, 10_000 - 4096)
     finally:
         os.close(unsealed)
 

@@ -316,8 +316,8 @@ def test_table_entry(name: str) -> None:
     assert policy == POLICIES[name]()
     assert get_policy(policy) is policy
     assert pickle.loads(pickle.dumps(policy)) == policy
-    assert policy.loop in {"rounds", "replicas", "free", "shared"}
-    assert policy.lockstep == (policy.loop in {"rounds", "replicas"})
+    assert policy.loop in {"bulk", "replicas", "free", "shared"}
+    assert policy.lockstep == (policy.loop in {"bulk", "replicas"})
     assert policy.uses_shards == (policy.loop != "replicas")
 
 

@@ -248,7 +248,7 @@ def test_sparse_rows_are_asked_alike() -> None:
     assert_allclose(rows.as_dense(rows.elementwise(np.sqrt, some)), np.sqrt(dense[[3, 1, 4]]))
 
 
-@pytest.mark.parametrize("blocks", [rows.row_blocks, curvature.row_blocks])
+@pytest.mark.parametrize("blocks", [rows.row_tiles, curvature.curvature_tiles])
 def test_a_gpu_takes_many_rows_at_once(blocks: Any) -> None:
     wide = np.zeros((5000, 100))
     assert len(list(blocks(wide, get_backend("cpu")))) > 1

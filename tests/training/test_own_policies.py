@@ -103,7 +103,7 @@ def test_free_lanes(client: Client) -> None:
 def test_rounds(client: Client) -> None:
     class Lockstep(Policy):
         name = "lockstep"
-        loop = "rounds"
+        loop = "bulk"
 
     np.testing.assert_array_equal(_fit(Lockstep()).coef_, _fit("sync").coef_)
 

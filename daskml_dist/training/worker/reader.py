@@ -20,7 +20,7 @@ from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.ready_blocks import ReadyBlock, device_memory
+from daskml_dist.training.worker.ready_blocks import ReadyBlock, fit_memory
 
 __all__ = ["Batch", "Blocks", "Reader"]
 
@@ -201,7 +201,7 @@ class Reader:
         ready = zip(numbers, self.kept, strict=True)
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
         shape, most = self._fit.steps.shape, self._most_rows
-        with device_memory(self._backend, f"What gathers batches of {most:,} rows"):
+        with fit_memory(self._backend, f"What gathers batches of {most:,} rows"):
             return self._backend.gather(self._linear.loss, shape, blocks, most)
 
     def _stream_gather(self, linear: LinearForm, blocks: BlockStream[ReadyBlock]) -> Any | None:

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.backends.device_memory import device_memory as name_memory
+from daskml_dist.backends.device_memory import device_memory
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["ReadyBlock", "backend_of", "device_memory", "prepare_block"]
+__all__ = ["ReadyBlock", "backend_of", "fit_memory", "prepare_block"]
 
 
 @dataclass
@@ -111,7 +111,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         if rows.class_weight is not None and rows.classes is not None and block.y is not None:
             weight *= rows.class_weight[np.searchsorted(rows.classes, block.y)]
         weight = weight.astype(rows.dtype)
-    with device_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
+    with fit_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         X, y, weight = (
             array if array is None or (lies and array is X) else backend.to_device(array)
             for array in (X, y, weight)
@@ -166,11 +166,11 @@ def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
     return smaller
 
 
-def device_memory(backend: Backend, what: str) -> AbstractContextManager[None]:
+def fit_memory(backend: Backend, what: str) -> AbstractContextManager[None]:
     """Say what did not fit where a device's memory runs out; the host's own error stays."""
     if backend.device == "cpu":
         return nullcontext()
-    return name_memory(
+    return device_memory(
         what,
         'Let blocks be streamed: memory_budget="8GiB", or less than the GPU has; or use smaller '
         'chunks, X of float32, or device="cpu".',

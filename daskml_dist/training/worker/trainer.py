@@ -33,7 +33,7 @@ from daskml_dist.training.worker.loops import LOOPS, Context
 from daskml_dist.training.worker.ready_blocks import (
     ReadyBlock,
     backend_of,
-    device_memory,
+    fit_memory,
     prepare_block,
 )
 
@@ -165,7 +165,7 @@ class Trainer:
             with (
                 _blas().limit(limits=1, user_api="blas"),
                 np.errstate(over="ignore", invalid="ignore"),
-                device_memory(backend_of(self._fit), "What a step makes of its rows"),
+                fit_memory(backend_of(self._fit), "What a step makes of its rows"),
             ):
                 return LOOPS[self._fit.work.loop](context)
 

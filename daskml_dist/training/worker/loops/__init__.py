@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
+from daskml_dist.training.worker.loops.bulk import run_bulk
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.free import run_free
 from daskml_dist.training.worker.loops.ranges import run_ranges
 from daskml_dist.training.worker.loops.replicas import run_replicas
-from daskml_dist.training.worker.loops.rounds import run_rounds
 from daskml_dist.training.worker.loops.shared import run_shared
 from daskml_dist.training.worker.loops.solver import run_solver
 
@@ -18,7 +18,7 @@ __all__ = ["LOOPS", "Context"]
 
 #: Loops by name; each returns the state, or the solution, where the trainer holds it.
 LOOPS: dict[str, Callable[[Context], ShardState | Solution | None]] = {
-    "rounds": run_rounds,
+    "bulk": run_bulk,
     "replicas": run_replicas,
     "free": run_free,
     "shared": run_shared,

@@ -7,7 +7,7 @@ from typing import Any
 
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.worker.lane import Lane
-from daskml_dist.training.worker.ready_blocks import device_memory
+from daskml_dist.training.worker.ready_blocks import fit_memory
 
 __all__ = ["OwnSteps"]
 
@@ -59,7 +59,7 @@ class OwnSteps:
             return 0
         step = replica.empty_step()
         if self._recorded is None or not self._recorded.serves(step):
-            with device_memory(lane.backend, "What steps need"):
+            with fit_memory(lane.backend, "What steps need"):
                 self._recorded = lane.backend.recorder(gather, replica.rule.only.optimizer, step)
         if self._recorded is None:
             self._may = False

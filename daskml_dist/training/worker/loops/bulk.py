@@ -1,4 +1,4 @@
-"""Rounds: all lanes step together through the server (``"sync"``)."""
+"""Bulk-synchronous steps: all lanes step together through the server (``"sync"``)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import Batch
 
-__all__ = ["run_rounds"]
+__all__ = ["run_bulk"]
 
 
-def run_rounds(context: Context) -> None:
+def run_bulk(context: Context) -> None:
     """Run all passes of the trainer's lanes in lock-step with all others."""
     connection = context.connect()
     try:
-        rounds = _Rounds(context, connection)
-        rounds.pull_first()
+        steps = _Bulk(context, connection)
+        steps.pull_first()
         for number in context.fit.work.passes(context.clock):
-            rounds.run_pass(number)
-            weights = rounds.validation_weights()
+            steps.run_pass(number)
+            weights = steps.validation_weights()
             if context.report(connection, number, context.lanes, weights):
                 break
     finally:
         connection.close()
 
 
-class _Rounds:
-    """The trainer's side of the rounds.
+class _Bulk:
+    """The trainer's side of the steps of all.
 
     Lanes speak together (one summed push a trainer), unless the server must see each lane's
     gradient: to add them in lane order, or because each touches rows of its own.
