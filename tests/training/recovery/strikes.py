@@ -22,7 +22,7 @@ from daskml_dist.training.dask_internals import list_workers
 
 N_ROWS, N_PASSES = 6_000, 20
 EXACT = ["sync", "allreduce", "local", "average"]
-UNSERVED = {"allreduce", "local", "average", "hogwild"}
+SERVED = {"ssp", "async"}
 
 
 def _listens(address: str) -> bool:
@@ -58,7 +58,7 @@ def make_classifier(policy: Any, *callbacks: Any, **params: Any) -> SGDClassifie
     run = Run(n_lanes=3, n_servers=2 if policy == "sync" else 1)
     params = {"max_iter": N_PASSES, "tol": None, "batch_size": 16, "run": run} | params
     # Where no server is asked at each step, a fit would be over before anybody strikes.
-    some = [*callbacks, _resting()] if policy in UNSERVED else list(callbacks)
+    some = list(callbacks) if policy in SERVED else [*callbacks, _resting()]
     return SGDClassifier(policy=policy, random_state=0, callbacks=some, **params)
 
 
