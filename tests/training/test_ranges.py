@@ -182,7 +182,8 @@ def test_it_stops_where_it_is_told_to(client: Client) -> None:
                 run.stop()
 
     clf = LogisticRegression(tol=0, max_iter=10**6, C=1e6, callbacks=[Stop()]).fit(X, y)
-    assert 3 <= len(clf.history_.records) <= 60
+    # Left alone it makes more than 6,000; how soon it hears of the end is up to the machine.
+    assert 3 <= len(clf.history_.records) < 3_000
     with pytest.warns(ConvergenceWarning, match="limit of 2 iterations"):
         clf = LogisticRegression(max_iter=2).fit(X, y)
     assert clf.n_iter_[0] == 2
