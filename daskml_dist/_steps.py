@@ -22,6 +22,7 @@ from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Policy, get_policy
+from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.training.checkpoint import Checkpoint
@@ -332,7 +333,7 @@ class BaseSteps(BaseOnRows):
         cast = {name: slot.astype(dtype) for name, slot in state.slots.items()}
         w = self._parameters(state).astype(dtype)
         # Those of outer steps may go, or come anew, but another optimizer begins anew.
-        own = {name: slot for name, slot in cast.items() if not name.startswith("outer_")}
+        own = {name: slot for name, slot in cast.items() if name not in OuterStep.slot_names}
         slots = cast if own.keys() == settings.slot_names else {}
         if self._params()["average"] is False:
             return ShardState(w, slots, state.step, state.rows)

@@ -62,6 +62,8 @@ class Shard:
         #: The own part of each group.
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bound()
+        # The package's own make a step to the same bits, one operation at a time or compiled.
+        self._any_way = all(knows(group.optimizer) for group in self._groups)
         # Sum of the learning rates so far, and up to where each row has paid its penalty.
         self._charged = 0.0
         self._paid = np.zeros(len(self.w)) if rule.owes else None
@@ -205,8 +207,7 @@ class Shard:
         # A step is made in the same way in each run: which way, its number says.
         if not self._fused:
             n_rows, width = self.w.shape
-            own = all(knows(group.optimizer) for group in self._groups)
-            self._fused = self._backend.updates_at(self.version, n_rows * width, own)
+            self._fused = self._backend.updates_at(self.version, n_rows * width, self._any_way)
         for steps in self._steps:
             part = grad if steps.whole else grad[steps.at, ...]
             steps(part, rows, rate, self.step, self._fused)

@@ -165,8 +165,7 @@ def _rule(
 
 def _outer(policy: Policy) -> OuterStep | None:
     """Step that lanes make where they meet, unless they take the mean."""
-    plain = policy.outer_rate == 1 and policy.outer_momentum == 0
-    if plain or not policy.averages or not policy.average_every:
+    if policy.outer_rate == 1 and policy.outer_momentum == 0:
         return None
     return OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
 
