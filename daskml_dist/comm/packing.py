@@ -12,8 +12,8 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,10 +151,11 @@ def _tree(thing: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
     if isinstance(thing, dict):
         return {"dict": [each(item) for item in thing.items()]}
     name = _name(type(thing))
-    if name not in known:
+    if known.get(name) is not type(thing):
+        another = f" (there is another class {name})" if name in known else ""
         raise TypeError(
-            f"{name} cannot travel to other workers: give numbers, text, arrays, lists, tuples, "
-            "sets, dictionaries or objects of the classes that are sent."
+            f"{name} cannot travel to other workers{another}: give numbers, text, arrays, lists, "
+            "tuples, sets, dictionaries or objects of the classes that are sent."
         )
     return {"object": [name, *each(vars(thing)), *each(vars(thing).values())]}
 
@@ -211,12 +212,19 @@ def _made(kind: type, rest: list[Any]) -> Any:
     return thing
 
 
-@cache
 def _hints(kind: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(kind)
-    except NameError:  # annotations of a user's own, for type checkers alone
-        return {}
+    found = _known_hints.get(kind)
+    if found is None:
+        try:
+            found = typing.get_type_hints(kind)
+        except NameError:  # annotations of a user's own, for type checkers alone
+            found = {}
+        _known_hints[kind] = found
+    return found
+
+
+#: Of classes as long as they live: a notebook makes new ones with each run of a cell.
+_known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -35,7 +35,7 @@ from daskml_dist.solvers.moments import Moments
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.smoothing import RoundedTube
-from daskml_dist.training.worker.loops.solver import question_kinds
+from daskml_dist.training.worker.loops.questions import question_kinds
 from tests.cuda_emulation import EmulatedCupy
 from tests.strict_backend import DEVICES, StrictBackend
 

@@ -10,25 +10,26 @@ anew, so a fit ends with the digits of an undisturbed one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.packing import Kinds, kinds, pack_object_parts, unpack_object
+from daskml_dist.comm.packing import pack_object_parts, unpack_object
 from daskml_dist.comm.repeated import RepeatedObjects
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import Loss
 from daskml_dist.solvers import OwnedStatistic, RowState, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
+from daskml_dist.training.worker.loops.questions import question_kinds
 from daskml_dist.training.worker.loops.sum_log import SumLog
 
-__all__ = ["question_kinds", "run_solver"]
+__all__ = ["run_solver"]
 
 #: Kinds of messages to all trainers; before each stand its kind and two numbers.
 _ASK, _KEEP = 0, 1
@@ -81,8 +82,13 @@ class _Rounds:
         if log is None or log.n_rows != n_rows:
             log = SumLog(n_rows)
         self.log = context.memory["log"] = log.begin()
-        self.questions = RepeatedObjects(question_kinds())
         self._sums = LaneSums(context)
+
+    @cached_property
+    def questions(self) -> RepeatedObjects:
+        """What packs and reads the questions; a single trainer needs none."""
+        work = self._context.fit.rounds
+        return RepeatedObjects(question_kinds(work.solver, work.model))
 
     def remember(self) -> None:
         """Give all trainers the longest memory of any."""
@@ -300,14 +306,3 @@ class _Asked:
         self._reports.send()
         self._context.end_pass()
         self._context.communicator.broadcast_bytes()
-
-
-def question_kinds() -> Kinds:
-    """Classes of the questions that can be asked: those that fits have brought into the process."""
-    return kinds([*_derived(Statistic), *_derived(RowState), *_derived(Loss)])
-
-
-def _derived(base: type[Any]) -> Iterator[type[Any]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _derived(kind)
