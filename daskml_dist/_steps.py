@@ -254,7 +254,7 @@ class BaseSteps(BaseOnRows):
         )
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
-        """What the settings are for these lanes; as they are, unless overridden."""
+        """Settings for these lanes; as they are, unless overridden."""
         return settings
 
     def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:

@@ -179,7 +179,7 @@ class MLP(StepModel):
         return np.concatenate([np.full(len(found[0]), float(total(weight))), *found])
 
     def _right(self, y: Any, raw: Any) -> Any:
-        """Whether each row's prediction is right, in all labels."""
+        """Truth value of each row: its prediction is right, in all labels."""
         if raw.ndim == 1:
             return (raw > 0) == (y > 0)
         xp = namespace(raw)

@@ -38,7 +38,7 @@ _SOLVERS = ("lbfgs", "sgd", "adam")
 _RATES = ("constant", "invscaling", "adaptive")
 
 
-class BaseMLP(BaseNetwork, BaseRounds):  # type: ignore[misc]  # by steps, or by rounds
+class BaseMLP(BaseNetwork, BaseRounds):
     """Base class of multi-layer perceptrons, fitted by steps or by L-BFGS over sums."""
 
     coefs_: list[NDArray[Any]]
@@ -197,7 +197,7 @@ class BaseMLP(BaseNetwork, BaseRounds):  # type: ignore[misc]  # by steps, or by
             self.classes_ = rows.classes
 
     def _out_activation(self, model: MLP) -> str:
-        """What makes predictions of raw outputs, as scikit-learn calls it."""
+        """Name of what makes predictions of raw outputs, scikit-learn's."""
         raise NotImplementedError
 
     # -- rounds --------------------------------------------------------------------------------
