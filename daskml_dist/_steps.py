@@ -22,7 +22,7 @@ from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameter
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import Penalty, get_penalty
-from daskml_dist.policies import POLICIES, Policy, get_policy
+from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Schedule, get_schedule
@@ -61,6 +61,7 @@ class BaseSteps(BaseOnRows):
         "shuffle": True,
         "clip": None,
         "groups": None,
+        "pipeline": None,
         "dtype": None,
         "average": False,
         "class_weight": None,
@@ -119,6 +120,7 @@ class BaseSteps(BaseOnRows):
             clip=params["clip"],
             micro_batch=params["micro_batch_size"],
             groups=params["groups"],
+            pipeline=_pipeline(params["pipeline"]),
             dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
         )
 
@@ -362,6 +364,14 @@ def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
         default=optimizer.default_learning_rate,
         alpha=params["alpha"],
         max_iter=params["max_iter"],
+    )
+
+
+def _pipeline(pipeline: Any) -> Pipeline | None:
+    if pipeline is None or isinstance(pipeline, Pipeline):
+        return pipeline
+    raise InvalidParameterError(
+        f"pipeline={pipeline!r}: give a Pipeline, such as Pipeline(stages=2), or None."
     )
 
 
