@@ -16,6 +16,7 @@ from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import check_class_weight, check_count, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist.compression import Compressor
+from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import StepModel
@@ -200,10 +201,10 @@ class BaseSteps(BaseOnRows):
             When the fit cannot go on, for instance because a worker was lost.
         """
         settings = self._settings(policy)
-        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        self._train(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
         return self
 
-    def _fit(
+    def _train(
         self,
         X: Any,
         y: Any,
@@ -234,7 +235,7 @@ class BaseSteps(BaseOnRows):
             self._tell(settings, fit, result, engine)
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, self.n_iter_)
-        self._warn(settings, result)
+        self._warn_of_passes(settings, result)
 
     def _plan(
         self,
@@ -247,11 +248,16 @@ class BaseSteps(BaseOnRows):
         lanes = engine.lanes(
             settings.run.n_lanes, shared=settings.policy.uses_threads, passes=settings.max_iter
         )
+        settings = self._over_lanes(settings, rows, lanes)
         needed = settings.optimizer.uses_scales and model.linear is not None
         scales = engine.scales() if needed else None
         return make_fit(
             settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host
         )
+
+    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+        """Settings for these lanes; as they are, unless overridden."""
+        return settings
 
     def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
         """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
@@ -281,7 +287,7 @@ class BaseSteps(BaseOnRows):
             compression=None if fit.work.compression is None else fit.work.compression.name,
         )
 
-    def _warn(self, settings: Settings, result: FitResult) -> None:
+    def _warn_of_passes(self, settings: Settings, result: FitResult) -> None:
         reached = len(result.records) >= settings.max_iter
         if settings.tol is not None and reached and not result.stopping.converged:
             warnings.warn(
@@ -309,7 +315,7 @@ class BaseSteps(BaseOnRows):
         if state is not None:
             # Another order of rows in each call.
             settings = dataclasses.replace(settings, seed=settings.seed + state.step)
-        self._fit(
+        self._train(
             X,
             y,
             sample_weight,
