@@ -41,7 +41,8 @@ class TorchModel(StepModel):
     inputs : TorchInputs
     target : {"labels", "binary", "numbers"}
         Numbers of the classes, 0 and 1 as the outputs are, or the targets themselves.
-    n_classes : int or None
+    threshold : float
+        Output above which a single one tells of the second class.
     precision : {"bf16", "fp16"} or None
         What products are computed in; parameters and sums stay in the fit's dtype.
     start : ndarray or None
@@ -56,7 +57,7 @@ class TorchModel(StepModel):
     parameters: Parameters
     inputs: TorchInputs
     target: str
-    n_classes: int | None = None
+    threshold: float = 0.0
     precision: str | None = None
     start: NDArray[Any] | None = None
     checksum: int | None = None
@@ -109,6 +110,8 @@ class TorchModel(StepModel):
         """Targets in the dtype that the criterion takes."""
         if self.target == "numbers":
             return y.astype(dtype)
+        if y.ndim == 2:  # of 0 and 1, for each of several labels
+            return y.astype(dtype)
         assert classes is not None
         return label_codes(y, classes, np.int64 if self.target == "labels" else dtype)
 
@@ -135,9 +138,11 @@ class TorchModel(StepModel):
         y, weight = backend.to_numpy(rows.y), np.ones(len(raw))
         if rows.weight is not None:
             weight = backend.to_numpy(rows.weight).astype(np.float64)
-        if self.n_classes:
-            found = raw.argmax(axis=1) if raw.ndim == 2 and raw.shape[1] > 1 else raw.ravel() > 0
-            return np.array([weight.sum(), weight @ (found == y)])
+        if self.target == "labels":
+            return np.array([weight.sum(), weight @ (raw.argmax(axis=1) == y)])
+        if self.target == "binary":
+            right = (raw.reshape(y.shape) > self.threshold) == (y > 0)
+            return np.array([weight.sum(), weight @ right.reshape(len(y), -1).all(axis=1)])
         y = y.reshape(len(y), -1).astype(np.float64)
         residual = y - raw.reshape(y.shape)
         sums = (weight @ part.mean(axis=1) for part in (residual**2, y, y**2))
@@ -148,7 +153,7 @@ class TorchModel(StepModel):
         total, first = sums[:2]
         if total == 0:
             return math.nan
-        if self.n_classes:
+        if self.target != "numbers":
             return float(first / total)
         spread = sums[3] - sums[2] ** 2 / total
         return float(1 - first / spread) if spread > 0 else math.nan

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from daskml_dist._checks import check_one_of
 from daskml_dist._steps import BaseSteps
-from daskml_dist._supervised import Supervised
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
@@ -25,6 +24,7 @@ from daskml_dist.models.torch_module import TorchModel
 from daskml_dist.models.torch_precision import PRECISIONS
 from daskml_dist.models.torch_probe import Trial, try_module
 from daskml_dist.models.torch_source import ModuleSource, name_of, without_weights
+from daskml_dist.neural_network._base import BaseNetwork
 from daskml_dist.neural_network._torch_options import group_options, schedule_of
 from daskml_dist.neural_network._torch_predict import TorchOutputs, fitted_module
 from daskml_dist.policies import Policy
@@ -43,7 +43,7 @@ _TRIED = 4
 _PASSED_ON = ("module__", "criterion__")
 
 
-class BaseTorch(BaseSteps, Supervised):
+class BaseTorch(BaseNetwork):
     """Base class of estimators over a module of torch.
 
     A subclass says what the default criterion is.
@@ -105,6 +105,10 @@ class BaseTorch(BaseSteps, Supervised):
 
     def _default_criterion(self) -> Any:
         raise NotImplementedError
+
+    def _threshold(self) -> float:
+        """Output above which a single one tells of the second class."""
+        return 0.0
 
     def _arguments(self, prefix: str) -> dict[str, Any]:
         given = {n[len(prefix) :]: v for n, v in vars(self).items() if n.startswith(prefix)}
@@ -194,8 +198,8 @@ class BaseTorch(BaseSteps, Supervised):
         source, tried = self._source(), self._tried
         dtype = str(np.dtype(self._params()["dtype"]))
         kind = torch_dtype(dtype)
-        n_classes = None if rows.classes is None else len(rows.classes)
-        n_targets = None if n_classes else rows.survey.n_targets
+        n_targets = rows.survey.n_targets
+        n_classes = None if rows.classes is None or n_targets else len(rows.classes)
         module = source.make_seeded(0, kind)
         parameters = parameters_of(module)
         _check_shapes(source.name, parameters, last)
@@ -203,8 +207,9 @@ class BaseTorch(BaseSteps, Supervised):
         start = None
         if isinstance(self.module, load_torch().nn.Module):
             start = flat_of(self.module, dtype)
+        target = "binary" if n_targets and rows.classes is not None else found.target
         model = TorchModel(
-            source, parameters, tried.inputs, found.target, n_classes, self.precision, start,
+            source, parameters, tried.inputs, target, self._threshold(), self.precision, start,
             fewest_rows=found.fewest_rows,
         )  # fmt: skip
         tried.begun = model, rows
@@ -240,6 +245,7 @@ class BaseTorch(BaseSteps, Supervised):
         self.__dict__.pop("_built", None)
         self._net, self._w = model.at_rest(), w
         self._token, self._rows_dtype = TorchOutputs(self._net, w).token, rows.survey.rows_dtype
+        self.n_outputs_ = rows.survey.n_targets or 1
 
     def _keep_snapshot(self, w: NDArray[Any] | None) -> None:
         """Keep the last parameters whose loss was finite of a fit that diverged."""

@@ -7,18 +7,23 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._classifier import BaseClassifier
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.torch_losses import cross_entropy
+from daskml_dist.neural_network._base import NetworkClassifier
 from daskml_dist.neural_network._torch import BaseTorch
-from daskml_dist.neural_network._torch_predict import Above, nonlinearity_of
+from daskml_dist.neural_network._torch_predict import (
+    Above,
+    either,
+    nonlinearity_of,
+    sigmoid,
+)
 from daskml_dist.policies import Policy
 
 __all__ = ["TorchClassifier"]
 
 
-class TorchClassifier(BaseClassifier, BaseTorch):
+class TorchClassifier(NetworkClassifier, BaseTorch):
     """Classifier over a module of PyTorch, trained under any policy.
 
     Parameters
@@ -41,7 +46,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
     max_iter : int, default=10
         Passes over the data (epochs).
     batch_size : int, "auto" or None, default=128
-        Rows of one gradient of a lane; None: all of them.
+        Rows of one step of the parameters, of all lanes together; None: all of them.
     micro_batch_size : int or None, default=None
         Rows that the module is called with at once, where a batch is larger than memory bears.
     clip : float or None, default=None
@@ -237,12 +242,18 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         ndarray or lazy dask Array of shape (n_rows, n_classes)
         """
         self._check_fitted(X)
-        outputs = self._outputs(then=self._nonlinearity())
-        return self._map_outputs(outputs, X, len(self.classes_), _write_probabilities)
+        then = self._nonlinearity()
+        if self._several and then is either:
+            then = sigmoid
+        return self._map_outputs(self._outputs(then=then), X, len(self.classes_), _write_each)
 
     def _raw(self) -> Any:
-        # Of one output a row, the sign must tell the class.
-        return self._outputs(then=Above(self._nonlinearity()) if len(self.classes_) == 2 else None)
+        # Of one output a row, or of several labels, the sign must tell the class.
+        signs = self._several or len(self.classes_) == 2
+        return self._outputs(then=Above(self._threshold(), self._several) if signs else None)
+
+    def _threshold(self) -> float:
+        return 0.5 if self._nonlinearity() is None else 0.0
 
     def _nonlinearity(self) -> Any:
         given = self.predict_nonlinearity
@@ -252,10 +263,12 @@ class TorchClassifier(BaseClassifier, BaseTorch):
             raise InvalidParameterError(
                 f'predict_nonlinearity={given!r}: use "auto", a function of a tensor, or None.'
             )
-        return nonlinearity_of(self._net.source.criterion)
+        return nonlinearity_of(
+            self._default_criterion() if self.criterion is None else self.criterion
+        )
 
 
-def _write_probabilities(found: NDArray[Any], out: NDArray[Any]) -> None:
+def _write_each(found: NDArray[Any], out: NDArray[Any]) -> None:
     if found.ndim == 2:
         out[...] = found
         return

@@ -18,7 +18,7 @@ from daskml_dist.models.torch_library import load_torch
 from daskml_dist.models.torch_module import TorchModel
 from daskml_dist.models.torch_source import name_of, telling
 
-__all__ = ["Above", "TorchOutputs", "fitted_module", "nonlinearity_of"]
+__all__ = ["Above", "TorchOutputs", "either", "fitted_module", "nonlinearity_of", "sigmoid"]
 
 #: Modules that this process has built last, by the token of what built them.
 _BUILT: OrderedDict[str, Any] = OrderedDict()
@@ -119,28 +119,33 @@ class Above:
 
     Parameters
     ----------
-    nonlinearity : callable or None
-        That makes probabilities of outputs.
+    threshold : float
+        Of a single one.
+    each : bool
+        Whether each of several outputs is one of its own.
     """
 
-    nonlinearity: Callable[[Any], Any] | None
+    threshold: float
+    each: bool
 
     def __call__(self, output: Any) -> Any:
-        """Outputs themselves, or of a single one a row its probability above 1/2."""
-        if output.ndim == 2 and output.shape[1] > 1:
+        """Outputs themselves, or how far single ones lie above the threshold."""
+        if output.ndim == 2 and output.shape[1] > 1 and not self.each:
             return output
-        return (output if self.nonlinearity is None else self.nonlinearity(output)) - 0.5
+        return output - self.threshold
 
 
 def _softmax(output: Any) -> Any:
     return output.softmax(dim=1)
 
 
-def _either(output: Any) -> Any:
-    return _softmax(output) if output.ndim == 2 and output.shape[1] > 1 else _sigmoid(output)
+def either(output: Any) -> Any:
+    """Probabilities of logits: one a class, or a single one for the second of two classes."""
+    return _softmax(output) if output.ndim == 2 and output.shape[1] > 1 else sigmoid(output)
 
 
-def _sigmoid(output: Any) -> Any:
+def sigmoid(output: Any) -> Any:
+    """Probabilities of logits, each of its own."""
     return output.sigmoid()
 
 
@@ -150,9 +155,9 @@ def _exp(output: Any) -> Any:
 
 _NONLINEARITIES = {
     "CrossEntropyLoss": _softmax,
-    "cross_entropy": _either,
-    "BCEWithLogitsLoss": _sigmoid,
-    "binary_cross_entropy_with_logits": _sigmoid,
+    "cross_entropy": either,
+    "BCEWithLogitsLoss": sigmoid,
+    "binary_cross_entropy_with_logits": sigmoid,
     "NLLLoss": _exp,
     "nll_loss": _exp,
 }

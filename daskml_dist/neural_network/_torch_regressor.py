@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from numpy.typing import NDArray
-from sklearn.base import RegressorMixin
-
 from daskml_dist._run import Run
 from daskml_dist.models.torch_losses import squared_error
+from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._torch import BaseTorch
 from daskml_dist.policies import Policy
 
 __all__ = ["TorchRegressor"]
 
 
-class TorchRegressor(RegressorMixin, BaseTorch):
+class TorchRegressor(NetworkRegressor, BaseTorch):
     """Regressor over a module of PyTorch, trained under any policy.
 
     Parameters
@@ -37,7 +35,7 @@ class TorchRegressor(RegressorMixin, BaseTorch):
     max_iter : int, default=10
         Passes over the data (epochs).
     batch_size : int, "auto" or None, default=128
-        Rows of one gradient of a lane; None: all of them.
+        Rows of one step of the parameters, of all lanes together; None: all of them.
     micro_batch_size : int or None, default=None
         Rows that the module is called with at once, where a batch is larger than memory bears.
     clip : float or None, default=None
@@ -112,8 +110,6 @@ class TorchRegressor(RegressorMixin, BaseTorch):
     True
     """
 
-    _multi_output = True
-
     def __init__(
         self,
         module: Any = None,
@@ -182,10 +178,6 @@ class TorchRegressor(RegressorMixin, BaseTorch):
     def _default_criterion(self) -> Any:
         return squared_error
 
-    def _set_parameters(self, w: NDArray[Any], model: Any, rows: Any) -> None:
-        super()._set_parameters(w, model, rows)
-        self._n_targets = rows.survey.n_targets
-
     def partial_fit(
         self,
         X: Any,
@@ -208,17 +200,3 @@ class TorchRegressor(RegressorMixin, BaseTorch):
         """
         self._one_pass(X, y, sample_weight, policy, client, None)
         return self
-
-    def predict(self, X: Any) -> Any:
-        """Predicted targets.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of shape (n_rows,), or (n_rows, n_targets)
-        """
-        self._check_fitted(X)
-        return self._map_outputs(self._outputs(), X, self._n_targets)

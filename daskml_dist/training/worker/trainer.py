@@ -246,6 +246,8 @@ class Trainer:
                 return NoPeers()
             endpoints = [Endpoint(spec.peer_key(rank), *at) for rank, at in enumerate(peers)]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
+            if self._fit.work.in_pairs:
+                return group
             host = share_memory(group, self._wait, self._credentials.shared_memory)
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":
