@@ -107,7 +107,7 @@ def test_mnist(data_dir: Path) -> None:
 @pytest.mark.slow
 def test_sparknet_grid(tmp_path: Path) -> None:
     picture = tmp_path / "grid.png"
-    options = ["--lanes", "2", "--tau", "1", "8", "--passes", "5", "--picture", str(picture)]
+    options = ["--lanes", "2", "--tau", "1", "8", "--passes", "15", "--picture", str(picture)]
     lines = _run("sparknet_grid.py", *options).splitlines()
     assert len(lines) == 2
     assert all("accuracy 0.9" in line for line in lines)
