@@ -15,6 +15,9 @@ from daskml_dist.errors import CommunicationError
 
 __all__ = ["Lines"]
 
+#: Bytes of a message of which the system surely holds a few between two sockets.
+_SMALL = 1 << 15
+
 
 class Lines:
     """Messages between pairs of ranks, beside the collectives of a group. Used by one thread.
@@ -35,8 +38,11 @@ class Lines:
         self._senders: dict[int, ThreadPoolExecutor] = {}
         self._sending: dict[int, deque[Future[None]]] = {}
 
-    def send(self, to: int, name: int, arrays: Arrays) -> None:
+    def send(self, to: int, name: int, arrays: Arrays, *, awaited: bool = False) -> None:
         """Send arrays, which must not change before :meth:`flush`.
+
+        `awaited`: there are never more than a few such messages that nobody has asked for, so that
+        the system holds small ones, and they need not wait for another thread.
 
         Raises
         ------
@@ -47,12 +53,14 @@ class Lines:
             self._come[to, name] = arrays
             return
         message = [np.array([name], np.int64), *arrays]
-        if to not in self._senders:
-            self._senders[to] = ThreadPoolExecutor(1, thread_name_prefix="daskml-line")
-            self._sending[to] = deque()
-        sending = self._sending[to]
+        sending = self._sending.setdefault(to, deque())
         while sending and sending[0].done():
             sending.popleft().result()
+        if awaited and not sending and sum(array.nbytes for array in arrays) <= _SMALL:
+            self._peers.send(to, message)
+            return
+        if to not in self._senders:
+            self._senders[to] = ThreadPoolExecutor(1, thread_name_prefix="daskml-line")
         try:
             sending.append(self._senders[to].submit(self._peers.send, to, message))
         except RuntimeError as error:  # closed meanwhile, by another thread

@@ -14,9 +14,10 @@ class Pipeline:
     """Pipeline of stages: each trainer holds some neighbouring layers, and passes on what it makes.
 
     A batch is cut into micro-batches that follow each other through the stages, one forward and one
-    backward in turn (1F1B), so that a stage keeps the memory of as many of them as stages follow.
-    The steps are those of one trainer that holds all layers. Where there are twice as many trainers
-    as stages, or more, several pipelines work on other lanes, and same stages sum their gradients.
+    backward in turn (1F1B), so that a stage keeps the memory of few of them: as many as stages
+    follow, itself and one that is on its way. The steps are those of one trainer that holds all
+    layers. Where there are twice as many trainers as stages, or more, several pipelines work on
+    other lanes, and same stages sum their gradients.
 
     Choose it when a network is too large for the memory of a worker; a network that fits learns
     sooner under ``"allreduce"``. Layers are spread so that all stages take as long, as measured;

@@ -101,7 +101,10 @@ class Pipelined:
         if self._lines is None or to == self._context.rank:
             self._own[kind, number] = arrays
         else:
-            self._lines.send(to, kind + 8 * number, [self._home.to_host(a) for a in arrays])
+            host = [self._home.to_host(array) for array in arrays]
+            # As many are unread as stages follow; rows and targets go out all at once.
+            awaited = kind in (_FORWARD, _BACKWARD)
+            self._lines.send(to, kind + 8 * number, host, awaited=awaited)
 
     def _receive(self, source: int, kind: int, number: int) -> Arrays:
         if self._lines is None or source == self._context.rank:
@@ -154,7 +157,9 @@ class Pipelined:
             return []
         self._losses = dict.fromkeys((job.lane for job in jobs), 0.0)
         parts: dict[int, Any] = {}
-        ahead = min(self._stages.n_stages - stage - 1, len(jobs))
+        # One more than stages follow, so that no stage waits while a message is on its way.
+        after = self._stages.n_stages - stage - 1
+        ahead = min(after + 1 if after else 0, len(jobs))
         for job in jobs[:ahead]:
             self._forward(stage, job)
         for number, job in enumerate(jobs):
