@@ -155,9 +155,11 @@ class NumpyBackend(Backend):
         """Add ``a @ b`` to `out` in one pass over it."""
         add_matmul(a, b, out)
 
-    def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str) -> NDArray[Any]:
-        """``a @ b`` in the same memory for each product of a use."""
-        return np.matmul(a, b, out=self._scratch.empty(use, (a.shape[0], b.shape[1]), b.dtype))
+    def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str | None) -> NDArray[Any]:
+        """``a @ b``, in the same memory for each product of a use."""
+        shape = a.shape[0], b.shape[1]
+        room = np.empty(shape, b.dtype) if use is None else self._scratch.empty(use, shape, b.dtype)
+        return np.matmul(a, b, out=room)
 
     def add_fused(
         self,
