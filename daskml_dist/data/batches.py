@@ -17,12 +17,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GROUP", "LaneRows", "LaneSpec", "Runs", "Segment", "held_out_rows", "pass_steps"]
+__all__ = [
+    "GROUP",
+    "ROWS_IN_TURN",
+    "LaneRows",
+    "LaneSpec",
+    "Runs",
+    "Segment",
+    "held_out_rows",
+    "pass_steps",
+]
 
 #: Blocks whose rows are shuffled together, where memory allows.
 GROUP = 8
 #: Runs of neighbouring rows in a batch; smaller batches are drawn row by row.
 RUNS = 256
+#: Rows of a run at most, and runs of a pass at least, where each row is a step of its own.
+ROWS_IN_TURN, _RUNS_IN_TURN = 16, 2048
 
 #: Rows whose positions are worked out at once: several batches' where these are small.
 _AHEAD = 1 << 16
@@ -125,6 +136,8 @@ class LaneRows:
     group : int, optional
         Blocks whose rows are shuffled together, where the blocks are streamed; then which rows
         are held out is found out anew when needed, rather than remembered.
+    in_turn : bool, default=False
+        Whether each row is a step of its own, so that there are shorter runs of rows.
     """
 
     def __init__(
@@ -135,6 +148,7 @@ class LaneRows:
         shuffle: bool,
         fraction: float = 0.0,
         group: int | None = None,
+        in_turn: bool = False,
     ) -> None:
         self._n_steps = n_steps
         self._seed = seed
@@ -147,6 +161,8 @@ class LaneRows:
         self._remember = group is None
         self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
         self._run = max(1, self.n_rows // n_steps // RUNS)
+        if in_turn:
+            self._run = min(max(1, self.n_rows // _RUNS_IN_TURN), ROWS_IN_TURN)
 
     def _split(self, i: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Rows held out and rows to train on, of segment i."""

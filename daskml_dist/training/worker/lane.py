@@ -141,23 +141,29 @@ class Lane:
         if not stays:
             out += self.backend.to_numpy(sums)
         self._worked(since, waited=self._on_host or not stays)
-        self._count(batch, loss)
+        self._count(batch.n_rows, loss)
 
-    def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
-        """Step along the rows of a batch by `run`, which returns their loss; count them."""
-        since = time.perf_counter()
-        loss = run(batch.pieces) if batch.n_rows else 0.0
+    def take_row_steps(self, run: Callable[[Any, int], float]) -> int:
+        """Step along the rows of the next batch by `run`; count them, and return how many.
+
+        `run` takes the blocks with the numbers of their rows, and how many rows these are; it
+        returns the sum of their losses.
+        """
+        rows, since = self._reader.rows_in_turn(), time.perf_counter()
+        n_rows = sum(len(numbers) for _, numbers in rows)
+        loss = run(rows, n_rows) if n_rows else 0.0
         self._worked(since)
-        self._count(batch, loss)
+        self._count(n_rows, loss)
+        return n_rows
 
-    def _count(self, batch: Batch, loss: Any) -> None:
+    def _count(self, n_rows: int, loss: Any) -> None:
         self._last_loss, self._loss = loss, self._loss + loss
         report = self._report
-        report.rows += batch.n_rows
+        report.rows += n_rows
         report.steps += 1
         self.reached += 1
         if self._told:
-            self._tell(self.reached, batch.n_rows, loss)
+            self._tell(self.reached, n_rows, loss)
 
     def _tell(self, clock: int, n_rows: int, loss: Any) -> None:
         """Tell the callbacks of steps of one."""

@@ -116,6 +116,12 @@ class Reader:
         numbers = set(itertools.chain.from_iterable(self._rows.blocks(1)))
         return [self._blocks[number] for number in sorted(numbers)]
 
+    def rows_in_turn(self) -> list[tuple[ReadyBlock, NDArray[np.intp]]]:
+        """Blocks of the next batch and their rows, for whoever reads these where they lie."""
+        drawn = next(self._draws)
+        self._clock += 1
+        return [(self._blocks[number], _every(at)) for number, at in _numbers(drawn)]
+
     def next(self, may_gather: bool) -> Batch:
         """The next batch; after the last pass batches are empty.
 
@@ -173,7 +179,7 @@ class Reader:
         return rows(block.X, at), y, weight
 
     def _touched(self, pieces: list[BatchRows]) -> NDArray[np.int64] | None:
-        if not self._fit.work.coordinates or self._fit.steps.single_rows:
+        if not self._fit.work.coordinates:
             return None
         return self._fit.steps.model.touched([piece.X for piece in pieces], self._backend)
 
@@ -253,6 +259,11 @@ def _runs(drawn: _Drawn) -> Draw:
 def _numbers(drawn: _Drawn) -> _Drawn:
     """Rows of a batch by their numbers, or as slices."""
     return [(number, at.numbers if isinstance(at, Runs) else at) for number, at in drawn]
+
+
+def _every(at: Any) -> NDArray[np.intp]:
+    """Row numbers of a slice, or the numbers themselves."""
+    return np.arange(at.start or 0, at.stop) if isinstance(at, slice) else at
 
 
 def _cuts(drawn: _Drawn, most: int | None) -> Iterator[tuple[int, Any]]:

@@ -201,6 +201,7 @@ class Trainer:
             fit.work.shuffle,
             fit.rows.validation_fraction,
             group,
+            fit.work.in_turn,
         )
 
     def _prepare(self, blocks: Any) -> dict[int, ReadyBlock]:

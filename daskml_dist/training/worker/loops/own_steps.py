@@ -1,4 +1,7 @@
-"""Steps of a lane alone on its replica: several at once, since only the last is waited for."""
+"""Steps of a lane alone on its replica: several at once, since only the last is waited for.
+
+Where single rows are steps, a compiled loop makes those of a batch.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,42 @@ from typing import Any
 
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.ready_blocks import fit_memory
 
-__all__ = ["OwnSteps"]
+__all__ = ["OwnSteps", "own_steps"]
+
+
+def own_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | OwnRows:
+    """Steps of a lane alone on its replica, of batches or of single rows."""
+    fit = context.fit
+    if fit.steps.single_rows:
+        return OwnRows(lane, RowByRow(fit, replica), context.rest)
+    return OwnSteps(lane, replica, context.rest)
+
+
+class OwnRows:
+    """Steps of a lane's single rows.
+
+    Parameters
+    ----------
+    lane : Lane
+    rows : RowByRow
+    rest : callable
+        Called between batches; may raise.
+    """
+
+    def __init__(self, lane: Lane, rows: RowByRow, rest: Callable[[], None]) -> None:
+        self._lane = lane
+        self._rows = rows
+        self._rest = rest
+
+    def take(self, count: int) -> None:
+        """Take the steps of so many batches."""
+        for _ in range(count):
+            self._rest()
+            self._rows.step(self._lane)
 
 
 class OwnSteps:

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
 from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.own_steps import OwnSteps
+from daskml_dist.training.worker.loops.own_steps import OwnSteps, own_steps
 from daskml_dist.training.worker.loops.residence import Residence
 from daskml_dist.training.worker.loops.team import Team
 from daskml_dist.training.worker.reader import Batch
@@ -192,7 +191,7 @@ class _Averaged:
             lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
         }
         self._own = [
-            OwnSteps(lane, self._replicas[lane.number], context.rest) for lane in context.lanes
+            own_steps(context, lane, self._replicas[lane.number]) for lane in context.lanes
         ]
         self._every = context.fit.steps.policy.average_every
         total = sum(context.lane_rows)
@@ -205,7 +204,8 @@ class _Averaged:
         count = self._count(clock, most)
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
-            mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
+            # What untouched parameters owe of the penalty, each lane pays when it touches them.
+            mean = self._mean({n: r.w for n, r in self._replicas.items()})
             for replica in self._replicas.values():
                 replica.meet(self._home.to_device(mean))
         return count
@@ -219,10 +219,6 @@ class _Averaged:
         count = self._count(clock, most)
         for own in self._own:
             own.draw_ahead(count)
-
-    def _settled(self, replica: Shard) -> Any:
-        replica.settle()
-        return replica.w
 
     def _mean(self, values: dict[int, Any]) -> Any:
         """Mean over all lanes, weighted by their rows; where they lie, or on the host."""
@@ -267,7 +263,7 @@ class _Averaged:
             replica.restore(self._home.enter(shards[number]))
 
     def validation_weights(self) -> list[Any | None]:
-        return [self._replicas[lane.number].w for lane in self._lanes]
+        return [self._replicas[lane.number].published() for lane in self._lanes]
 
     def state(self) -> ShardState:
         """The mean of the lanes' parameters, with the first lane's optimizer state."""

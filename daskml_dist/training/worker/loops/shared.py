@@ -32,11 +32,11 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.spec import FitSpec, Left
+from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.loops.turns import Turns
-from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_shared"]
 
@@ -44,6 +44,8 @@ __all__ = ["run_shared"]
 _MEET_EVERY = 8
 #: Where rows are steps: time between two meetings, in times of the last one (so 5 % at most).
 _MEET_AFTER = 20.0
+#: Approach to the minimum that is as good as none; its exponential has four digits in float32.
+_SHORT = 1e-3
 
 
 def run_shared(context: Context) -> ShardState | None:
@@ -98,9 +100,9 @@ class _Shared:
         self._clock = 0
         self._steps = self._steps_met = 0
         self._stopped = False
-        self._rows: _RowByRow | None = None
+        self._rows: _Damped | None = None
         if fit.steps.single_rows:
-            self._rows = _RowByRow(fit, self.replica, share)
+            self._rows = _Damped(self.replica, RowByRow(fit, self.replica), share)
         self._met, self._meeting_took = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
@@ -123,15 +125,14 @@ class _Shared:
         return lane.clock < number * self._fit.work.n_steps
 
     def _step(self, lane: Lane) -> None:
-        batch = lane.next_batch()
         if self._rows is None:
-            self._step_by_batch(lane, batch)
+            n_rows = self._step_by_batch(lane)
         else:
             with self._turns.together():
-                self._rows.step(lane, batch)
+                n_rows = self._rows.step(lane)
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
-        self._done[lane.number] = lane.clock, rows + batch.n_rows, loss + lane.last_loss
+        self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_loss
         self._steps += 1
         if self._is_due() and self._meeting.acquire(blocking=False):
             try:
@@ -139,12 +140,13 @@ class _Shared:
             finally:
                 self._meeting.release()
 
-    def _step_by_batch(self, lane: Lane, batch: Batch) -> None:
-        replica = self.replica
+    def _step_by_batch(self, lane: Lane) -> int:
+        replica, batch = self.replica, lane.next_batch()
         w = replica.w if batch.index is None else replica.w[batch.index]
         grad = lane.new_gradient(w, batch)
         with self._turns.alone():
             replica.apply(grad, batch.n_rows, batch.index)
+        return batch.n_rows
 
     def _is_due(self) -> bool:
         if self._rows is None:
@@ -206,68 +208,30 @@ class _Shared:
             self._connection.call_all("leave", lanes=self._lanes)
 
 
-class _RowByRow:
-    """Steps of single rows on the replica's cells, by all threads of a trainer."""
+class _Damped:
+    """Row by row, where other trainers make the same steps: what they found out is averaged."""
 
-    def __init__(self, fit: FitSpec, replica: Shard, share: float) -> None:
-        self._fit = fit
-        self._counting = threading.Lock()
+    def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
         self._replica = replica
-        self._cells = replica.interleave()
         self._share = share
         self._before = self._slots()
-        self._lanes: dict[int, Any] = {}
-        self._orders: dict[int, NDArray[np.intp]] = {}
-
-    def step(self, lane: Lane, batch: Batch) -> None:
-        """Step along the rows of a batch, at the learning rate of its first."""
-        replica, rate = self._replica, self._replica.learning_rate()
-        steps, order = self._steps_of(lane.number), self._order(batch.n_rows)
-        charged = replica.charged
-        lane.add_row_steps(
-            lambda pieces: steps.run(
-                [(rows.X, rows.y, rows.weight) for rows in pieces],
-                order,
-                self._cells,
-                rate,
-                charged,
-            ),
-            batch,
-        )
-        with self._counting:
-            replica.count_row_steps(batch.n_rows, rate)
-
-    def _steps_of(self, lane: int) -> Any:
-        if lane not in self._lanes:
-            from daskml_dist.backends.row_steps import RowSteps
-
-            linear, group = self._fit.steps.model.linear, self._fit.steps.rule.only
-            assert linear is not None
-            l1, l2 = group.penalty.l1, group.penalty.l2
-            self._lanes[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)
-        return self._lanes[lane]
-
-    def _order(self, n_rows: int) -> NDArray[np.intp]:
-        """A batch's rows are drawn at random, but come sorted; one order serves all batches."""
-        if n_rows not in self._orders:
-            n = np.arange(n_rows)
-            self._orders[n_rows] = (
-                np.random.default_rng(n_rows).permutation(n) if self._fit.work.shuffle else n
-            )
-        return self._orders[n_rows]
+        self.step = rows.step
 
     def _slots(self) -> dict[str, NDArray[Any]]:
         if self._share >= 1:
             return {}
-        return {name: slot.copy() for name, slot in self._replica.slots.items()}
+        # Of one dimension, over which NumPy is several times faster.
+        return {name: slot[:, 0].copy() for name, slot in self._replica.slots.items()}
 
     def damp(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        slots, optimizer = self._slots(), self._fit.steps.rule.only.optimizer
-        approach = optimizer.approach(self._before, slots, self._replica.learning_rate())
-        delta *= _damping(approach, self._share)
+        replica, slots = self._replica, self._slots()
+        optimizer = replica.rule.only.optimizer
+        approach = optimizer.approach(self._before, slots, replica.learning_rate())
+        factor = _damping(approach, self._share)
+        delta[:, 0] *= factor
         self._before = slots
 
 
@@ -277,5 +241,6 @@ def _damping(approach: Any, share: float) -> Any:
     One that makes the share `share` of all steps leaves ``exp(-a)`` of the distance to the
     minimum, where all steps in a row would have left ``exp(-a / share)``.
     """
-    a = np.maximum(approach, 1e-6)
-    return share * np.expm1(-a / share) / np.expm1(-a)
+    # Beside so short a way as the shortest here, the factor is 1 to a thousandth.
+    a = np.maximum(approach, _SHORT)
+    return share * (1 - np.exp(-a / share)) / (1 - np.exp(-a))
