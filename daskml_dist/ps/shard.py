@@ -77,6 +77,8 @@ class Shard:
     def _bound(self) -> list[GroupSteps]:
         """Steps of the groups, in the arrays that hold the parameters now."""
         few = self.rule.coordinates
+        #: Compiled steps in few rows; False: there are none, None: nobody has looked.
+        self._few: Any = None
         return [GroupSteps(part, self.w, self.slots, self._backend, few) for part in self._groups]
 
     @property
@@ -119,8 +121,7 @@ class Shard:
             if index is None:
                 self._step_all(grad, rows, rate)
             elif len(index):
-                grad /= rows
-                self._step_at(grad, index, rate)
+                self._step_at(grad, rows, index, rate)
         self._add_to_average()
 
     def _count(self, rows: float, scale: float = 1.0) -> float:
@@ -222,7 +223,18 @@ class Shard:
             for part in parts:
                 part *= self.rule.clip / norm
 
-    def _step_at(self, grad: NDArray[Any], index: NDArray[np.int64], rate: float) -> None:
+    def _step_at(self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float) -> None:
+        if self._few is None:
+            step, backend = self._described(None, 0.0, 0.0), self._backend
+            self._few = backend.coordinate_updater(self._only.optimizer, step, self._paid) or False
+        if self._few and grad.dtype == self.w.dtype:
+            self._few(index, grad, rows, rate, self.step, self._charged)
+        else:
+            grad /= rows
+            self._step_in_arrays(grad, index, rate)
+
+    def _step_in_arrays(self, grad: NDArray[Any], index: NDArray[Any], rate: float) -> None:
+        """A step in some rows, gathered and put back; what is compiled has the same bits."""
         w = self.w[index]
         slots = {name: slot[index] for name, slot in self.slots.items()}
         group = self._only

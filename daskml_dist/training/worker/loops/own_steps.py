@@ -47,6 +47,9 @@ class OwnRows:
             self._rest()
             self._rows.step(self._lane)
 
+    def draw_ahead(self, count: int) -> None:
+        """Nothing: rows are drawn as batches come to them."""
+
 
 class OwnSteps:
     """Steps of a lane, one by one, or several at once where a device or a compiled loop makes them.

@@ -44,8 +44,9 @@ __all__ = ["run_shared"]
 _MEET_EVERY = 8
 #: Where rows are steps: time between two meetings, in times of the last one (so 5 % at most).
 _MEET_AFTER = 20.0
-#: Approach to the minimum that is as good as none; its exponential has four digits in float32.
-_SHORT = 1e-3
+#: Where rows are steps: batches that a lane may be ahead of another one of the trainer's, and the
+#: seconds after which it looks again.
+_LEAD, _NAP = 2, 5e-5
 
 
 def run_shared(context: Context) -> ShardState | None:
@@ -113,13 +114,24 @@ class _Shared:
             # Lanes that go on after a loss need not be at the same clock.
             for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
                 while behind := [lane for lane in lanes if self._has_steps(lane, number)]:
-                    for lane in behind:
-                        if self._stopped or self._context.failed:
-                            return
-                        self._context.rest()
-                        self._step(lane)
+                    lane = min(behind, key=lambda lane: lane.clock)
+                    self._wait_for_others(lane)
+                    if self._stopped or self._context.failed:
+                        return
+                    self._context.rest()
+                    self._step(lane)
                 if self._end_pass(number, lanes):
                     return
+
+    def _wait_for_others(self, lane: Lane) -> None:
+        """Let threads that are behind catch up: the rows of one alone would lead too far."""
+        if self._rows is None:
+            return
+        while lane.clock - min(clock for clock, _, _ in self._done.values()) >= _LEAD:
+            if self._stopped or self._context.failed:
+                return
+            self._context.rest()
+            time.sleep(_NAP)
 
     def _has_steps(self, lane: Lane, number: int) -> bool:
         return lane.clock < number * self._fit.work.n_steps
@@ -241,6 +253,5 @@ def _damping(approach: Any, share: float) -> Any:
     One that makes the share `share` of all steps leaves ``exp(-a)`` of the distance to the
     minimum, where all steps in a row would have left ``exp(-a / share)``.
     """
-    # Beside so short a way as the shortest here, the factor is 1 to a thousandth.
-    a = np.maximum(approach, _SHORT)
-    return share * (1 - np.exp(-a / share)) / (1 - np.exp(-a))
+    a = np.maximum(approach, 1e-6)
+    return share * np.expm1(-a / share) / np.expm1(-a)
