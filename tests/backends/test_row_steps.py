@@ -294,15 +294,19 @@ def test_a_block_of_one_class_comes_sorted() -> None:
 
 @pytest.mark.parametrize("policy", ["local", "average"])
 def test_single_rows_of_lanes_alone_reach_the_optimum_and_repeat(policy: str) -> None:
-    """Beside full-batch Newton in float64, and to the bit whatever runs the lanes."""
+    """Beside full-batch Newton in float64; two lanes do not see all rows between two meetings."""
     rng = np.random.default_rng(0)
     X = sparse.random_array((3_000, 2_048), density=0.01, rng=rng, format="csr")
     y = X @ rng.normal(size=2_048) > 0
     best = SkLogistic(C=1 / (1e-4 * len(y)), tol=1e-9, max_iter=1_000).fit(X, y)
-    params: dict[str, Any] = {"policy": policy, "max_iter": 20, "tol": None, "random_state": 0}
-    first, second = (SGDClassifier(run=Run(n_lanes=2), **params).fit(X, y) for _ in range(2))
+    params: dict[str, Any] = {"policy": policy, "tol": None, "random_state": 0}
+    one, first, second = (
+        SGDClassifier(run=Run(n_lanes=n), max_iter=60, learning_rate=0.3, **params).fit(X, y)
+        for n in (1, 2, 2)
+    )
+    assert _objective(one, X, y) < 1.001 * _objective(best, X, y)
+    assert _objective(first, X, y) < (1.03 if policy == "local" else 1.25) * _objective(best, X, y)
     assert np.array_equal(first.coef_, second.coef_)
-    assert _objective(first, X, y) < 1.1 * _objective(best, X, y)
 
 
 def _objective(model: Any, X: Any, y: Any) -> float:
