@@ -26,8 +26,8 @@ from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["RowSteps"]
 
-#: A CSR block, its targets and weights (or None), and numbers of some of its rows.
-Piece = tuple[Any, NDArray[Any], NDArray[Any] | None, NDArray[np.intp]]
+#: A CSR block, its targets and weights (or None).
+Rows = tuple[Any, NDArray[Any], NDArray[Any] | None]
 
 #: Rows ahead whose entries, and whose cells, are fetched.
 _ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
@@ -43,7 +43,6 @@ def _steps(
     like: Any,
     block: Any,
     row: Any,
-    order: Any,
     cells: Any,
     state: Any,
     paid: Any,
@@ -65,8 +64,7 @@ def _steps(
     like : integers (0,)
         Of the dtype of indptr and indices.
     block, row : integers (n_rows,)
-    order : int64 (n_rows,)
-        Places in these, in the order in which the rows are visited.
+        In the order in which the rows are visited.
     cells : (n_parameters, n) floats
         The last cell is the intercept's, where there is one.
     state, paid : scratch for w, the slots, and up to where penalties are paid
@@ -74,7 +72,7 @@ def _steps(
     rate, charged : float
         Learning rate, and sum of the learning rates before these steps.
     """
-    n_rows, n_state, bias = len(order), len(state), len(cells) - 1
+    n_rows, n_state, bias = len(row), len(state), len(cells) - 1
     number, item = cells.dtype.type, cells.itemsize
     index_item = like.itemsize
     base, stride = cells.ctypes.data, cells.strides[0]
@@ -85,7 +83,7 @@ def _steps(
     loss = 0.0
     for i in range(n_rows):
         if i + _ENTRIES_AHEAD < n_rows:
-            soon = order[i + _ENTRIES_AHEAD]
+            soon = i + _ENTRIES_AHEAD
             ahead = blocks[block[soon]]
             ends = array_at(pointer(ahead[0] + row[soon] * index_item), 2, like.dtype)
             for at in range(ahead[1] + ends[0] * index_item, ahead[1] + ends[1] * index_item, 64):
@@ -93,10 +91,10 @@ def _steps(
             for at in range(ahead[2] + ends[0] * item, ahead[2] + ends[1] * item, 64):
                 prefetch(at)
         if i + 3 * _ENTRIES_AHEAD < n_rows:
-            far = order[i + 3 * _ENTRIES_AHEAD]
+            far = i + 3 * _ENTRIES_AHEAD
             prefetch(blocks[block[far], 0] + row[far] * index_item)
         if i + _CELLS_AHEAD < n_rows:
-            next_ = order[i + _CELLS_AHEAD]
+            next_ = i + _CELLS_AHEAD
             ahead = blocks[block[next_]]
             ends = array_at(pointer(ahead[0] + row[next_] * index_item), 2, like.dtype)
             n_ahead = ends[1] - ends[0]
@@ -104,9 +102,8 @@ def _steps(
             for k in range(n_ahead):
                 prefetch(base + np.int64(columns[k]) * stride)
 
-        at_row = order[i]
-        here = blocks[block[at_row]]
-        ends = array_at(pointer(here[0] + row[at_row] * index_item), 2, like.dtype)
+        here = blocks[block[i]]
+        ends = array_at(pointer(here[0] + row[i] * index_item), 2, like.dtype)
         n = ends[1] - ends[0]
         column = array_at(pointer(here[1] + ends[0] * index_item), n, like.dtype)
         x = array_at(pointer(here[2] + ends[0] * item), n, cells.dtype)
@@ -132,10 +129,10 @@ def _steps(
                 state[s][n] = cells[bias, s]
             raw += state[0][n]
 
-        y = array_at(pointer(here[4] + row[at_row] * item), 1, cells.dtype)[0]
+        y = array_at(pointer(here[4] + row[i] * item), 1, cells.dtype)[0]
         value, slope = _loss(y, raw, loss_parameters)
         if here[5] != 0:
-            weight = array_at(pointer(here[5] + row[at_row] * item), 1, cells.dtype)[0]
+            weight = array_at(pointer(here[5] + row[i] * item), 1, cells.dtype)[0]
             value, slope = value * weight, slope * weight
         loss += value
         g = number(slope)
@@ -228,8 +225,9 @@ class RowSteps:
 
     def run(
         self,
-        pieces: Sequence[Piece],
-        order: NDArray[np.intp],
+        blocks: Sequence[Rows],
+        block: NDArray[np.intp],
+        row: NDArray[np.intp],
         cells: NDArray[Any],
         rate: float,
         charged: float,
@@ -238,10 +236,10 @@ class RowSteps:
 
         Parameters
         ----------
-        pieces : sequence of (X, y, weight or None, rows)
-            A CSR block and some of its rows, by their numbers.
-        order : ndarray of int of shape (n_rows,)
-            In which to visit the rows of all pieces.
+        blocks : sequence of (X, y, weight or None)
+            CSR blocks.
+        block, row : ndarray of int of shape (n_rows,)
+            Place of each row's block among these, and number of the row in it.
         cells : ndarray of shape (n_parameters, n), C-contiguous
             ``(w, *slots, paid)`` of each parameter.
         rate : float
@@ -249,16 +247,14 @@ class RowSteps:
         charged : float
             Sum of the learning rates of all steps before.
         """
-        blocks, longest, index_dtype = self._blocks(pieces)
-        numbers = [rows for *_, rows in pieces]
-        block = np.repeat(np.arange(len(pieces)), [len(rows) for rows in numbers])
+        found, longest, index_dtype = self._blocks(blocks)
         scratch = self._room(longest + 1, cells.dtype)
         number = cells.dtype.type
         # What is owed at a rate of zero is paid later.
         l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
         return float(
             self._kernel(
-                blocks, np.empty(0, index_dtype), block, np.concatenate(numbers), order, cells,
+                found, np.empty(0, index_dtype), block, row, cells,
                 tuple(scratch[1:]), scratch[0], float(rate), float(charged),
                 l1, l2, self._loss_parameters,
                 tuple(map(number, self._optimizer_numbers)), self._intercept,
@@ -270,13 +266,13 @@ class RowSteps:
             self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_slots)]
         return self._scratch
 
-    def _blocks(self, pieces: Sequence[Piece]) -> tuple[NDArray[np.int64], int, Any]:
+    def _blocks(self, blocks: Sequence[Rows]) -> tuple[NDArray[np.int64], int, Any]:
         """Addresses of the blocks, the length of their longest row, the dtype of their indices."""
-        wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in pieces) else np.int32)
-        keys = [(id(X), id(y), wide) for X, y, *_ in pieces]
+        wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
+        keys = [(id(X), id(y), wide) for X, y, _ in blocks]
         known = {
             key: self._known.get(key) or _look_at(X, y, weight, wide)
-            for key, (X, y, weight, _) in zip(keys, pieces, strict=True)
+            for key, (X, y, weight) in zip(keys, blocks, strict=True)
         }
         # The next batch is of the same blocks, mostly; others must not be kept in memory.
         self._known = known

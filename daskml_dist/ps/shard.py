@@ -6,6 +6,7 @@ policy applies updates by the same lines.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -95,6 +96,14 @@ class Shard:
         """Learning rate of the step that comes next."""
         done = self.step / self.rule.share
         return self.rule.schedule(round(done) + 1, done / self.rule.steps_per_pass)
+
+    def steps_at_once(self, most: int) -> int:
+        """Steps from the next one on that have its learning rate, `most` of them at most."""
+        schedule, step, per_pass = self.rule.schedule, self.step, self.rule.steps_per_pass
+        first = schedule(step + 1, step / per_pass)
+        ahead = range(step + 1, step + most)
+        same = itertools.takewhile(lambda s: schedule(s + 1, s / per_pass) == first, ahead)
+        return 1 + sum(1 for _ in same)
 
     def apply(
         self,
@@ -193,9 +202,9 @@ class Shard:
         """Sum of the learning rates of all steps, by which penalties are paid."""
         return self._charged
 
-    def count_row_steps(self, rows: int, rate: float) -> None:
-        """Count a batch whose rows were steps of their own, made on :meth:`interleave`'s cells."""
-        self.version += 1
+    def count_row_steps(self, rows: int, rate: float, batches: int = 1) -> None:
+        """Count batches whose rows were steps of their own, made on :meth:`interleave`'s cells."""
+        self.version += batches
         self.rows += rows
         self._charged += rows * rate
         self._published = None

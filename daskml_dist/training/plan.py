@@ -107,10 +107,9 @@ def make_fit(
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
     single_rows = _steps_row_by_row(settings, survey, model)
-    in_batches = not single_rows and _touches_few(survey, _SPARSE_ROWS)
-    most = _SPARSE_ROWS if in_batches else _DENSE_ROWS
+    most = _SPARSE_ROWS if _touches_few(survey, _SPARSE_ROWS) else _DENSE_ROWS
     batch_size = _batch_size(settings.batch_size, lanes, streaming, most)
-    if single_rows and settings.policy.loop == "shared":
+    if single_rows and not settings.policy.average_every:
         batch_size = _rows_at_a_time(lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     dtype = settings.dtype_of(survey)

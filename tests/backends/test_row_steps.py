@@ -14,7 +14,6 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression as SkLogistic
 
 from daskml_dist import Run
-from daskml_dist.data.batches import ROWS_IN_TURN
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.optimizers import OPTIMIZERS, SGD, Adagrad
@@ -42,13 +41,20 @@ def _shard(optimizer: Any, penalty: Penalty, n_features: int, dtype: Any = np.fl
     return Shard(rule, ShardState(np.zeros((n_features + 1, 1), dtype), {}))
 
 
+def _in_order(pieces: list[Any], order: Any) -> tuple[Any, Any, Any]:
+    """Blocks, and the block and number of each of their rows, as an order visits them."""
+    place = np.repeat(np.arange(len(pieces)), [len(rows) for *_, rows in pieces])
+    rows = np.concatenate([rows for *_, rows in pieces])
+    return [piece[:3] for piece in pieces], place[order], rows[order]
+
+
 def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     from daskml_dist.backends.row_steps import RowSteps
 
     penalty = shard.rule.only.penalty
     steps = RowSteps(LogLoss(), shard.rule.only.optimizer, penalty.l1, penalty.l2, True)
     cells = shard.interleave()
-    total = steps.run(pieces, np.asarray(order), cells, RATE, shard.charged)
+    total = steps.run(*_in_order(pieces, order), cells, RATE, shard.charged)
     shard.count_row_steps(len(order), RATE)
     return total
 
@@ -164,9 +170,9 @@ def test_a_rate_of_zero_changes_nothing_and_forgives_nothing() -> None:
     shard = _shard(Adagrad(), Penalty(0.001, 0.01), X.shape[1])
     steps = RowSteps(LogLoss(), Adagrad(), 0.001, 0.01, True)
     pieces, cells = [(X, y, None, order)], shard.interleave()
-    steps.run(pieces, order, cells, RATE, 0.0)
+    steps.run(*_in_order(pieces, order), cells, RATE, 0.0)
     before = cells[:, [0, 2]].copy()
-    steps.run(pieces, order, cells, 0.0, 6.0)
+    steps.run(*_in_order(pieces, order), cells, 0.0, 6.0)
     np.testing.assert_array_equal(cells[:, [0, 2]], before)
 
 
@@ -254,7 +260,7 @@ def test_kernels_are_kept_on_disk(tmp_path: Any) -> None:
         "from daskml_dist.backends.row_steps import RowSteps; "
         "from daskml_dist.losses import Hinge; from daskml_dist.optimizers import SGD; "
         "X = sparse.eye_array(3, format='csr'); s = RowSteps(Hinge(), SGD(), 0., 0., True); "
-        "s.run([(X, np.ones(3), None, np.arange(3))], np.arange(3), "
+        "s.run([(X, np.ones(3), None)], np.zeros(3, int), np.arange(3), "
         "np.zeros((4, 2)), .1, 0.); "
         "print(sum(s._kernel.stats.cache_hits.values()))"
     )
@@ -269,22 +275,21 @@ def test_kernels_are_kept_on_disk(tmp_path: Any) -> None:
     assert hits == ["0", "1"]
 
 
-def _order(y: NDArray[Any]) -> list[int]:
-    in_turn = row_by_row._ROWS_IF_SORTED if row_by_row._is_sorted(y) else ROWS_IN_TURN
-    return [len(run) for run in _runs(row_by_row._in_runs(len(y), in_turn))]
-
-
 def _runs(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
     assert sorted(order) == list(range(len(order)))
     return np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
 
 
 @pytest.mark.parametrize("rows", [np.sign, np.abs, lambda y: y], ids=["classes", "one", "numbers"])
-def test_runs_of_rows_are_shorter_where_targets_come_sorted(rows: Any) -> None:
+def test_targets_that_come_sorted_are_told_from_others(rows: Any) -> None:
     y = rows(np.random.default_rng(0).normal(size=1_000))
-    mixed, in_order = np.median(_order(y)), np.median(_order(np.sort(y)))
-    assert in_order == 4
-    assert mixed == 16
+    assert row_by_row._is_sorted(np.sort(y))
+    assert row_by_row._is_sorted(y) == (len(np.unique(y)) == 1)
+
+
+def test_runs_are_cut() -> None:
+    runs = _runs(row_by_row._in_runs(1_000, 4))
+    assert np.median([len(run) for run in runs]) == 4
 
 
 def test_a_block_of_one_class_comes_sorted() -> None:

@@ -19,7 +19,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.reader import Batch, Blocks, Reader
+from daskml_dist.training.worker.reader import Batch, Blocks, Reader, RowsInTurn
 from daskml_dist.training.worker.ready_blocks import backend_of
 from daskml_dist.training.worker.row_states import RowStates
 
@@ -143,25 +143,32 @@ class Lane:
         self._worked(since, waited=self._on_host or not stays)
         self._count(batch.n_rows, loss)
 
-    def take_row_steps(self, run: Callable[[Any, int], float]) -> int:
-        """Step along the rows of the next batch by `run`; count them, and return how many.
+    def take_row_steps(
+        self, run: Callable[[list[RowsInTurn], Callable[[int], Any]], float], count: int = 1
+    ) -> int:
+        """Step along the rows of the next batches by `run`; count them, and return how many.
 
-        `run` takes the blocks with the numbers of their rows, and how many rows these are; it
-        returns the sum of their losses.
+        `run` takes the rows of each batch and what finds a block by its number; it returns the sum
+        of their losses. Callbacks hear of one batch at a time alone.
         """
-        rows, since = self._reader.rows_in_turn(), time.perf_counter()
-        n_rows = sum(len(numbers) for _, numbers in rows)
-        loss = run(rows, n_rows) if n_rows else 0.0
+        batches, since = self._reader.rows_in_turn(count), time.perf_counter()
+        n_rows = sum(len(rows) for _, rows in batches)
+        loss = run(batches, self._reader.block) if n_rows else 0.0
         self._worked(since)
-        self._count(n_rows, loss)
+        self._count(n_rows, loss, count)
         return n_rows
 
-    def _count(self, n_rows: int, loss: Any) -> None:
+    @property
+    def tells(self) -> bool:
+        """Whether callbacks hear of each step."""
+        return bool(self._told)
+
+    def _count(self, n_rows: int, loss: Any, steps: int = 1) -> None:
         self._last_loss, self._loss = loss, self._loss + loss
         report = self._report
         report.rows += n_rows
-        report.steps += 1
-        self.reached += 1
+        report.steps += steps
+        self.reached += steps
         if self._told:
             self._tell(self.reached, n_rows, loss)
 

@@ -16,36 +16,49 @@ from daskml_dist.training.worker.ready_blocks import fit_memory
 
 __all__ = ["OwnSteps", "own_steps"]
 
+#: Single rows of which steps are made at once: a few milliseconds.
+_ROWS_AT_ONCE = 1 << 14
+
 
 def own_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | OwnRows:
     """Steps of a lane alone on its replica, of batches or of single rows."""
     fit = context.fit
     if fit.steps.single_rows:
-        return OwnRows(lane, RowByRow(fit, replica), context.rest)
+        most = max(1, _ROWS_AT_ONCE * fit.work.n_steps // max(lane.n_rows, 1))
+        return OwnRows(lane, replica, RowByRow(fit, replica), most, context.rest)
     return OwnSteps(lane, replica, context.rest)
 
 
 class OwnRows:
-    """Steps of a lane's single rows.
+    """Steps of a lane's single rows, those of several batches at once.
 
     Parameters
     ----------
     lane : Lane
+    replica : Shard
     rows : RowByRow
+    most : int
+        Batches at once.
     rest : callable
-        Called between batches; may raise.
+        Called between calls; may raise.
     """
 
-    def __init__(self, lane: Lane, rows: RowByRow, rest: Callable[[], None]) -> None:
+    def __init__(
+        self, lane: Lane, replica: Shard, rows: RowByRow, most: int, rest: Callable[[], None]
+    ) -> None:
         self._lane = lane
+        self._replica = replica
         self._rows = rows
+        self._most = 1 if lane.tells else most
         self._rest = rest
 
     def take(self, count: int) -> None:
         """Take the steps of so many batches."""
-        for _ in range(count):
+        while count > 0:
             self._rest()
-            self._rows.step(self._lane)
+            batches = self._replica.steps_at_once(min(count, self._most))
+            self._rows.step(self._lane, batches)
+            count -= batches
 
     def draw_ahead(self, count: int) -> None:
         """Nothing: rows are drawn as batches come to them."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.namespace import zeros
+from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
@@ -194,6 +194,9 @@ class _Averaged:
             own_steps(context, lane, self._replicas[lane.number]) for lane in context.lanes
         ]
         self._every = context.fit.steps.policy.average_every
+        # New memory is dearer than a mean.
+        w = self._replicas[context.lanes[0].number].w
+        self._room = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
         total = sum(context.lane_rows)
         self._shares = {
             lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
@@ -205,7 +208,7 @@ class _Averaged:
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
             # What untouched parameters owe of the penalty, each lane pays when it touches them.
-            mean = self._mean({n: r.w for n, r in self._replicas.items()})
+            mean = self._mean({n: r.w for n, r in self._replicas.items()}, self._room)
             for replica in self._replicas.values():
                 replica.meet(self._home.to_device(mean))
         return count
@@ -220,10 +223,10 @@ class _Averaged:
         for own in self._own:
             own.draw_ahead(count)
 
-    def _mean(self, values: dict[int, Any]) -> Any:
+    def _mean(self, values: dict[int, Any], room: NDArray[Any] | None = None) -> Any:
         """Mean over all lanes, weighted by their rows; where they lie, or on the host."""
         if not self._fit.run.deterministic:
-            return self._context.communicator.allreduce(self._own_sum(values))
+            return self._context.communicator.allreduce(self._own_sum(values, room))
         numbers = sorted(values)
         parts = (self._home.to_host(values[n] * self._shares[n]) for n in numbers)
         own = [np.array(numbers), *parts]
@@ -235,11 +238,15 @@ class _Averaged:
             ]
         )[1]
 
-    def _own_sum(self, values: dict[int, Any]) -> Any:
-        """The own lanes' part of the mean."""
-        total, *others = (values[n] * self._shares[n] for n in sorted(values))
-        for part in others:
-            total += part
+    def _own_sum(self, values: dict[int, Any], room: NDArray[Any] | None = None) -> Any:
+        """The own lanes' part of the mean; in memory that is used again, where there is some."""
+        first, *others = sorted(values)
+        if room is None:
+            total = values[first] * self._shares[first]
+        else:
+            total = np.multiply(values[first], self._shares[first], out=room)
+        for n in others:
+            total += values[n] * self._shares[n]
         return total
 
     def left(self) -> Left:

@@ -8,15 +8,16 @@ such a run is all of one kind, and the runs are cut.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.batches import ROWS_IN_TURN
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.reader import RowsInTurn
 
 __all__ = ["RowByRow"]
 
@@ -42,25 +43,30 @@ class RowByRow:
         self._replica = replica
         self._cells = replica.interleave()
         self._steps: dict[int, Any] = {}
-        self._orders: dict[tuple[int, int], NDArray[np.intp]] = {}
+        self._orders: dict[int, NDArray[np.intp]] = {}
         self._is_sorted: dict[int, tuple[Any, bool]] = {}
 
-    def step(self, lane: Lane) -> int:
-        """Step along the rows of a lane's next batch, at the rate of its first; how many."""
+    def step(self, lane: Lane, count: int = 1) -> int:
+        """Step along the rows of a lane's next batches, at the rate of the first; how many."""
         replica = self._replica
         if replica.w.base is not self._cells:  # it has gone back to a snapshot
             self._cells = replica.interleave()
         steps, rate, charged = self._steps_of(lane.number), replica.learning_rate(), replica.charged
 
-        def run(rows: Any, n_rows: int) -> float:
-            pieces = [(block.X, block.y, block.weight, numbers) for block, numbers in rows]
-            in_turn = min(self._rows_in_turn(block.y) for block, _ in rows)
-            order = self._order(n_rows, in_turn)
-            return float(steps.run(pieces, order, self._cells, rate, charged))
+        def run(batches: list[RowsInTurn], find: Callable[[int], Any]) -> float:
+            of, rows = map(np.concatenate, zip(*batches, strict=True))
+            numbers = np.flatnonzero(np.bincount(of))
+            blocks = [find(number) for number in numbers.tolist()]
+            place = np.searchsorted(numbers, of)
+            if self._fit.work.shuffle and any(sort := [self._comes_sorted(b.y) for b in blocks]):
+                order = self._cut(np.array(sort)[place], [len(part) for part, _ in batches])
+                place, rows = place[order], rows[order]
+            read = [(block.X, block.y, block.weight) for block in blocks]
+            return float(steps.run(read, place, rows, self._cells, rate, charged))
 
-        n_rows = lane.take_row_steps(run)
+        n_rows = lane.take_row_steps(run, count)
         with self._counting:
-            replica.count_row_steps(n_rows, rate)
+            replica.count_row_steps(n_rows, rate, count)
         return n_rows
 
     def _steps_of(self, lane: int) -> Any:
@@ -73,20 +79,25 @@ class RowByRow:
             self._steps[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)
         return self._steps[lane]
 
-    def _rows_in_turn(self, y: NDArray[Any]) -> int:
+    def _comes_sorted(self, y: NDArray[Any]) -> bool:
         found = self._is_sorted.get(id(y))
         if found is None or found[0] is not y:
             if len(self._is_sorted) > 64:  # of blocks that are streamed
                 self._is_sorted.clear()
             found = self._is_sorted[id(y)] = y, _is_sorted(y)
-        return _ROWS_IF_SORTED if found[1] else ROWS_IN_TURN
+        return found[1]
 
-    def _order(self, n_rows: int, in_turn: int) -> NDArray[np.intp]:
-        """A batch's runs are drawn at random, but come sorted; one order serves all batches."""
-        key = n_rows, in_turn
-        if key not in self._orders:
-            self._orders[key] = _in_runs(n_rows, in_turn if self._fit.work.shuffle else n_rows)
-        return self._orders[key]
+    def _cut(self, comes_sorted: NDArray[np.bool_], sizes: list[int]) -> NDArray[np.intp]:
+        """Order of the rows of some batches, of which those with sorted blocks are cut."""
+        order, first = np.arange(len(comes_sorted)), 0
+        for size in sizes:
+            some = slice(first, first + size)
+            if comes_sorted[some].any():
+                if size not in self._orders:
+                    self._orders[size] = _in_runs(size, _ROWS_IF_SORTED)
+                order[some] = self._orders[size] + first
+            first += size
+        return order
 
 
 def _in_runs(n_rows: int, length: int) -> NDArray[np.intp]:

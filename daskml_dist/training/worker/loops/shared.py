@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
@@ -44,6 +45,8 @@ __all__ = ["run_shared"]
 _MEET_EVERY = 8
 #: Where rows are steps: time between two meetings, in times of the last one (so 5 % at most).
 _MEET_AFTER = 20.0
+#: Parameters whose changes are damped at once: what is computed of them stays in the cache.
+_PIECE = 1 << 13
 #: Where rows are steps: batches that a lane may be ahead of another one of the trainer's, and the
 #: seconds after which it looks again.
 _LEAD, _NAP = 2, 5e-5
@@ -98,6 +101,7 @@ class _Shared:
         self._done = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
         self._told = dict(self._done)
         self._base = self.replica.w.copy()
+        self._delta = np.empty_like(self._base)
         self._clock = 0
         self._steps = self._steps_met = 0
         self._stopped = False
@@ -170,7 +174,8 @@ class _Shared:
         """Exchange changes with the other trainers; the lock is held."""
         since, self._steps_met = time.perf_counter(), self._steps
         progress = self._progress()
-        delta = self.replica.w - self._base
+        # In memory that is used again: new memory is dearer than the sums.
+        delta = np.subtract(self.replica.w, self._base, out=self._delta)
         if self._rows is not None:
             self._rows.damp(delta)
         self._clock += 1
@@ -180,8 +185,10 @@ class _Shared:
         pulled = self._connection.receive(self._name)
         if self._has_others:
             # Threads went on meanwhile: add what others changed rather than overwrite.
+            delta += self._base
+            others = np.subtract(pulled.w, delta, out=delta)
             with self._turns.alone():
-                self.replica.w += pulled.w - (self._base + delta)
+                self.replica.w += others
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
         self._met = time.perf_counter()
@@ -229,22 +236,23 @@ class _Damped:
         self._before = self._slots()
         self.step = rows.step
 
-    def _slots(self) -> dict[str, NDArray[Any]]:
+    def _slots(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
         if self._share >= 1:
             return {}
         # Of one dimension, over which NumPy is several times faster.
-        return {name: slot[:, 0].copy() for name, slot in self._replica.slots.items()}
+        return {name: slot[at, 0].copy() for name, slot in self._replica.slots.items()}
 
     def damp(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        replica, slots = self._replica, self._slots()
-        optimizer = replica.rule.only.optimizer
-        approach = optimizer.approach(self._before, slots, replica.learning_rate())
-        factor = _damping(approach, self._share)
-        delta[:, 0] *= factor
-        self._before = slots
+        replica = self._replica
+        optimizer, rate = replica.rule.only.optimizer, replica.learning_rate()
+        for at in row_slices(len(delta), _PIECE):
+            slots, before = self._slots(at), {n: slot[at] for n, slot in self._before.items()}
+            delta[at, 0] *= _damping(optimizer.approach(before, slots, rate), self._share)
+            for name, slot in slots.items():
+                before[name][...] = slot
 
 
 def _damping(approach: Any, share: float) -> Any:
