@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.dense_kernels import AT_ROW
+from daskml_dist.backends.touched_columns import TouchedColumns
 
-__all__ = ["add_gradient"]
+__all__ = ["add"]
 
 
 # `_loss` stands for the function of a loss.
@@ -89,39 +90,44 @@ def _add(
     return total
 
 
-def add_gradient(
-    kernel: str,
+def add(
+    kernel: str | None,
     X: CSRRows,
-    position: NDArray[np.int32],
+    touched: TouchedColumns,
     y: NDArray[Any],
     weight: NDArray[Any] | None,
     w: NDArray[Any],
     out: NDArray[Any],
     parameters: tuple[float, ...],
-) -> float:
+) -> float | None:
     """Add the gradient of the summed loss of rows to `out`; return the summed loss.
 
     Parameters
     ----------
-    kernel : str
-        Name of a loss in `AT_ROW`.
+    kernel : str or None
+        Name of the loss's kernel.
     X : CSRRows
-        Renumbered to the columns that they touch.
-    position : ndarray of int32 of shape (n_features,)
-        Number of each of these columns.
+    touched : TouchedColumns
+        Which have found the columns that the rows touch.
     y, weight : ndarray of shape (n,)
-    w, out : ndarray of shape (n_touched, 1)
+    w, out : ndarray of shape (n_touched, width)
     parameters : tuple of float
         Of the loss.
+
+    Returns
+    -------
+    float or None
+        None where there is no kernel for these; then nothing was done.
     """
-    run = compiled_with(_add, _loss=AT_ROW[kernel])
     block, columns = X.X, X.columns
-    assert columns is not None
+    same = X.dtype == y.dtype == w.dtype == out.dtype
+    if columns is None or kernel not in AT_ROW or w.shape[1] > 1 or not same:
+        return None
+    run = compiled_with(_add, _loss=AT_ROW[kernel])
     weight = np.empty(0, block.dtype) if weight is None else weight
-    intercept = len(w) > len(columns)
     return float(
         run(
-            block.indptr, block.indices, block.data, X.rows, position, y, weight,
-            w[:, 0], out[:, 0], intercept, parameters,
+            block.indptr, block.indices, block.data, X.rows, touched.positions(columns), y, weight,
+            w[:, 0], out[:, 0], len(w) > len(columns), parameters,
         )
     )  # fmt: skip

@@ -149,7 +149,9 @@ class NumpyBackend(Backend):
     ) -> float | None:
         """One reading, for losses with a kernel and weights of one column."""
         if isinstance(X, CSRRows):
-            return self._add_sparse(kernel, w, X, y, weight, out, parameters)
+            from daskml_dist.backends import csr_gradient
+
+            return csr_gradient.add(kernel, X, self._touched, y, weight, w, out, parameters)
         dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
         if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
@@ -159,25 +161,6 @@ class NumpyBackend(Backend):
         run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char, X.flags.aligned)
         loss: float = run(X, y, weight, w.reshape(-1), sums)
         return loss
-
-    def _add_sparse(
-        self,
-        kernel: str | None,
-        w: NDArray[Any],
-        X: CSRRows,
-        y: NDArray[Any],
-        weight: NDArray[Any] | None,
-        out: NDArray[Any],
-        parameters: tuple[float, ...],
-    ) -> float | None:
-        if X.columns is None or w.shape[1] > 1 or not X.dtype == y.dtype == w.dtype == out.dtype:
-            return None
-        from daskml_dist.backends import csr_gradient
-
-        if kernel not in csr_gradient.AT_ROW:
-            return None
-        position = self._touched.positions(X.columns)
-        return csr_gradient.add_gradient(kernel, X, position, y, weight, w, out, parameters)
 
     def add_curved(
         self,
