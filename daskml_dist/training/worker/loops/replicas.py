@@ -275,7 +275,9 @@ class _Averaged:
     def validation_weights(self) -> list[Any | None]:
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
-        return [self._replicas[lane.number].published() for lane in self._lanes]
+        # Parameters that lie side by side with what belongs to them are copied for the products.
+        found = (self._replicas[lane.number].w for lane in self._lanes)
+        return [np.ascontiguousarray(w) if is_host(w) else w for w in found]
 
     def state(self) -> ShardState:
         """The mean of the lanes' parameters, with the first lane's optimizer state."""
