@@ -21,10 +21,11 @@ from daskml_dist.data.placement import Placement
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.ending import Ending
-from daskml_dist.training.client.fleet import Fleet, Gone, Host, call_workers
+from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
 from daskml_dist.training.client.reasons import Reasons
@@ -217,6 +218,7 @@ class TrainingRun:
         self._server_addresses[:] = [server.host.address for server in crew.servers]
         self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in crew.seats))
         if crew.number == 0:
+            self._fleet.ask_for_results(crew.seats)
             return
         if go_on is not None and sum(go_on.clocks.values()) > self._clocks:
             self._clocks, self._failures = sum(go_on.clocks.values()), 0
@@ -315,7 +317,7 @@ class TrainingRun:
         return self._fleet.ask(self._crew.servers[0].host, method, *args)
 
     def _all_done(self) -> bool:
-        return all(seat.future.status == "finished" for seat in self._crew.seats)
+        return self._fleet.have_ended(self._crew.seats)
 
     def _let_go(self) -> None:
         """Let workers leave that the run needs no more, neither for its parts nor for rows."""

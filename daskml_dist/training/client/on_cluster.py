@@ -83,8 +83,8 @@ class ClusterEngine(Engine):
         self._early = Early(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_homes()
-        self._early.start(self._rows.room_for_server())
-        infos = self._rows.survey(n_lanes)
+        self._early.place(self._rows.room_for_server())
+        infos = self._rows.survey(n_lanes, self._early)
         self._early.ask()
         return infos
 

@@ -19,8 +19,10 @@ from typing import Any
 from daskml_dist.comm.base import SLICE
 from daskml_dist.comm.local import count_servers
 from daskml_dist.errors import RunAbortedError, TrainingError
-from daskml_dist.training.dask_internals import count_actors, forget_closing, unshield
+from daskml_dist.training.dask_internals import count_actors, forget_closing
+from daskml_dist.training.shields import unshield
 from daskml_dist.training.spec import TrainerSpec
+from daskml_dist.training.worker.telling import note_end
 
 __all__ = [
     "TOPIC",
@@ -106,6 +108,7 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
             _trainers[run_id] -= 1
             if not _trainers[run_id]:
                 del _trainers[run_id]  # here: a cluster inside the process may end with the fit
+        note_end(worker, run_id)
         tidy(worker, run_id)
 
 

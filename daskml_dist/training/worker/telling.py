@@ -1,0 +1,79 @@
+"""What a worker tells the client of a fit as soon as it knows it.
+
+Dask tells of the end of a task by way of the scheduler, in batches, and what it has made is asked
+for after that. A short fit is over sooner where the client asks first, and the worker waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from daskml_dist.comm.base import Endpoint
+from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.training.dask_internals import actor_at, in_memory, until_made
+
+__all__ = ["note_end", "tell_bundles", "tell_results"]
+
+#: Seconds in which a task returns that has said that it is about to.
+_RETURN = 0.05
+
+#: What is set when a trainer of a run ends, for each run and worker that is asked.
+_ends: dict[tuple[str, str], asyncio.Event] = {}
+
+
+async def tell_bundles(
+    keys: list[Any], actor: str | None, wait: float, dask_worker: Any
+) -> tuple[list[dict[int, BlockInfo]], Endpoint | None]:
+    """What this worker knows of the blocks of some bundles, and where an actor of it listens.
+
+    Parameters
+    ----------
+    keys : list
+        Of bundles; of those in its memory it tells.
+    actor : str or None
+        Key of the actor.
+    wait : float
+        Seconds for which it waits until all are made.
+    """
+    await until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
+    host = actor_at(dask_worker, actor)
+    endpoint = None if host is None else await host.endpoint()
+    return [bundle.infos for bundle in in_memory(dask_worker, keys).values()], endpoint
+
+
+async def tell_results(
+    run_id: str, keys: list[Any], wait: float, dask_worker: Any
+) -> dict[Any, Any]:
+    """Results of trainers of a run on this worker, by their keys; none of those that take longer.
+
+    Parameters
+    ----------
+    run_id : str
+    keys : list
+        Of the trainers' tasks.
+    wait : float
+        Seconds for which it waits for their end.
+    """
+    name = run_id, dask_worker.address
+    ended = _ends.setdefault(name, asyncio.Event())
+    try:
+        if len(in_memory(dask_worker, keys)) < len(keys):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), wait)
+                await until_made(dask_worker, keys, _RETURN)
+    finally:
+        _ends.pop(name, None)
+    return in_memory(dask_worker, keys)
+
+
+def note_end(worker: Any, run_id: str) -> None:
+    """Say, in its thread, that a trainer is about to return."""
+
+    def say() -> None:
+        if (ended := _ends.get((run_id, worker.address))) is not None:
+            ended.set()
+
+    with suppress(Exception):  # the worker itself is closing
+        worker.loop.add_callback(say)
