@@ -11,7 +11,8 @@ from typing import Any
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait, check_status
 from daskml_dist.comm.bounds import Bounds, malformed
-from daskml_dist.comm.listener import Channel, Credentials, call_listener
+from daskml_dist.comm.caller import call_listener
+from daskml_dist.comm.listener import Channel, Credentials
 from daskml_dist.comm.wire import (
     CALL,
     REPLY,

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import dask
 from dask._expr import LLGExpr
 from dask._task_spec import Task, parse_input
+from dask.base import annotate
 from distributed import Actor, Future, Worker, WorkerPlugin, wait
 from distributed.scheduler import KilledWorker
 from distributed.spans import SpanMetadata
@@ -229,7 +229,7 @@ def submit_all(
         return {}
     pins = {key: [] if (at := workers.get(key)) is None else [at] for key in graph}
     # Where the value is callable, the scheduler calls it with each key.
-    with dask.annotate(workers=pins.__getitem__):
+    with annotate(workers=pins.__getitem__):
         futures: dict[Any, Any] = client._graph_to_futures(
             LLGExpr(graph, _determ_token=uuid.uuid4().hex),
             list(graph),

@@ -109,8 +109,6 @@ class Fleet:
         self._serial = 0
         self._futures: list[Future[Any]] = []
         self._told = ToldResults(client, self._run_id, on_end)
-        #: Answers of actors that were given their parts.
-        self._said: list[Callable[[], list[Any]]] = []
 
     def _spec(self) -> FitSpec | Future[Any]:
         """The fit as an argument of a task: itself, or on the cluster where it is large.
@@ -147,29 +145,29 @@ class Fleet:
         return host
 
     def meet(self, host: Host) -> Endpoint:
-        """Wait for an actor, give it its part, and learn where it listens."""
+        """Wait for an actor, and learn where it listens."""
         return self.meet_all([host])[0]
 
     def meet_all(self, hosts: Sequence[Host]) -> list[Endpoint]:
-        """Meet several actors at once; what they say to their parts `confirm` hears."""
+        """Meet several actors at once; one that has no part yet `give_parts` gives it."""
         for host in hosts:
             self._await(host)
-            if host.part:
-                self._said.append(self.begin_asking([host], "begin", *host.part))
             if host.answer is None:
                 host.answer = self._call(host, "endpoint")
         deadline = time.monotonic() + _CALL
         for host in hosts:
             known = isinstance(host.answer, Endpoint)
             host.endpoint = host.answer if known else self._answer(host, host.answer, deadline)
-            host.answer, host.part = None, ()
+            host.answer = None
         return [host.endpoint for host in hosts if host.endpoint is not None]
 
-    def confirm(self) -> None:
-        """Wait until actors have taken the parts that they were given; raises as :meth:`ask`."""
-        said, self._said = self._said, []
-        for answer in said:
+    def give_parts(self, hosts: Sequence[Host]) -> None:
+        """Give actors that have none yet their parts; raises as :meth:`ask`."""
+        waiting = [host for host in hosts if host.part]
+        said = [self.begin_asking([host], "begin", *host.part) for host in waiting]
+        for host, answer in zip(waiting, said, strict=True):
             answer()
+            host.part = ()
 
     def _await(self, host: Host) -> None:
         what = f"worker {host.address} to begin its part"

@@ -195,6 +195,8 @@ class Gathering:
         if not futures:
             time.sleep(_LOOK / 10)
             return
+        if all(future.status == "finished" for future in futures):
+            return
         futures = list({future.key: future for future in futures}.values())
         with suppress(TimeoutError, CancelledError), self._client.as_current():
             wait(futures, timeout=_LOOK)

@@ -178,6 +178,7 @@ class Generations:
     def _choose_saved(self, saved: list[Saved]) -> GoOn[Host] | None:
         """Give new servers the snapshots that the client has."""
         self._open_servers(0)
+        self._fleet.give_parts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
             self._fleet.ask(server.host, "stand_by", self.number)
             self._fleet.ask(server.host, "take", snapshot, records)
@@ -257,7 +258,8 @@ class Generations:
         for (part, _, _), seat in zip(new, seats, strict=True):
             part.seat = seat
         self.seats += [part.seat for part in working if part.seat is not None]
-        self._fleet.confirm()
+        # Trainers wait at the door of a server that has no part yet.
+        self._fleet.give_parts([server.host for server in self.servers])
         idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
         there = self._membership.call() if idle else {}
         for seat in idle:

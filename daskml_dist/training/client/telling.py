@@ -1,15 +1,15 @@
-"""What workers tell the client before it hears by way of the scheduler that a task has ended."""
+"""Facts that workers tell the client before it hears by way of the scheduler of a task's end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from distributed import Client
 
 from daskml_dist.data.block_info import BlockInfo
-from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.worker.telling import tell_bundles, tell_results
 
@@ -41,10 +41,14 @@ def ask_of_bundles(
     dict of int to (worker, BlockInfo)
         Perhaps not of all.
     """
-    asked: dict[str, tuple[Any, ...]] = {w: (here, None, wait) for w, here in keys.items()}
+    asked: dict[str, tuple[list[Any], str | None]] = {w: (here, None) for w, here in keys.items()}
     if early is not None and early.address is not None:
-        asked[early.address] = (keys.get(early.address, []), early.key, wait)
-    answers = call_workers(client, tell_bundles, asked, _TELL)
+        asked[early.address] = keys.get(early.address, []), early.key
+    answers: dict[str, Any] = {}
+    if asked:
+        with suppress(Exception):  # some worker does not answer: Dask will tell
+            asking = partial(_broadcast, client, tell_bundles, asked, wait)
+            answers = client.sync(asking, callback_timeout=_TELL)
     found = {}
     for address, (told, endpoint) in answers.items():
         found.update({i: (address, info) for infos in told for i, info in infos.items()})
@@ -72,19 +76,28 @@ class ToldResults:
 
     def ask(self, keys: Mapping[str, list[Any]]) -> None:
         """Ask workers for the results of some tasks, when there are any; returns at once."""
-        n_asked = sum(map(len, keys.values()))
 
-        async def ask(address: str, here: list[Any]) -> None:
-            with suppress(Exception):  # it is lost, or the client closes: the scheduler says so
-                args = self._run_id, here, _SHORT
-                told = await self._client.run(tell_results, *args, workers=[address])
-                self._found.update(told[address])
-                if len(self._found) == n_asked:
-                    self._on_all()
+        async def ask() -> None:
+            with suppress(Exception):  # one is lost, or the client closes: the scheduler says so
+                told = await _broadcast(self._client, tell_results, keys, self._run_id, _SHORT)
+                for results in told.values():
+                    self._found.update(results)
+                self._on_all()
 
-        for address, here in keys.items():
-            self._client.loop.add_callback(ask, address, here)
+        self._client.loop.add_callback(ask)
 
     def of(self, keys: Sequence[Any]) -> list[Any] | None:
         """Results of some tasks; None where not all have been told."""
         return [self._found[key] for key in keys] if self._found.keys() >= set(keys) else None
+
+
+async def _broadcast(
+    client: Any, function: Callable[..., Any], asked: Mapping[str, Any], *args: Any
+) -> dict[str, Any]:
+    """Answers of some workers, each of which finds by its address what it is asked for.
+
+    It is one message of the client's; whoever is gone does not answer.
+    """
+    running = client.run(function, asked, *args, workers=list(asked), on_error="ignore")
+    answers: dict[str, Any] = await running
+    return answers

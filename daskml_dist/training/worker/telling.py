@@ -1,4 +1,4 @@
-"""What a worker tells the client of a fit as soon as it knows it.
+"""Facts that a worker tells the client of a fit as soon as it knows them.
 
 Dask tells of the end of a task by way of the scheduler, in batches, and what it has made is asked
 for after that. A short fit is over sooner where the client asks first, and the worker waits.
@@ -7,6 +7,7 @@ for after that. A short fit is over sooner where the client asks first, and the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,19 +25,18 @@ _ends: dict[tuple[str, str], asyncio.Event] = {}
 
 
 async def tell_bundles(
-    keys: list[Any], actor: str | None, wait: float, dask_worker: Any
+    asked: Mapping[str, tuple[list[Any], str | None]], wait: float, dask_worker: Any
 ) -> tuple[list[dict[int, BlockInfo]], Endpoint | None]:
-    """What this worker knows of the blocks of some bundles, and where an actor of it listens.
+    """Facts of the blocks of some bundles on this worker, and where an actor of it listens.
 
     Parameters
     ----------
-    keys : list
-        Of bundles; of those in its memory it tells.
-    actor : str or None
-        Key of the actor.
+    asked : mapping of worker to (list of keys, key or None)
+        Bundles, of which it tells those in its memory; and the actor.
     wait : float
         Seconds for which it waits until all are made.
     """
+    keys, actor = asked[dask_worker.address]
     await until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
     host = actor_at(dask_worker, actor)
     endpoint = None if host is None else await host.endpoint()
@@ -44,19 +44,19 @@ async def tell_bundles(
 
 
 async def tell_results(
-    run_id: str, keys: list[Any], wait: float, dask_worker: Any
+    asked: Mapping[str, list[Any]], run_id: str, wait: float, dask_worker: Any
 ) -> dict[Any, Any]:
     """Results of trainers of a run on this worker, by their keys; none of those that take longer.
 
     Parameters
     ----------
+    asked : mapping of worker to list of keys
+        The trainers' tasks.
     run_id : str
-    keys : list
-        Of the trainers' tasks.
     wait : float
         Seconds for which it waits for their end.
     """
-    name = run_id, dask_worker.address
+    name, keys = (run_id, dask_worker.address), asked[dask_worker.address]
     ended = _ends.setdefault(name, asyncio.Event())
     try:
         if len(in_memory(dask_worker, keys)) < len(keys):
