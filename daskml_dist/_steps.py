@@ -16,12 +16,13 @@ from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import check_class_weight, check_count, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist.compression import Compressor
+from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import Optimizer, get_optimizer
 from daskml_dist.penalties import Penalty, get_penalty
-from daskml_dist.policies import POLICIES, Policy, get_policy
+from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Schedule, get_schedule
@@ -60,6 +61,7 @@ class BaseSteps(BaseOnRows):
         "shuffle": True,
         "clip": None,
         "groups": None,
+        "pipeline": None,
         "dtype": None,
         "average": False,
         "class_weight": None,
@@ -118,6 +120,7 @@ class BaseSteps(BaseOnRows):
             clip=params["clip"],
             micro_batch=params["micro_batch_size"],
             groups=params["groups"],
+            pipeline=_pipeline(params["pipeline"]),
             dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
         )
 
@@ -198,10 +201,10 @@ class BaseSteps(BaseOnRows):
             When the fit cannot go on, for instance because a worker was lost.
         """
         settings = self._settings(policy)
-        self._fit(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        self._train(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
         return self
 
-    def _fit(
+    def _train(
         self,
         X: Any,
         y: Any,
@@ -232,7 +235,7 @@ class BaseSteps(BaseOnRows):
             self._tell(settings, fit, result, engine)
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, self.n_iter_)
-        self._warn(settings, result)
+        self._warn_of_passes(settings, result)
 
     def _plan(
         self,
@@ -245,11 +248,16 @@ class BaseSteps(BaseOnRows):
         lanes = engine.lanes(
             settings.run.n_lanes, shared=settings.policy.uses_threads, passes=settings.max_iter
         )
+        settings = self._over_lanes(settings, rows, lanes)
         needed = settings.optimizer.uses_scales and model.linear is not None
         scales = engine.scales() if needed else None
         return make_fit(
             settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host
         )
+
+    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+        """Settings for these lanes; as they are, unless overridden."""
+        return settings
 
     def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
         """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
@@ -279,7 +287,7 @@ class BaseSteps(BaseOnRows):
             compression=None if fit.work.compression is None else fit.work.compression.name,
         )
 
-    def _warn(self, settings: Settings, result: FitResult) -> None:
+    def _warn_of_passes(self, settings: Settings, result: FitResult) -> None:
         reached = len(result.records) >= settings.max_iter
         if settings.tol is not None and reached and not result.stopping.converged:
             warnings.warn(
@@ -307,7 +315,7 @@ class BaseSteps(BaseOnRows):
         if state is not None:
             # Another order of rows in each call.
             settings = dataclasses.replace(settings, seed=settings.seed + state.step)
-        self._fit(
+        self._train(
             X,
             y,
             sample_weight,
@@ -356,6 +364,14 @@ def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
         default=optimizer.default_learning_rate,
         alpha=params["alpha"],
         max_iter=params["max_iter"],
+    )
+
+
+def _pipeline(pipeline: Any) -> Pipeline | None:
+    if pipeline is None or isinstance(pipeline, Pipeline):
+        return pipeline
+    raise InvalidParameterError(
+        f"pipeline={pipeline!r}: give a Pipeline, such as Pipeline(stages=2), or None."
     )
 
 

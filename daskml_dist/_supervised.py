@@ -22,7 +22,7 @@ from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.predict import results_of_rows
 
-__all__ = ["Supervised"]
+__all__ = ["Supervised", "as_column"]
 
 
 class Supervised(BaseOnRows):
@@ -36,7 +36,7 @@ class Supervised(BaseOnRows):
             )
         X, y, sample_weight = take_columns(X, y, sample_weight)
         if not is_dask(y) and not self._multi_output:
-            y = _as_column(y)
+            y = as_column(y)
         return X, y, sample_weight
 
     def _score_sums(self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any) -> Any:
@@ -85,7 +85,7 @@ def _score_block(
     return _total(pieces)
 
 
-def _as_column(y: Any) -> Any:
+def as_column(y: Any) -> Any:
     """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
     y = to_host(y)
     if is_dataframe_like(y) and len(y.columns) == 1:

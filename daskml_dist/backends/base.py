@@ -162,6 +162,14 @@ class Backend(ABC):
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
 
+    def add_matmul(self, a: Any, b: Any, out: Any) -> None:
+        """Add ``a @ b``, of dense matrices, to `out`, in place."""
+        out += cast(a @ b, out.dtype)
+
+    def matmul(self, a: Any, b: Any, use: str) -> Any:
+        """``a @ b``, of dense matrices of a dtype; good until the next product of that use."""
+        return a @ b
+
     def add_fused(
         self,
         kernel: str | None,

@@ -13,6 +13,7 @@ from scipy import sparse
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.board import Board
 from daskml_dist.backends.csr_rows import CSRRows
+from daskml_dist.backends.host_products import add_matmul
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
 
@@ -149,6 +150,14 @@ class NumpyBackend(Backend):
             csr_kernels.add_tdot(*csr, g, out)
         else:
             csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)
+
+    def add_matmul(self, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add ``a @ b`` to `out` in one pass over it."""
+        add_matmul(a, b, out)
+
+    def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str) -> NDArray[Any]:
+        """``a @ b`` in the same memory for each product of a use."""
+        return np.matmul(a, b, out=self._scratch.empty(use, (a.shape[0], b.shape[1]), b.dtype))
 
     def add_fused(
         self,

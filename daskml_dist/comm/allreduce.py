@@ -116,6 +116,7 @@ class PeerGroup(Communicator):
         }
         self._in = {r: listener.inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
+        self._counting = threading.Lock()
 
     def _send(self, ranks: list[int], *buffers: Any) -> Future[None] | None:
         """Send; in the background where the system's buffers might be too small."""
@@ -204,6 +205,19 @@ class PeerGroup(Communicator):
         """Ranks to send to and to hear in each turn, so that nobody has two at once."""
         steps = range(1, self.size)
         return [((self.rank + s) % self.size, (self.rank - s) % self.size) for s in steps]
+
+    # -- from one rank to another --------------------------------------------------------------
+
+    def send(self, rank: int, arrays: Arrays) -> None:
+        """Send arrays to a rank that waits for them; in any thread."""
+        frame = _frame(arrays)
+        self._out[rank].send(frame)
+        with self._counting:
+            self.bytes_sent += sum(len(buffer) for buffer in frame)
+
+    def receive(self, rank: int) -> Arrays:
+        """Wait for what a rank sends next."""
+        return self._receive_arrays(rank)
 
     # -- what each rank has --------------------------------------------------------------------
 

@@ -119,6 +119,8 @@ def inspect_block(block: Block) -> BlockInfo:
 
 
 def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
+    if y.ndim == 2:  # several labels a row, which have no weights of their own
+        return {"labels": np.unique(y), "n_targets": y.shape[1]}
     weights = block.sample_weight
     try:
         labels, _, sums = _count_numbers(y, weights) or _count_any(y, weights)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies.base import Consistency, Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
+from daskml_dist.policies.pipeline import Pipeline
 
 __all__ = [
     "POLICIES",
@@ -26,6 +27,7 @@ __all__ = [
     "Hogwild",
     "LocalSGD",
     "ModelAveraging",
+    "Pipeline",
     "Policy",
     "RoundGate",
     "Synchronous",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,31 @@ class ShardSnapshot:
     paid: NDArray[np.float64] | None
     total: NDArray[np.float64] | None
     n_summed: int
+
+    def part(self, rows: slice) -> ShardSnapshot:
+        """The snapshot of a slice of rows; its arrays are parts of these."""
+        return replace(
+            self,
+            w=self.w[rows],
+            slots={name: slot[rows] for name, slot in self.slots.items()},
+            paid=None if self.paid is None else self.paid[rows],
+            total=None if self.total is None else self.total[rows],
+        )
+
+    @staticmethod
+    def join(parts: Sequence[ShardSnapshot]) -> ShardSnapshot:
+        """The snapshot whose slices `parts` are."""
+
+        def joined(arrays: list[Any]) -> Any:
+            return None if any(a is None for a in arrays) else np.concatenate(arrays)
+
+        return replace(
+            parts[0],
+            w=joined([p.w for p in parts]),
+            slots={name: joined([p.slots[name] for p in parts]) for name in parts[0].slots},
+            paid=joined([p.paid for p in parts]),
+            total=joined([p.total for p in parts]),
+        )
 
 
 def copied(array: Any) -> Any:

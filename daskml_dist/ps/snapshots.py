@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot
 from daskml_dist.ps.shard_state import ShardSnapshot
 
-__all__ = ["SENT", "Holding", "LaneSnapshot", "ServerSnapshot", "Snapshots", "standby_of"]
+__all__ = ["SENT", "Holding", "LaneSnapshot", "ServerSnapshot", "Snapshots", "standby_of",
+           "whole"]  # fmt: skip
 
 #: Snapshots that are kept of one server: servers in lock-step are one round apart at most, so the
 #: last three of each have one in common.
@@ -33,12 +35,27 @@ class LaneSnapshot:
     steps : int
     shard : ShardSnapshot or None
         None where all lanes share the parameters, and another lane has them.
+    start : int, default=0
+        First row of the parameters that the shard holds.
     """
 
     loss: float
     rows: float
     steps: int
     shard: ShardSnapshot | None = None
+    start: int = 0
+
+
+def whole(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
+    """The same lanes, where shards that are parts of the parameters are one, the first lane's."""
+    held = sorted((lane.start, n) for n, lane in lanes.items() if lane.shard is not None)
+    if not any(start for start, _ in held):
+        return dict(lanes)
+    found = {n: replace(lane, shard=None, start=0) for n, lane in lanes.items()}
+    first = min(found)
+    parts = [shard for _, n in held if (shard := lanes[n].shard) is not None]
+    found[first] = replace(found[first], shard=ShardSnapshot.join(parts))
+    return found
 
 
 @dataclass(frozen=True)

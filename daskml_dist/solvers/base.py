@@ -375,5 +375,5 @@ class PenalisedSolver(Solver):
 
 
 def start_of(model: Any, start: Array | None) -> Array:
-    """The parameters of a linear model to start from: zeros where none are given."""
-    return np.zeros(model.shape) if start is None else start
+    """The parameters to start from: zeros where none are given."""
+    return np.zeros(model.parameters.shape) if start is None else start

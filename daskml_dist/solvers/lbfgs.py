@@ -38,6 +38,13 @@ class LBFGS(PenalisedSolver, RangedSolver):
     It stops once no component of the gradient is larger than `tol`. A penalty with an l1 part
     takes orthant-wise steps, see :mod:`daskml_dist.solvers.owlqn`.
 
+    Parameters
+    ----------
+    penalty, max_iter, tol
+        As of :class:`PenalisedSolver`.
+    max_fun : int, default=15_000
+        Evaluations at most (but for an l1 part): SciPy's own bound.
+
     References
     ----------
     D. C. Liu and J. Nocedal, "On the limited memory BFGS method for large scale optimization",
@@ -46,11 +53,12 @@ class LBFGS(PenalisedSolver, RangedSolver):
 
     name = "lbfgs"
     handles_l1 = True
+    max_fun: int = 15_000
 
     @property
     def max_passes(self) -> int:
-        """SciPy's own bound on evaluations."""
-        return 15_000
+        """Evaluations at most."""
+        return self.max_fun
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
@@ -98,15 +106,16 @@ class LBFGS(PenalisedSolver, RangedSolver):
         ----------
         J. Dean et al., "Large scale distributed deep networks", NIPS 2012 (Sandblaster).
         """
+        shape = model.parameters.shape
         l1, l2 = (
             np.broadcast_to(
-                row_strengths(model, strength, self.penalty.intercept_scaling, power), model.shape
+                row_strengths(model, strength, self.penalty.intercept_scaling, power), shape
             ).ravel()[ranges.own]
             for power, strength in ((1, self.penalty.l1), (2, self.penalty.l2))
         )
 
         def evaluate(w: Array) -> tuple[float, Array]:
-            loss, *_ = total = ranges(LossGradient(ranges.whole(w).reshape(model.shape)))
+            loss, *_ = total = ranges(LossGradient(ranges.whole(w).reshape(shape)))
             pull = l2 * w
             gradient = total[1:] / ranges.n_rows + pull
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
@@ -170,4 +179,5 @@ def quasi_newton(
         min(int(found.nit), maxiter),
         found.status == 0 or sums.should_stop,
         str(found.message),
+        {"value": float(found.fun)},
     )

@@ -1,4 +1,4 @@
-"""The penalised mean loss of a linear model, as a function of its parameters."""
+"""The penalised mean loss of a model, as a function of its parameters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SmoothObjective:
 
     Parameters
     ----------
-    model : LinearModel
+    model : StepModel
     sums : Sums
     penalty : Penalty
         Strengths, relative to the mean loss.
@@ -99,7 +99,7 @@ def row_strengths(model: Any, strength: float, scaling: float | None, power: int
 
     Parameters
     ----------
-    model : LinearModel
+    model : StepModel
     strength : float
         On the coefficients.
     scaling : float or None
@@ -107,6 +107,9 @@ def row_strengths(model: Any, strength: float, scaling: float | None, power: int
     power : {1, 2}
         1 for l1, 2 for l2.
     """
-    rows = np.full((model.shape[0], 1), float(strength))
-    rows[model.n_penalised :] *= 0.0 if scaling is None else scaling**-power
+    parameters = model.parameters
+    rows = np.full((parameters.shape[0], 1), float(strength))
+    for part in parameters.parts:
+        if not part.penalised:
+            rows[parameters.rows[part.name]] *= 0.0 if scaling is None else scaling**-power
     return rows

@@ -13,9 +13,10 @@ from daskml_dist.data.scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import StepModel
+from daskml_dist.models.staged import StagedModel
 from daskml_dist.optimizers import NAG, GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.outer import OuterStep
@@ -63,6 +64,7 @@ class Settings:
     micro_batch: int | None = None
     groups: Mapping[str, GroupOptions] | None = None
     dtype: str | None = None
+    pipeline: Pipeline | None = None
 
     @property
     def slot_names(self) -> set[str]:
@@ -116,6 +118,8 @@ def make_fit(
     in_memory = not (streaming and steps == 1)
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
     policy = _policy(settings, len(lanes), on_one_host and not (single_rows or few))
+    if settings.pipeline is not None:
+        policy = _policy_of_stages(settings, model)
     work = StepWork(
         model=model,
         policy=policy,
@@ -137,6 +141,7 @@ def make_fit(
         single_rows=single_rows,
         compression=run.compression,
         micro_batch=settings.micro_batch,
+        pipeline=settings.pipeline,
     )
     lane_rows = training_rows(lanes, fraction)
     spec = rows.spec(dtype, lane_rows, streaming, fraction, run.compute_dtype)
@@ -176,6 +181,33 @@ def _policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
     if asks or (n_lanes > 1 and not on_one_host):
         return settings.policy
     return settings.policy.of_one_host() if n_lanes > 1 else settings.policy.of_one_lane()
+
+
+def _policy_of_stages(settings: Settings, model: StepModel) -> Policy:
+    """Policy of a pipeline, whose stages sum gradients and hold the parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    policy, run = settings.policy.of_one_host(), settings.run
+    if not isinstance(model, StagedModel):
+        raise InvalidParameterError(
+            f"{type(model).__name__} is no chain of layers that a pipeline could cut into stages. "
+            "Use pipeline=None."
+        )
+    if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
+        raise InvalidParameterError(
+            "The stages of a pipeline hold the parameters and sum the gradients of all lanes. "
+            "Use policy='allreduce' or 'sync' without servers or compression, or pipeline=None."
+        )
+    for name, value in [("clip", settings.clip), ("micro_batch_size", settings.micro_batch)]:
+        if value is not None:
+            raise InvalidParameterError(
+                f"{name}={value!r} is not for pipelines: each stage sees its own layers, and "
+                f"Pipeline(micro_batches=) cuts the batches. Use {name}=None."
+            )
+    return policy
 
 
 def _schedule(settings: Settings, survey: Survey, model: StepModel) -> Schedule:

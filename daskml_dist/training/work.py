@@ -18,6 +18,7 @@ from daskml_dist.compression import Compressor
 from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.policies import Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate
+from daskml_dist.policies.pipeline import Pipeline
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.rule import UpdateRule
@@ -102,6 +103,11 @@ class Work(ABC):
         return True
 
     @property
+    def in_pairs(self) -> bool:
+        """Whether a trainer sends to another one what is for that one alone."""
+        return False
+
+    @property
     def replays(self) -> bool:
         """Whether trainers remember what is needed to go on, so that any one of them can."""
         return False
@@ -151,6 +157,8 @@ class StepWork(Work):
     compression : Compressor or None
     micro_batch : int or None
     step_callbacks : tuple of object
+    pipeline : Pipeline or None
+        Of the layers of a `StagedModel`.
     """
 
     model: StepModel
@@ -167,6 +175,7 @@ class StepWork(Work):
     compression: Compressor | None = None
     micro_batch: int | None = None
     step_callbacks: tuple[Any, ...] = ()
+    pipeline: Pipeline | None = None
 
     @property
     def name(self) -> str:
@@ -195,6 +204,10 @@ class StepWork(Work):
     @property
     def uses_threads(self) -> bool:
         return self.policy.uses_threads
+
+    @property
+    def in_pairs(self) -> bool:
+        return self.pipeline is not None
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         return self.policy.gate(lanes, clock)

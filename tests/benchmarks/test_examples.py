@@ -102,3 +102,13 @@ def test_mnist(data_dir: Path) -> None:
     options = ["--policy", "allreduce", "--passes", "3"]
     output = _run("mnist_policies.py", str(data_dir / "mnist"), *options)
     assert float(output.split("accuracy")[1].split()[0]) > 0.88
+
+
+@pytest.mark.slow
+def test_sparknet_grid(tmp_path: Path) -> None:
+    picture = tmp_path / "grid.png"
+    options = ["--lanes", "2", "--tau", "1", "8", "--passes", "15", "--picture", str(picture)]
+    lines = _run("sparknet_grid.py", *options).splitlines()
+    assert len(lines) == 2
+    assert all("accuracy 0.9" in line for line in lines)
+    assert picture.stat().st_size > 1_000

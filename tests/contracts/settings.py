@@ -62,6 +62,9 @@ TIGHT = {"tol": 1e-9, "max_iter": 2_000}
 _FULL_BATCH = {
     "batch_size": None, "optimizer": "sgd", "learning_rate": 0.2, "max_iter": 6, "tol": None,
 }  # fmt: skip
+# Weights that are penalised like this have one optimum near, whatever the order of sums.
+_SMALL = {"hidden_layer_sizes": (4,), "activation": "tanh", "alpha": 1.0, "random_state": 0}
+_STEPS = {"solver": "sgd", "batch_size": None, "learning_rate_init": 0.1, "max_iter": 6, "tol": 0.0}
 _exact, _numbers = _of(rtol=1e-8, twin_rtol=1e-6), _of()
 # scikit-learn's solvers stop early where columns differ by orders of magnitude.
 _iterative = _of(("normal", "counts", "mostly zero", "constant column"))
@@ -75,6 +78,14 @@ _tame = _of(TAME, rtol=1e-7, twin=None)
 _loose = _of(TAME, rtol=1e-3, twin_rtol=1e-2)
 _scaled = _of((*NUMBERS, "missing"), rtol=1e-8, twin_rtol=1e-8)
 _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
+
+
+def _layers(**params: Any) -> Setting:
+    """Of small networks; scikit-learn's own stop by the loss, a little earlier."""
+    rounds = {"solver": "lbfgs", "tol": 1e-8, "max_iter": 1_000}
+    twin = None if "batch_size" in params else dict[str, Any]()
+    return Setting(_SMALL | rounds | params, TAME, rtol=1e-6, twin=twin, twin_rtol=1e-2)
+
 
 #: Settings in which each subject is tried.
 SETTINGS: dict[str, list[Setting]] = {
@@ -111,6 +122,8 @@ SETTINGS: dict[str, list[Setting]] = {
         _tame(**_FULL_BATCH | {"learning_rate": 0.1}),
         _tame(policy="allreduce", run=Run(n_lanes=3), **_FULL_BATCH | {"learning_rate": 0.1}),
     ],
+    "MLPClassifier": [_layers(), _layers(**_STEPS | {"activation": "relu"})],
+    "MLPRegressor": [_layers(), _layers(**_STEPS)],
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
@@ -147,4 +160,6 @@ ELSEWHERE = {
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "NamespaceHasher": "learns nothing, and takes dicts",
+    "TorchClassifier": "takes a module of torch",
+    "TorchRegressor": "takes a module of torch",
 }

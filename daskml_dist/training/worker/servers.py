@@ -13,7 +13,7 @@ from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import LaneSnapshot, ServerSnapshot
+from daskml_dist.ps.snapshots import LaneSnapshot, ServerSnapshot, whole
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
@@ -142,7 +142,7 @@ def revived(
 def left_in(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
     """Results that trainers would leave that had come as far as the snapshots of their lanes."""
     total, lefts = sum(fit.rows.lane_rows), []
-    for number, lane in lanes.items():
+    for number, lane in whole(lanes).items():
         if lane.shard is not None:
             shard = Shard(fit.steps.rule, fit.start_state())
             shard.restore(lane.shard)

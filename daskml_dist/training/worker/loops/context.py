@@ -95,7 +95,7 @@ class Context:
         """Whether the lanes go on from an earlier generation's steps."""
         return self.clock > self.fit.work.first_clock
 
-    def leaves(self, left: Callable[[], Left]) -> None:
+    def leaves(self, left: Callable[[], Left | None]) -> None:
         """Say what makes up what the trainer leaves behind where the fit is interrupted."""
         self.memory["left"] = left
 

@@ -18,11 +18,12 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
-from daskml_dist.ps.snapshots import LaneSnapshot
+from daskml_dist.ps.snapshots import LaneSnapshot, whole
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.own_steps import OwnSteps
+from daskml_dist.training.worker.loops.pipeline import Pipelined
 from daskml_dist.training.worker.loops.residence import Residence
 from daskml_dist.training.worker.loops.team import Team
 from daskml_dist.training.worker.reader import Batch
@@ -33,9 +34,7 @@ __all__ = ["run_replicas"]
 def run_replicas(context: Context) -> ShardState | None:
     """Run all passes; rank 0 returns the state."""
     connection = context.connect()
-    run: _Summed | _Averaged = (
-        _Summed(context) if context.fit.steps.policy.sums_gradients else _Averaged(context)
-    )
+    run = _run_of(context)
     try:
         for lane in context.lanes:
             lane.seek(context.clock)
@@ -49,7 +48,13 @@ def run_replicas(context: Context) -> ShardState | None:
         connection.close()
 
 
-def _run_passes(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
+def _run_of(context: Context) -> _Run:
+    if context.fit.steps.pipeline is not None:
+        return Pipelined(context)
+    return _Summed(context) if context.fit.steps.policy.sums_gradients else _Averaged(context)
+
+
+def _run_passes(context: Context, connection: ShardedConnection, run: _Run) -> None:
     n_steps, done = context.fit.work.n_steps, context.clock
     for number in context.fit.work.passes(done):
         while done < number * n_steps:
@@ -70,21 +75,19 @@ def _most(context: Context, done: int) -> int:
     return most
 
 
-def _draw_ahead(context: Context, run: _Summed | _Averaged, done: int) -> None:
+def _draw_ahead(context: Context, run: _Run, done: int) -> None:
     """Draw the rows of the steps that follow, while others' reports come in."""
     if done < context.fit.work.stopping.max_iter * context.fit.work.n_steps:
         run.draw_ahead(done, _most(context, done))
 
 
-def _restore(context: Context, connection: ShardedConnection, run: _Summed | _Averaged) -> None:
+def _restore(context: Context, connection: ShardedConnection, run: _Run) -> None:
     """Go on from the snapshots of the lanes that the fit went back to."""
     snapshots: dict[int, LaneSnapshot] = connection.call("restore")["blob"]
     for lane in context.lanes:
         snapshot = snapshots[lane.number]
         lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
-    run.restore(
-        {number: snapshot.shard for number, snapshot in snapshots.items() if snapshot.shard}
-    )
+    run.restore({n: snapshot.shard for n, snapshot in whole(snapshots).items() if snapshot.shard})
 
 
 class _Summed:
@@ -282,3 +285,6 @@ class _Averaged:
         if self._fit.steps.rule.average_after is not None:
             first.average = mean({n: averages.get(n, s.w) for n, s in states.items()})
         return first
+
+
+_Run = _Summed | _Averaged | Pipelined

@@ -41,10 +41,10 @@ class Residence:
             gathers = [lane.gather for lane in context.lanes if lane.n_rows]
             self._is_host = not alone or None in gathers
 
-    def shard(self, state: ShardState) -> Shard:
-        """A replica in a state, which may still be the host's."""
+    def shard(self, state: ShardState, start: int = 0) -> Shard:
+        """A replica, or its rows from `start` on, in a state which may still be the host's."""
         backend = None if self._is_host else self._backend
-        return Shard(self._rule, self.enter(state), backend=backend)
+        return Shard(self._rule, self.enter(state), start, backend=backend)
 
     def enter(self, record: R) -> R:
         """A state or snapshot (a dataclass) with its arrays on the device."""

@@ -86,7 +86,7 @@ class _Rounds:
 
     @cached_property
     def questions(self) -> RepeatedObjects:
-        """What packs and reads the questions; a single trainer needs none."""
+        """Packer and reader of the questions; a single trainer needs none."""
         work = self._context.fit.rounds
         return RepeatedObjects(question_kinds(work.solver, work.model))
 

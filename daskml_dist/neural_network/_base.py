@@ -1,0 +1,234 @@
+"""Base classes of the networks: batches over all lanes, curves of the loss, labels and targets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+
+from daskml_dist._classifier import BaseClassifier
+from daskml_dist._regressor import BaseRegressor
+from daskml_dist._steps import BaseSteps
+from daskml_dist._supervised import Supervised, as_column
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.predict import written
+from daskml_dist.models.base import StepModel
+from daskml_dist.training.engine import FitResult
+from daskml_dist.training.plan import Settings
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.spec import training_rows
+from daskml_dist.training.survey import Survey
+
+__all__ = ["BaseNetwork", "NetworkClassifier", "NetworkRegressor"]
+
+#: Rows of an automatic batch; of each lane at least so many.
+_BATCH, _LEAST = 200, 16
+
+
+class BaseNetwork(BaseSteps, Supervised):
+    """Base class of networks: one batch over all lanes, and curves of the loss.
+
+    `batch_size` counts the rows of one step of the parameters, so that the learning rate belongs
+    to it whatever the number of lanes: those that step together share it, and under policies in
+    which each push is a step of its own, each push has so many rows.
+
+    A subclass sets ``n_outputs_`` with the parameters: of raw predictions, which have one dimension
+    where it is 1.
+    """
+
+    _multi_output = True
+    n_outputs_: int
+
+    # -- targets -------------------------------------------------------------------------------
+
+    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._taken(X, y, sample_weight)
+        return X, _flat(y), sample_weight
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+        batch = self._batch_rows(settings, lanes)
+        return dataclasses.replace(settings, batch_size=_lane_rows(batch, settings, lanes))
+
+    def _batch_rows(self, settings: Settings, lanes: list[LaneSpec]) -> int:
+        """Rows of one step of the parameters."""
+        n_rows = sum(training_rows(lanes, settings.validation_fraction))
+        if settings.batch_size is None:
+            return n_rows
+        if isinstance(settings.batch_size, str):
+            return min(n_rows, max(_BATCH, _LEAST * len(lanes)))
+        return min(n_rows, settings.batch_size)
+
+    def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
+        super()._keep(model, result, rows, more)
+        losses = [float(record["loss"]) for record in result.records]
+        scores = [record["val_score"] for record in result.records]
+        self._set_curves(losses, scores if self._params()["early_stopping"] else None, more)
+
+    def _set_curves(self, losses: list[float], scores: list[Any] | None, more: bool) -> None:
+        """Set scikit-learn's attributes of the losses (and scores) of passes; `more` of them."""
+        before = getattr(self, "loss_curve_", []) if more else []
+        self.loss_curve_: list[float] = [*before, *losses]
+        self.loss_ = self.loss_curve_[-1] if self.loss_curve_ else np.inf
+        self.validation_scores_: list[float] | None = None
+        self.best_validation_score_: float | None = None
+        self.best_loss_: float | None = None
+        if scores is None:
+            self.best_loss_ = min(self.loss_curve_, default=np.inf)
+            return
+        self.validation_scores_ = [float(score) for score in scores]
+        self.best_validation_score_ = max(self.validation_scores_, default=-np.inf)
+
+
+def _lane_rows(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
+    """Rows of a batch of the largest lane, for so many rows in a step of the parameters."""
+    of_lanes = training_rows(lanes, settings.validation_fraction)
+    n_rows, policy = sum(of_lanes), settings.policy
+    if policy.lockstep:
+        n_steps = -(-n_rows // batch)
+    else:
+        n_steps = -(-max(of_lanes) * policy.push_every // batch)
+    return max(1, -(-max(of_lanes) // max(n_steps, 1)))
+
+
+def _flat(y: Any) -> Any:
+    """Targets; those of one column as one dimension, with scikit-learn's warning in memory."""
+    if not is_dask(y):
+        columns = np.shape(y)[1:] if not is_dataframe_like(y) else (len(y.columns),)
+        return as_column(y) if columns == (1,) else y
+    if is_dataframe_like(y):
+        return y[y.columns[0]] if len(y.columns) == 1 else y
+    return y[:, 0] if y.shape[1:] == (1,) else y
+
+
+class NetworkClassifier(BaseClassifier, BaseNetwork):
+    """Base class of classifiers: labels and probabilities of raw predictions.
+
+    Rows have one label each, or several: then y has a column of 0 and 1 for each, and so has each
+    prediction.
+    """
+
+    #: Whether y has columns of labels.
+    _several = False
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+        self._several = survey.n_targets is not None
+        if survey.n_targets is None:
+            return super()._classes_in(survey, classes)
+        strange = np.setdiff1d(survey.classes, [0, 1])
+        if len(strange):
+            raise InvalidDataError(
+                f"y has {survey.n_targets} columns, and holds {strange.tolist()[:5]}. Of several "
+                "labels a row, give a column of 0 and 1 for each; of one label, one column."
+            )
+        return np.arange(survey.n_targets)
+
+    def _probabilities(self) -> Callable[[NDArray[Any], NDArray[Any]], None]:
+        """Picklable function that writes what raw predictions mean, one column a class."""
+        raise NotImplementedError
+
+    @property
+    def _dtype(self) -> Any:
+        """The dtype of raw predictions."""
+        return self._state.w.dtype
+
+    def predict(self, X: Any) -> Any:
+        """Most likely labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,), or (n_rows, n_labels) of 0 and 1
+        """
+        self._check_fitted(X)
+        if not self._several:
+            return super().predict(X)
+        return self._map(_write_positive, X, np.int64, len(self.classes_))
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes, or of each of several labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_classes)
+        """
+        self._check_fitted(X)
+        return self._map(self._probabilities(), X, self._dtype, len(self.classes_))
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        return np.log(self.predict_proba(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Mean accuracy, in one pass over the blocks; several labels must all be right.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        self._check_fitted()
+        if not self._several:
+            return super().score(X, y, sample_weight)
+        total, hits = self._score_sums(_all_hits, X, y, sample_weight)
+        return float(hits / total)
+
+
+class NetworkRegressor(BaseRegressor, BaseNetwork):
+    """Base class of regressors: one target or several."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return _same
+
+    def predict(self, X: Any) -> Any:
+        """Predicted targets.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,), or (n_rows, n_targets)
+        """
+        self._check_fitted(X)
+        n_outputs = self.n_outputs_ if self.n_outputs_ > 1 else None
+        return self._map(written(self._inverse_link()), X, self._state.w.dtype, n_outputs)
+
+
+def _same(raw: NDArray[Any]) -> NDArray[Any]:
+    return raw
+
+
+def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    out[...] = np.reshape(raw > 0, out.shape)
+
+
+def _all_hits(
+    y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    hits = ((raw.reshape(y.shape) > 0) == (y > 0)).all(axis=1)
+    return np.array([weight.sum(), weight @ hits])

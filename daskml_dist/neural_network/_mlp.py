@@ -1,0 +1,297 @@
+"""Base class of the multi-layer perceptrons."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._steps import BaseSteps
+from daskml_dist.backends import Backend, get_backend
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.losses import Loss
+from daskml_dist.models.activations import ACTIVATIONS
+from daskml_dist.models.mlp import MLP
+from daskml_dist.neural_network._base import BaseNetwork
+from daskml_dist.optimizers import SGD, Adam, Momentum, Nesterov, Optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Policy
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import Constant, InverseScaling, Schedule, get_schedule
+from daskml_dist.solvers import LBFGS, Solution, Solver
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.plan import Settings
+from daskml_dist.training.rows import Rows
+
+__all__ = ["BaseMLP", "steps_alone"]
+
+_SOLVERS = ("lbfgs", "sgd", "adam")
+_RATES = ("constant", "invscaling", "adaptive")
+
+
+class BaseMLP(BaseNetwork, BaseRounds):
+    """Base class of multi-layer perceptrons, fitted by steps or by L-BFGS over sums."""
+
+    coefs_: list[NDArray[Any]]
+    intercepts_: list[NDArray[Any]]
+
+    def _loss(self) -> Loss:
+        """The loss of raw outputs."""
+        raise NotImplementedError
+
+    def _n_outputs(self, rows: Rows) -> int:
+        """Outputs of the last layer."""
+        raise NotImplementedError
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    @property
+    def _by_rounds(self) -> bool:
+        return bool(self.get_params(deep=False)["solver"] == "lbfgs")
+
+    @property
+    def _run_used(self) -> tuple[str, ...]:  # type: ignore[override]
+        return BaseRounds._run_used if self._by_rounds else BaseSteps._run_used
+
+    def _params(self) -> dict[str, Any]:
+        """Every parameter, scikit-learn's as those of steps."""
+        params = super()._params()
+        patience = params["n_iter_no_change"]
+        # Here a fit ends with the pass after so many.
+        patience = sys.maxsize if patience == np.inf else patience
+        return params | {
+            "penalty": "l2",
+            "optimizer": _optimizer(params),
+            "learning_rate": _schedule(params),
+            "n_iter_no_change": patience,
+        }
+
+    def _check_params(self) -> None:
+        params = self.get_params(deep=False)
+        check_one_of("solver", params["solver"], _SOLVERS)
+        check_one_of("activation", params["activation"], sorted(ACTIVATIONS))
+        check_one_of("learning_rate", params["learning_rate"], _RATES)
+        for name in ("alpha", "tol", "power_t"):
+            check_number(name, params[name])
+        check_number("learning_rate_init", params["learning_rate_init"], lambda v: v > 0, "> 0")
+        for name in ("max_iter", "max_fun"):
+            check_count(name, params[name])
+        for name in ("nesterovs_momentum", "early_stopping", "warm_start", "shuffle"):
+            check_flag(name, params[name])
+        _hidden(params["hidden_layer_sizes"])
+
+    def _settings(self, policy: str | Policy | None) -> Settings:
+        self._check_params()
+        found = super()._settings(policy)
+        # scikit-learn ends with the pass after so many.
+        patience = min(found.n_iter_no_change + 1, sys.maxsize)
+        return dataclasses.replace(found, seed=self._seed(), n_iter_no_change=patience)
+
+    def _seed(self) -> int:
+        """The user's own seed, so that weights begin as scikit-learn's do."""
+        given = self._params()["random_state"]
+        return int(given) if isinstance(given, Integral) and int(given) >= 0 else seed_of(given)
+
+    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+        """Settings with the penalty of scikit-learn: `alpha` over the weight of a batch."""
+        share = rows.weight_sum / rows.survey.n_rows
+        alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * share)
+        found = super()._over_lanes(settings, rows, lanes)
+        return dataclasses.replace(found, penalty=Penalty(0.0, alpha))
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, policy, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`; `y` may have columns.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        if not self._by_rounds:
+            return super().fit(X, y, sample_weight, policy=policy, client=client)
+        if policy is not None:
+            raise InvalidParameterError(
+                'solver="lbfgs" sums over all rows and has no policy. Leave `policy` out, or use '
+                'solver="adam".'
+            )
+        self._fit(X, y, sample_weight, client, reset=not self._goes_on())
+        return self
+
+    def _checkpoint(self) -> Checkpoint | None:
+        given: Checkpoint | None = self._params()["checkpoint"]
+        return super()._checkpoint() if given is None else given
+
+    def _model(self, rows: Rows, last: MLP | None) -> MLP:
+        params = self.get_params(deep=False)
+        sizes = (
+            rows.survey.n_features,
+            *_hidden(params["hidden_layer_sizes"]),
+            self._n_outputs(rows),
+        )
+        model = MLP(
+            self._loss(),
+            sizes,
+            params["activation"],
+            0 if rows.classes is None else len(rows.classes),
+            rows.survey.n_targets is not None,
+        )
+        if last is not None and last.sizes != model.sizes:
+            raise InvalidParameterError(
+                f"Going on needs the layers of the first fit, of {list(last.sizes)} units; these "
+                f"have {list(model.sizes)}. Set warm_start=False, or use a new estimator."
+            )
+        return model
+
+    def _parameters(self, state: ShardState) -> NDArray[Any]:
+        """Parameters to go on from, as the user sees (and may change) them."""
+        w = np.empty_like(state.w)
+        for (weights, shift), *given in zip(
+            self._last_model.layers(w), self.coefs_, self.intercepts_, strict=True
+        ):
+            weights[...], shift[...] = given
+        return w
+
+    def _set_parameters(self, w: NDArray[Any], model: MLP, rows: Rows) -> None:
+        if not np.isfinite(w).all():
+            raise DivergedError(
+                "The parameters became NaN or infinite. Lower learning_rate_init, or scale the "
+                "features (StandardScaler) and the targets."
+            )
+        layers = model.layers(w.copy())
+        self.coefs_ = [weights for weights, _ in layers]
+        self.intercepts_ = [shift for _, shift in layers]
+        self.n_features_in_, self.n_outputs_ = model.sizes[0], model.n_outputs
+        self.n_layers_ = len(model.sizes)
+        self.out_activation_ = self._out_activation(model)
+        if rows.classes is not None:
+            self.classes_ = rows.classes
+
+    def _out_activation(self, model: MLP) -> str:
+        """Name of what makes predictions of raw outputs, scikit-learn's."""
+        raise NotImplementedError
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    def _problem(self, rows: Rows) -> tuple[MLP, Solver]:
+        params = self.get_params(deep=False)
+        goes_on = self._goes_on()
+        if goes_on:
+            self._check_going_on(rows)
+        model = self._model(rows, self._last_model if goes_on else None)
+        penalty = Penalty(0.0, float(params["alpha"]) / rows.weight_sum)
+        return model, LBFGS(
+            penalty, int(params["max_iter"]), float(params["tol"]), int(params["max_fun"])
+        )
+
+    def _start(self, model: MLP, rows: Rows) -> NDArray[Any] | None:
+        if self._goes_on():
+            return self._parameters(self._state)
+        return model.init(self._seed(), rows.survey.dtype)
+
+    def _set_fitted(self, solution: Solution, model: MLP, rows: Rows) -> None:
+        w = solution.w.astype(rows.survey.dtype)
+        more = self._goes_on()
+        self._set_parameters(w, model, rows)
+        self._state, self._last_model = ShardState(w, {}), model
+        self.loss_ = float(solution.extra["value"])
+        self.t_ = (self.t_ if more else 0) + rows.survey.n_rows * solution.n_iter
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        return _Outputs(self._last_model, self._parameters(self._state))
+
+
+def steps_alone(estimator: BaseMLP) -> bool:
+    """Whether the solver steps along batches; raises an AttributeError where it does not."""
+    if estimator._by_rounds:
+        raise AttributeError(
+            "partial_fit is only available for stochastic optimizers. lbfgs is not stochastic. Use "
+            'solver="adam" or "sgd".'
+        )
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    """Raw outputs of some rows."""
+
+    model: MLP
+    w: NDArray[Any]
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        found: NDArray[Any] = self.model.raw(self.w, X, get_backend("cpu"))
+        return found
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """The same function of rows on a device; only outputs leave it."""
+        w = backend.to_device(self.w)
+        return lambda X: backend.to_numpy(self.model.raw(w, X, backend))
+
+
+def _hidden(sizes: Any) -> tuple[int, ...]:
+    """Sizes of the hidden layers, of a number or several."""
+    found = [sizes] if isinstance(sizes, Integral) else sizes
+    try:
+        found = list(found)
+    except TypeError:
+        found = [None]
+    if not all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) > 0 for n in found):
+        raise InvalidParameterError(
+            f"hidden_layer_sizes must be > 0, got {sizes}. Use integers, such as (64, 32)."
+        )
+    return tuple(map(int, found))
+
+
+def _optimizer(params: dict[str, Any]) -> str | Optimizer:
+    """The optimizer that was given, or that of scikit-learn's solver."""
+    if params["optimizer"] is not None:
+        given: str | Optimizer = params["optimizer"]
+        return given
+    if params["solver"] != "sgd":
+        return Adam(params["beta_1"], params["beta_2"], params["epsilon"])
+    check_number("momentum", params["momentum"], lambda v: 0 <= v < 1, "from 0 up to, not with, 1")
+    if params["momentum"] == 0:
+        return SGD()
+    return (Nesterov if params["nesterovs_momentum"] else Momentum)(params["momentum"])
+
+
+def _schedule(params: dict[str, Any]) -> Schedule:
+    """The schedule that was given, or that of scikit-learn's learning rate."""
+    rate = params["learning_rate_init"]
+    if params["schedule"] is not None:
+        alpha = params["alpha"] if isinstance(params["alpha"], Real) else 0.0
+        return get_schedule(
+            params["schedule"], default=rate, alpha=float(alpha), max_iter=params["max_iter"]
+        )
+    if params["solver"] == "sgd" and params["learning_rate"] == "invscaling":
+        return InverseScaling(rate, params["power_t"])
+    return Constant(rate)

@@ -1,0 +1,305 @@
+"""Pipelined steps: each trainer holds some layers, and micro-batches go through all of them.
+
+Every trainer feeds the rows of its own lanes to the first stage, and their targets to the last.
+A stage makes one forward and one backward in turn (1F1B, as PipeDream calls it), sums what its
+layers' gradients are of all micro-batches of the step, with the same stages of other pipelines,
+and updates its range of the parameters.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.namespace import namespace, zeros
+from daskml_dist.comm.allreduce import PeerGroup
+from daskml_dist.comm.base import Arrays
+from daskml_dist.comm.lines import Lines
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.staged import StagedModel
+from daskml_dist.ps.messages import sum_in_lane_order
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
+from daskml_dist.ps.snapshots import LaneSnapshot
+from daskml_dist.training.spec import Left
+from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.loops.stages import Stages, cut_evenly, seconds_of_layers
+
+__all__ = ["Pipelined"]
+
+#: What a message is; its name is this and the number of the micro-batch, or of the lane.
+_ROWS, _TARGETS, _FORWARD, _BACKWARD, _LOSS = range(5)
+
+
+class _Job(NamedTuple):
+    """A micro-batch: its number among those of a step in this pipeline, and whose rows it is."""
+
+    number: int
+    lane: int
+    owner: int
+
+
+class Pipelined:
+    """Steps of all lanes through the stages that the trainers hold.
+
+    Parameters
+    ----------
+    context : Context
+        Its communicator is a `PeerGroup`, or that of a trainer alone.
+    """
+
+    def __init__(self, context: Context) -> None:
+        pipeline = context.fit.steps.pipeline
+        assert pipeline is not None
+        self._context = context
+        self._m = pipeline.micro_batches
+        self._model: StagedModel = context.fit.steps.model  # type: ignore[assignment]
+        self._home = Residence(context, alone=False)
+        self._backend = context.lanes[0].backend
+        self._stages = self._cut(min(pipeline.stages, context.communicator.size))
+        self._rows = self._model.rows_of(self._stages.layers)
+        self._shard = self._home.shard(context.fit.start_state(self._rows), self._rows.start)
+        peers = context.communicator
+        self._lines = Lines(peers) if isinstance(peers, PeerGroup) else None
+        self._own: dict[tuple[int, int], Arrays] = {}
+        self._jobs = self._all_jobs()
+        self._alike = None
+        if isinstance(peers, PeerGroup) and self._stages.stage is not None:
+            self._alike = peers.among(self._stages.alike)
+        #: Micro-batches whose backward is still to come, as the own layers remember them.
+        self._live: dict[int, tuple[BatchRows, Any, Any]] = {}
+        self._losses: dict[int, float] = {}
+        self._busy = 0.0
+
+    def _cut(self, n_stages: int) -> Stages:
+        """Cut the layers so that all stages take as long; the first trainer measures."""
+        context, n = self._context, len(self._model.layers)
+        seconds = [1.0] * n
+        if context.rank == 0 and 1 < n_stages < n:
+            state = self._home.enter(context.fit.start_state())
+            rows = context.step_rows(0) // max(1, len(context.lane_rows)) // self._m
+            seconds = seconds_of_layers(context, state.w, max(2, int(rows)))
+        (first, *_) = context.communicator.allgather([np.array(seconds)])
+        cuts = cut_evenly(first[0].tolist(), min(n_stages, n))
+        return Stages(context.rank, context.communicator.size, cuts)
+
+    def _all_jobs(self) -> list[_Job]:
+        """Micro-batches of a step in this pipeline, in the order of the lanes."""
+        own = np.array([lane.number for lane in self._context.lanes])
+        lanes = self._context.communicator.allgather([own])
+        owner = {n: rank for rank in self._stages.members for n in lanes[rank][0].tolist()}
+        of = [lane for lane in sorted(owner) for _ in range(self._m)]
+        return [_Job(number, lane, owner[lane]) for number, lane in enumerate(of)]
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _send(self, to: int, kind: int, number: int, arrays: Arrays) -> None:
+        if self._lines is None or to == self._context.rank:
+            self._own[kind, number] = arrays
+        else:
+            host = [self._home.to_host(array) for array in arrays]
+            # As many are unread as stages follow; rows and targets go out all at once.
+            awaited = kind in (_FORWARD, _BACKWARD)
+            self._lines.send(to, kind + 8 * number, host, awaited=awaited)
+
+    def _receive(self, source: int, kind: int, number: int) -> Arrays:
+        if self._lines is None or source == self._context.rank:
+            return self._own.pop((kind, number))
+        arrays = self._lines.receive(source, kind + 8 * number)
+        return [self._home.to_device(array) for array in arrays]
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def steps(self, clock: int, most: int) -> int:
+        """Take the next step; 1, as many as are taken."""
+        context = self._context
+        batches = {lane.number: self._feed(lane) for lane in context.lanes}
+        parts = self._run_stage()
+        busy, self._busy = self._busy, 0.0
+        last = self._stages.holders[-1]
+        for lane in context.lanes:
+            (loss,) = self._receive(last, _LOSS, lane.number)
+            lane.count_steps([batches[lane.number]], np.array([float(loss)]), busy)
+            busy = 0.0
+        if self._lines is not None:
+            self._lines.flush()
+        if self._stages.stage is not None:
+            rows = context.step_rows(clock % context.fit.work.n_steps)
+            self._shard.apply(self._summed(parts), rows)
+        return 1
+
+    def _feed(self, lane: Lane) -> int:
+        """Send the micro-batches of a lane's next batch to where they are wanted; its rows."""
+        batch = lane.next_batch()
+        pieces = list(batch.pieces)
+        rows = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        first, last = self._stages.holders[0], self._stages.holders[-1]
+        for micro, job in enumerate(job for job in self._jobs if job.lane == lane.number):
+            at = slice(batch.n_rows * micro // self._m, batch.n_rows * (micro + 1) // self._m)
+            if rows is None or at.start == at.stop:
+                self._send(first, _ROWS, job.number, [])
+                continue
+            key = np.array([*rows.key, at.start])
+            has = np.array([rows.y is not None, rows.weight is not None])
+            given = [array[at] for array in (rows.y, rows.weight) if array is not None]
+            self._send(first, _ROWS, job.number, [key, rows.X[at]])
+            self._send(last, _TARGETS, job.number, [has, *given])
+        return batch.n_rows
+
+    def _run_stage(self) -> list[tuple[int, None, Any]]:
+        """Make the own layers' part of all micro-batches; gradients by lane."""
+        stage, jobs = self._stages.stage, self._jobs
+        if stage is None:
+            return []
+        self._losses = dict.fromkeys((job.lane for job in jobs), 0.0)
+        parts: dict[int, Any] = {}
+        # One more than stages follow, so that no stage waits while a message is on its way.
+        after = self._stages.n_stages - stage - 1
+        ahead = min(after + 1 if after else 0, len(jobs))
+        for job in jobs[:ahead]:
+            self._forward(stage, job)
+        for number, job in enumerate(jobs):
+            if number + ahead < len(jobs):
+                self._forward(stage, jobs[number + ahead])
+            self._backward(stage, job, self._sum_of(parts, job.lane))
+        if stage == self._stages.n_stages - 1:
+            owners = {job.lane: job.owner for job in jobs}
+            for lane, loss in self._losses.items():
+                self._send(owners[lane], _LOSS, lane, [np.array(loss)])
+        return [(lane, None, part) for lane, part in parts.items()]
+
+    def _sum_of(self, parts: dict[int, Any], lane: int) -> Any:
+        """Sum that a lane's gradient goes into: its own where they are added in lane order."""
+        lane = lane if self._context.fit.run.deterministic else 0
+        if lane not in parts:
+            w = self._shard.w
+            parts[lane] = zeros(w.shape, w.dtype, like=w)
+        return parts[lane]
+
+    def _forward(self, stage: int, job: _Job) -> None:
+        holders = self._stages.holders
+        if stage == 0:
+            came = self._receive(job.owner, _ROWS, job.number)
+        else:
+            came = self._receive(holders[stage - 1], _FORWARD, job.number)
+        last = stage == len(holders) - 1
+        if not came:  # an empty micro-batch
+            if not last:
+                self._send(holders[stage + 1], _FORWARD, job.number, [])
+            return
+        key, x = came
+        rows = BatchRows(x, key=tuple(key.tolist()))
+        if last:
+            has, *given = self._receive(job.owner, _TARGETS, job.number)
+            rows.y = given[0] if has[0] else None
+            rows.weight = given[-1] if has[1] else None
+        since, layers = time.perf_counter(), self._stages.layers
+        output, memory = self._model.forward(self._shard.w, x, layers, rows, self._backend)
+        if last:
+            loss, output = self._model.loss_gradient(output, rows, self._backend)
+            self._losses[job.lane] += float(loss)
+        self._busy += time.perf_counter() - since
+        self._live[job.number] = rows, memory, output if last else None
+        if not last:
+            self._send(holders[stage + 1], _FORWARD, job.number, [key, output])
+
+    def _backward(self, stage: int, job: _Job, out: Any) -> None:
+        if job.number not in self._live:  # an empty one
+            return
+        rows, memory, gradient = self._live.pop(job.number)
+        holders = self._stages.holders
+        if gradient is None:
+            (gradient,) = self._receive(holders[stage + 1], _BACKWARD, job.number)
+        since = time.perf_counter()
+        before = self._model.backward(
+            self._shard.w, memory, gradient, out, self._stages.layers, rows, self._backend,
+            wants_input=stage > 0,
+        )  # fmt: skip
+        self._busy += time.perf_counter() - since
+        if stage > 0:
+            # The next backward may use the same memory while this one is on its way.
+            self._send(holders[stage - 1], _BACKWARD, job.number, [copied(before)])
+
+    def _summed(self, parts: list[tuple[int, None, Any]]) -> Any:
+        """Gradients of all lanes, of all pipelines."""
+        alike = self._alike
+        if not self._context.fit.run.deterministic:
+            total = parts[0][2]
+            return total if alike is None or alike.size == 1 else alike.allreduce(total)
+        numbers = np.array([lane for lane, _, _ in parts])
+        own = [numbers, *(self._home.to_host(part) for _, _, part in parts)]
+        gathered = [own] if alike is None else alike.allgather(own)
+        everyone: list[tuple[int, NDArray[np.int64] | None, NDArray[Any]]] = [
+            (lane, None, part)
+            for lanes, *theirs in gathered
+            for lane, part in zip(lanes.tolist(), theirs, strict=True)
+        ]
+        return self._home.to_device(sum_in_lane_order(everyone)[1])
+
+    def draw_ahead(self, clock: int, most: int) -> None:
+        """Nothing is drawn ahead."""
+
+    # -- what a fit keeps ----------------------------------------------------------------------
+
+    def snapshots(self) -> dict[int, LaneSnapshot]:
+        """Every lane's sums; with the first lane's, the stage of the first pipeline."""
+        first = self._context.lanes[0].number
+        held = self._home.leave(self._shard.snapshot()) if self._stages.leads else None
+        return {
+            lane.number: LaneSnapshot(
+                *lane.sums,
+                held if lane.number == first else None,
+                self._rows.start if lane.number == first and held is not None else 0,
+            )
+            for lane in self._context.lanes
+        }
+
+    def restore(self, shards: dict[int, ShardSnapshot]) -> None:
+        """Go on from all stages at one clock, however these were cut."""
+        (whole,) = shards.values()
+        self._shard.restore(self._home.enter(whole.part(self._rows)))
+
+    def left(self) -> Left | None:
+        """The parameters as far as they came, where one trainer holds all."""
+        if self._stages.n_stages > 1:
+            return None
+        return Left(self.state(), rows=sum(lane.sums[1] for lane in self._context.lanes))
+
+    def validation_weights(self) -> list[Any | None]:
+        """Whole parameters for each lane, where any rows are held out."""
+        if not self._context.fit.rows.validation_fraction:
+            return [None] * len(self._context.lanes)
+        return [self.state().w] * len(self._context.lanes)
+
+    def state(self) -> ShardState:
+        """All stages' state, on every rank."""
+        own = self._home.leave(self._shard.state())
+        names = sorted(own.slots)
+        arrays: list[NDArray[Any]] = []
+        if self._stages.leads:
+            arrays = [own.w, *(own.slots[name] for name in names)]
+            arrays += [] if own.average is None else [own.average]
+        gathered = self._context.communicator.allgather(arrays)
+        parts = []
+        for w, *rest in (theirs for theirs in gathered if theirs):
+            slots = dict(zip(names, rest, strict=False))
+            average = rest[-1] if len(rest) > len(names) else None
+            parts.append(ShardState(w, slots, own.step, own.rows, average, own.n_averaged))
+        return ShardState.join(parts)
+
+
+def _joined(pieces: list[BatchRows]) -> BatchRows | None:
+    """Pieces of a batch as one."""
+    if not pieces:
+        return None
+    first = pieces[0]
+
+    def join(name: str) -> Any:
+        arrays = [getattr(piece, name) for piece in pieces]
+        return None if arrays[0] is None else namespace(first.X).concat(arrays)
+
+    return BatchRows(join("X"), join("y"), join("weight"), first.key)

@@ -1,0 +1,57 @@
+"""Lines: messages between pairs of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskml_dist.comm.base import Wait
+from daskml_dist.comm.lines import Lines
+from daskml_dist.errors import CommunicationError, RunAbortedError
+from tests.comm.ranks import Ranks
+
+
+def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
+    """Whatever the order in which they are asked for, and however large they are."""
+    large = np.arange(3_000_000.0)  # more than the system holds between two sockets
+
+    def act(group: Any) -> list[Any]:
+        lines, others = Lines(group), [(group.rank + k) % group.size for k in (1, 2, 0)]
+        for to in others:
+            lines.send(to, 1, [large + group.rank])
+            lines.send(to, 2, [])
+            lines.send(to, 3, [np.array([group.rank, to]), np.ones((2, 0, 3), np.float32)])
+        found = [(lines.receive(source, 3), lines.receive(source, 1)) for source in others]
+        assert all(lines.receive(source, 2) == [] for source in others)
+        lines.flush()
+        total = group.allreduce(np.ones(4))  # a collective follows once all was received
+        np.testing.assert_array_equal(total, np.full(4, group.size))
+        lines.close()
+        return [(source, *arrays) for source, arrays in zip(others, found, strict=True)]
+
+    for rank, found in enumerate(ranks(False, False, False).each(act)):
+        for source, (named, empty), (big,) in found:
+            np.testing.assert_array_equal(named, [source, rank])
+            assert (empty.shape, empty.dtype) == ((2, 0, 3), np.float32)
+            assert big[-1] == large[-1] + source
+
+
+def test_a_message_that_never_comes(ranks: Callable[..., Ranks]) -> None:
+    aborted = [False]
+    two = ranks(False, False, wait=Wait(30, is_aborted=lambda: aborted[0]))
+
+    def act(group: Any) -> None:
+        lines = Lines(group)
+        if group.rank:
+            aborted[0] = True
+            return
+        with pytest.raises(RunAbortedError):
+            lines.receive(1, 7)
+        with pytest.raises(CommunicationError, match="of its own"):
+            lines.receive(0, 7)
+        lines.close()
+
+    two.each(act)
