@@ -111,19 +111,20 @@ def serve(
     up: Channel,
     down: Channel,
     bounds: Bounds,
-    on_loss: Callable[[], None] = lambda: None,
+    on_loss: Callable[[BaseException], None] = lambda _: None,
 ) -> None:
     """Read frames of one connection until it ends; answers may be sent by any thread.
 
-    `on_loss` is called where it ends without a good-bye, or with a frame that has no meaning.
+    `on_loss` is called with the error where it ends without a good-bye, or with a frame that has
+    no meaning.
     """
     try:
         _converse(server, up, down, bounds)
     except ConnectionError as error:
         logger.debug("A connection of a server ended: %s", error)
-        on_loss()
-    except BaseException:
-        on_loss()
+        on_loss(error)
+    except BaseException as error:
+        on_loss(error)
         raise
     finally:
         down.close()

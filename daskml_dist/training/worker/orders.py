@@ -18,7 +18,7 @@ from typing import Any
 
 from daskml_dist.comm.base import SLICE
 from daskml_dist.comm.local import count_servers
-from daskml_dist.errors import RunAbortedError, TrainingError
+from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
 from daskml_dist.training.dask_internals import count_actors, forget_closing
 from daskml_dist.training.shields import unshield
 from daskml_dist.training.spec import TrainerSpec
@@ -149,7 +149,7 @@ class Line:
     spec : TrainerSpec
         Of the generation that it begins in.
     alarm : callable
-        Takes a message to the client, the spec that the trainer cannot go on with, and the clock
+        Takes the error, for the client, the spec that the trainer cannot go on with, and the clock
         that each lane had reached.
     is_wanted : callable
         Whether the cluster still wants the trainer's result.
@@ -160,7 +160,7 @@ class Line:
     def __init__(
         self,
         spec: TrainerSpec,
-        alarm: Callable[[str, TrainerSpec, dict[int, int]], None],
+        alarm: Callable[[Exception, TrainerSpec, dict[int, int]], None],
         is_wanted: Callable[[], bool],
         patience: float,
     ) -> None:
@@ -201,7 +201,7 @@ class Line:
         """
         if type(error) is RunAbortedError:
             raise error
-        self._alarm(str(error), spec, reached)
+        self._alarm(error, spec, reached)
         deadline = time.monotonic() + self._patience
         with _changed:
             while not self.is_renewed():
@@ -232,6 +232,8 @@ class Alarm:
         Address of a worker that is about to leave.
     at_work : str or None
         Address of a worker that has begun its part; no cause for alarm.
+    garbled : bool
+        Whether its cause is a message without a meaning.
     """
 
     message: str
@@ -240,12 +242,13 @@ class Alarm:
     reached: Sequence[tuple[int, int]] = ()
     leaving: str | None = None
     at_work: str | None = None
+    garbled: bool = False
 
 
 def raise_alarm(
     worker: Any,
     run_id: str,
-    message: str,
+    cause: Exception | str,
     spec: TrainerSpec | None = None,
     reached: Mapping[int, int] | None = None,
 ) -> None:
@@ -254,13 +257,15 @@ def raise_alarm(
     Parameters
     ----------
     worker : distributed.Worker
-    run_id, message : str
+    run_id : str
+    cause : Exception or str
     spec : TrainerSpec or None
         Of a trainer that waits for orders because of it.
     reached : mapping of lane to clock, or None
         How far its lanes had come.
     """
-    told: dict[str, Any] = {"run": run_id, "message": message}
+    told: dict[str, Any] = {"run": run_id, "message": str(cause)}
+    told["garbled"] = isinstance(cause, MessageError)
     if spec is not None:
         told |= {"trainer": spec.name, "generation": spec.generation}
         told["reached"] = list((reached or {}).items())
@@ -291,5 +296,5 @@ async def take_leave(worker: Any, run_id: str) -> None:
 
 def to_alarm(told: dict[str, Any]) -> Alarm:
     """An alarm as it was raised."""
-    keys = ("trainer", "generation", "reached", "leaving", "at_work")
+    keys = ("trainer", "generation", "reached", "leaving", "at_work", "garbled")
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})
