@@ -24,6 +24,7 @@ __all__ = [
     "ask_for",
     "before_closing",
     "count_actors",
+    "end_quietly",
     "evict",
     "forget_closing",
     "free_tasks",
@@ -323,6 +324,20 @@ def free_tasks(
     if keys:
         with suppress(OSError):  # the scheduler is gone: the next roll call says so
             client.run_on_scheduler(free)
+
+
+def end_quietly(loop: Any) -> None:
+    """Let a loop of our own end while streams of messages wait for the deadlines of their batches.
+
+    Where it ends in the very turn in which one runs out, asyncio would tell the user of it.
+    """
+
+    def handle(asyncio_loop: Any, context: dict[str, Any]) -> None:
+        is_wait = type(context.get("future")) is asyncio.Future  # and no task
+        if not (is_wait and isinstance(context.get("exception"), TimeoutError)):
+            asyncio_loop.default_exception_handler(context)
+
+    loop.asyncio_loop.set_exception_handler(handle)
 
 
 def send_now(client: Any) -> None:

@@ -20,6 +20,7 @@ from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.shielding import Shielding
+from daskml_dist.training.dask_internals import end_quietly
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
 
@@ -69,6 +70,7 @@ class ClusterEngine(Engine):
             cluster = stack.enter_context(
                 LocalCluster(n_workers=1, processes=False, dashboard_address=":0", silence_logs=50)
             )
+            end_quietly(cluster.loop)
             client = stack.enter_context(Client(cluster, set_as_default=False))
             engine = cls(collection, client, memory_budget, device)
             engine.closes(stack.pop_all())
