@@ -87,6 +87,7 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
     A fit that has ended well leaves it to the worker, in whose event loop it is called.
     """
     unshield(run_id)
+    note_end(dask_worker, run_id)
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)

@@ -7,6 +7,7 @@ for after that. A short fit is over sooner where the client asks first, and the 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,8 @@ _RETURN = 0.05
 
 #: What is set when a trainer of a run ends, for each run and worker that is asked.
 _ends: dict[tuple[str, str], asyncio.Event] = {}
+#: The last ones that have ended: the question may come after that.
+_ended: deque[tuple[str, str]] = deque(maxlen=256)
 
 
 async def tell_bundles(
@@ -59,20 +62,22 @@ async def tell_results(
     name, keys = (run_id, dask_worker.address), asked[dask_worker.address]
     ended = _ends.setdefault(name, asyncio.Event())
     try:
-        if len(in_memory(dask_worker, keys)) < len(keys):
+        if name not in _ended:
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), wait)
-                await until_made(dask_worker, keys, _RETURN)
     finally:
         _ends.pop(name, None)
+    await until_made(dask_worker, keys, _RETURN)
     return in_memory(dask_worker, keys)
 
 
 def note_end(worker: Any, run_id: str) -> None:
-    """Say, in its thread, that a trainer is about to return."""
+    """Say, in any thread, that a trainer of a run is about to return, or that the run is over."""
+    name = run_id, worker.address
 
     def say() -> None:
-        if (ended := _ends.get((run_id, worker.address))) is not None:
+        _ended.append(name)
+        if (ended := _ends.get(name)) is not None:
             ended.set()
 
     with suppress(Exception):  # the worker itself is closing
