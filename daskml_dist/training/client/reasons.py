@@ -65,7 +65,7 @@ class Reasons:
         self._alarms.append(alarm)
 
     def take_garbled(self) -> str:
-        """What was told of a message without a meaning since this was last asked; or nothing."""
+        """Alarm of a message without a meaning since this was last asked; or an empty text."""
         told, self._garbled = self._garbled, ""
         return told
 
