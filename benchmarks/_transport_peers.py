@@ -14,7 +14,8 @@ import numpy as np
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.bounds import Bounds
-from daskml_dist.comm.listener import Channel, Credentials, Listener, call_listener
+from daskml_dist.comm.caller import call_listener
+from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.meet import share_memory
 from daskml_dist.comm.remote import RemoteConnection, serve
 from daskml_dist.optimizers import get_optimizer

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import dask.array as da
+import dask
+import numpy as np
 from distributed import Client, LocalCluster, wait
+from distributed.actor import ActorFuture
+from distributed.comm.inproc import InProc
+from distributed.comm.tcp import TCP
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import SGDClassifier as Peer
 
@@ -20,6 +24,8 @@ from daskml_dist.linear_model import SGDClassifier
 
 #: Rows of a batch, and features, of the longer fits.
 SHAPES = ((32, 20), (256, 28), (256, 512), (8192, 512))
+#: Seconds after which nothing of a fit is under way.
+_QUIET = 0.5
 
 
 def run(tiny: bool = False) -> str:
@@ -28,47 +34,76 @@ def run(tiny: bool = False) -> str:
 
 
 def _messages(tiny: bool) -> str:
-    """What a fit sends: calls that wait for the scheduler, and messages that reach it."""
+    """A fit by number of workers: what all processes send for it, and what the client waits for."""
     rows = []
-    for n_workers in (2,) if tiny else (2, 4, 8):
+    for n_workers in (2,) if tiny else (2, 4, 8, 16, 32):
         with (
             LocalCluster(
-                n_workers, processes=False, threads_per_worker=1, dashboard_address=":0"
+                n_workers=n_workers, processes=False, threads_per_worker=1, dashboard_address=":0"
             ) as local,
             Client(local) as client,
         ):
-            X, y = logistic_rows(1000, 20)
-            parts = [da.from_array(X, chunks=(1000 // n_workers, -1))]
-            parts.append(da.from_array(y, chunks=1000 // n_workers))
-            dX, dy = client.persist(parts)
-            wait([dX, dy])
+            dX, dy = _spread(client, *logistic_rows(1000, 20))
             clf = SGDClassifier(max_iter=2, tol=None, random_state=0)
+            n_lanes = clf.fit(dX, dy).history_.extra["n_lanes"]
+            assert n_lanes == n_workers, n_lanes
             ms = _median(lambda clf=clf, dX=dX, dy=dy: clf.fit(dX, dy), 2 if tiny else 9)
-            counts: Counter[str] = Counter()
-            scheduler = local.scheduler
-            for kind, handlers in (
-                ("calls", scheduler.handlers),
-                ("messages", scheduler.stream_handlers),
-            ):
-                handlers.update({k: _counted(f, counts, kind) for k, f in handlers.items()})
-            clf.fit(dX, dy)
-            found = [f"{counts['calls']:,}", f"{counts['messages']:,}"]
-            rows.append([str(n_workers), *found, f"{ms:.0f}"])
-    columns = ["workers (threads of one process)", "calls of the scheduler", "messages to it", "ms"]
+            time.sleep(_QUIET)
+            with _counted() as counts:
+                clf.fit(dX, dy)
+                time.sleep(_QUIET)  # what the workers tidy up is sent for it too
+            with _counted() as idle:  # heartbeats
+                time.sleep(_QUIET + ms / 1000)
+            sent = counts["sent"] - idle["sent"]
+            rows.append(
+                [str(n_workers), f"{sent:,}", f"{sent / n_workers:.1f}", f"{counts['waits']}",
+                 f"{ms:.0f}"]
+            )  # fmt: skip
+    columns = [
+        "workers (threads of one process)", "messages sent", "a worker", "waits of the client",
+        "ms",
+    ]  # fmt: skip
     return markdown("A fit of 1,000 x 20 on a cluster", columns, rows)
 
 
-def _counted(handler: Callable[..., Any], counts: Counter[str], kind: str) -> Callable[..., Any]:
-    @functools.wraps(handler)
+def _spread(client: Client, X: Any, y: Any) -> list[list[Any]]:
+    """A block of rows on each worker."""
+    workers = sorted(client.nthreads())
+    held = [
+        [
+            client.persist(dask.delayed(part), workers=[worker])
+            for worker, part in zip(workers, np.array_split(array, len(workers)), strict=True)
+        ]
+        for array in (X, y)
+    ]
+    wait(held)
+    return held
+
+
+@contextmanager
+def _counted() -> Iterator[Counter[str]]:
+    """Messages that anybody in this process sends, on connections that are open too, and waits."""
+    counts: Counter[str] = Counter()
+    with ExitStack() as stack:
+        for owner, name, what in (
+            (TCP, "write", "sent"),
+            (InProc, "write", "sent"),
+            (Client, "sync", "waits"),
+            (ActorFuture, "result", "waits"),
+        ):
+            method = getattr(owner, name)
+            setattr(owner, name, _counting(method, counts, what))
+            stack.callback(setattr, owner, name, method)
+        yield counts
+
+
+def _counting(method: Callable[..., Any], counts: Counter[str], what: str) -> Callable[..., Any]:
+    @functools.wraps(method)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        counts[kind] += 1
-        return handler(*args, **kwargs)
+        counts[what] += 1
+        return method(*args, **kwargs)
 
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        return await counted(*args, **kwargs)
-
-    # The scheduler looks whether it is to wait for a handler.
-    return functools.wraps(handler)(awaited) if inspect.iscoroutinefunction(handler) else counted
+    return counted
 
 
 def _whole(tiny: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -44,7 +45,7 @@ class BaseOnRows(BaseEstimator):
     #: Parameters of a `Run` that are used; another that is set is an error.
     _run_used: ClassVar[tuple[str, ...]]
     #: Values of the parameters that a constructor does not have.
-    _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0}
+    _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
     run: Run | None = None
     device: str = "auto"
 
@@ -64,8 +65,20 @@ class BaseOnRows(BaseEstimator):
     # -- fitting -------------------------------------------------------------------------------
 
     def _params(self) -> dict[str, Any]:
-        """Every parameter of a fit."""
-        return {**self._defaults, **self.get_params(deep=False)}
+        """Every parameter of a fit.
+
+        What a constructor does not have, an estimator of one's own may set as an attribute, of its
+        class too.
+        """
+        own = {name: self._attribute(name, value) for name, value in self._defaults.items()}
+        return {**own, **self.get_params(deep=False)}
+
+    def _attribute(self, name: str, default: Any) -> Any:
+        """An attribute's value, of the estimator or its class; a method is none."""
+        if name in vars(self):
+            return vars(self)[name]
+        given = inspect.getattr_static(type(self), name, default)
+        return default if hasattr(given, "__get__") else given
 
     def _run_settings(self) -> RunSettings:
         """Settings of the run that the user asked for, checked."""

@@ -98,7 +98,7 @@ class BaseRounds(BaseOnRows):
         """
         self._check_params()
         run, weighted = self._run_settings(), sample_weight is not None
-        class_weight = self.get_params(deep=False).get("class_weight")
+        class_weight = self._params()["class_weight"]
         collection = self._collection(X, y, sample_weight, reset=reset)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
             rows = self._rows(engine, run, classes, class_weight, weighted)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Arrays, Communicator, Endpoint, Merge, Wait
 from daskml_dist.comm.bounds import malformed
-from daskml_dist.comm.listener import Credentials, Listener, call_peer
+from daskml_dist.comm.caller import call_peer
+from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import pack_parts, unpack
 from daskml_dist.comm.socket import Inbox, Outbox, close_socket, gone
 from daskml_dist.comm.tree import children, merge_in_pairs, parent

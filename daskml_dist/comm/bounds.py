@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.errors import CommunicationError
+from daskml_dist.errors import MessageError
 
 __all__ = ["Bounds", "array_layout", "malformed"]
 
@@ -88,9 +88,9 @@ def array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[
     return found, size
 
 
-def malformed(what: object) -> CommunicationError:
+def malformed(what: object) -> MessageError:
     """The error of a message that this version would not have sent."""
-    return CommunicationError(
+    return MessageError(
         f"Another worker of the fit sent {what}. Have all workers the same version of "
         "daskml_dist, and does nothing else speak to their ports? Fit again."
     )

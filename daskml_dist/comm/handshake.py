@@ -22,7 +22,18 @@ import time
 
 from daskml_dist.comm.base import Endpoint
 
-__all__ = ["DOWN", "NAME", "PEER", "UP", "Deadline", "Secret", "Session", "greet", "introduce"]
+__all__ = [
+    "DOWN",
+    "NAME",
+    "PEER",
+    "UP",
+    "Deadline",
+    "Secret",
+    "Session",
+    "greet",
+    "introduce",
+    "knock",
+]
 
 #: What a caller opens a socket for: to send to a server, to receive from it, to send to a trainer.
 UP, DOWN, PEER = b"U", b"D", b"P"
@@ -119,15 +130,17 @@ class Session:
         return hmac.digest(self._key, speaker + b"\0" + words, "sha256")
 
 
+def knock(sock: socket.socket, deadline: Deadline, role: bytes, name: bytes) -> bytes:
+    """Say as the caller what it calls for; the words, of which :func:`introduce` makes proofs."""
+    hello = _HELLO.pack(_PROTOCOL, role, name, secrets.token_bytes(_NONCE))
+    deadline.send(sock, hello)
+    return hello
+
+
 def introduce(
-    sock: socket.socket,
-    deadline: Deadline,
-    secret: bytes,
-    listener: Endpoint,
-    role: bytes,
-    name: bytes,
+    sock: socket.socket, deadline: Deadline, secret: bytes, listener: Endpoint, hello: bytes
 ) -> Session:
-    """Begin the handshake as the caller; the listener has proved itself when this returns.
+    """Go on as a caller that has knocked; the listener has proved itself when this returns.
 
     The next words are the caller's.
 
@@ -136,8 +149,6 @@ def introduce(
     OSError
         The listener is another one, or too slow.
     """
-    hello = _HELLO.pack(_PROTOCOL, role, name, secrets.token_bytes(_NONCE))
-    deadline.send(sock, hello)
     nonce = deadline.receive(sock, _NONCE)
     session = Session(sock, deadline, _key(secret, hello, nonce, listener))
     session.hear(b"listener")

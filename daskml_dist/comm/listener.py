@@ -1,4 +1,4 @@
-"""Listener for the sockets of a run, and calls to it.
+"""Listener for the sockets of a run.
 
 A connection is two channels, one a direction, since a TLS socket must not be read and written at
 the same time. Every socket begins with a proof of both sides (`handshake`). For a channel the
@@ -11,7 +11,6 @@ has one deadline, few are under way at a time, and no failure of one ends the li
 
 from __future__ import annotations
 
-import secrets
 import socket
 import ssl
 import threading
@@ -20,15 +19,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.handshake import DOWN, NAME, PEER, UP, Deadline, Session, greet, introduce
+from daskml_dist.comm.handshake import (
+    PEER,
+    UP,
+    Deadline,
+    greet,
+)
 from daskml_dist.comm.ring import Offer, Ring, RingInbox, RingOutbox, accept_offer
-from daskml_dist.comm.socket import Inbox, Outbox, close_socket, gone
-from daskml_dist.errors import CommunicationError
+from daskml_dist.comm.socket import Inbox, Outbox, close_socket
 
-__all__ = ["Channel", "Credentials", "Listener", "call_listener", "call_peer"]
+__all__ = ["ANSWER", "CALLER", "Channel", "Credentials", "Listener", "shake", "wrapped"]
 
 #: Words of the two sides after the handshake's first.
-_CALLER, _ANSWER = b"caller", b"answer"
+CALLER, ANSWER = b"caller", b"answer"
 #: Sockets whose handshake is under way at a time.
 _MOST_GREETED = 128
 #: Seconds that a handshake has in any case; an older one gives way where there are too many.
@@ -240,14 +243,14 @@ class Listener:
         guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials.listen is not None:
             with self._changed:  # which also closes guests
-                guest.sock = _wrapped(guest.sock, credentials.listen, server_side=True)
-            _shake(guest.sock, deadline)
+                guest.sock = wrapped(guest.sock, credentials.listen, server_side=True)
+            shake(guest.sock, deadline)
         role, name, session = greet(guest.sock, deadline, credentials.secret, self.endpoint)
-        words = session.hear(_CALLER, 0 if role == PEER else Offer.SIZE)
+        words = session.hear(CALLER, 0 if role == PEER else Offer.SIZE)
         ring = None
         if role != PEER:
             ring, answer = accept_offer(words, credentials.shared_memory)
-            session.say(_ANSWER, answer)
+            session.say(ANSWER, answer)
         return role, name, Channel(guest.sock, ring)
 
     def _paired(self, role: bytes, name: bytes, channel: Channel) -> tuple[Channel, Channel] | None:
@@ -287,10 +290,7 @@ class Listener:
             self._changed.notify_all()
 
 
-# -- calling -----------------------------------------------------------------------------------
-
-
-def _wrapped(
+def wrapped(
     sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False, host: str = ""
 ) -> ssl.SSLSocket:
     """A socket under TLS, whose handshake is still to come."""
@@ -302,68 +302,8 @@ def _wrapped(
     )
 
 
-def _shake(sock: socket.socket, deadline: Deadline) -> None:
+def shake(sock: socket.socket, deadline: Deadline) -> None:
     """Make TLS's handshake."""
     assert isinstance(sock, ssl.SSLSocket)
     deadline.bound(sock)
     sock.do_handshake()
-
-
-def _connect(
-    endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
-) -> tuple[socket.socket, Session]:
-    """Open one socket to a listener, which has proved itself when this returns."""
-    deadline, sock = Deadline(credentials.patience), None
-    try:
-        address = endpoint.host, endpoint.port
-        sock = socket.create_connection(address, timeout=credentials.patience)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if credentials.connect is not None:
-            sock = _wrapped(sock, credentials.connect, host=endpoint.host)
-            _shake(sock, deadline)
-        return sock, introduce(sock, deadline, credentials.secret, endpoint, role, name)
-    except OSError as error:
-        if sock is not None:
-            close_socket(sock)
-        raise CommunicationError(
-            f"Cannot connect to a worker of the fit at {endpoint.host}:{endpoint.port} ({error}). "
-            "Trainers open connections of their own: allow TCP between the workers' hosts. If the "
-            "worker there is gone, another program may have its port; fit again."
-        ) from error
-
-
-def _open_channel(
-    endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
-) -> Channel:
-    sock, session = _connect(endpoint, credentials, role, name)
-    offer = Offer(credentials.shared_memory)
-    try:
-        session.say(_CALLER, offer.data)
-        return Channel(sock, offer.taken(session.hear(_ANSWER, Offer.ANSWER)))
-    except OSError as error:
-        close_socket(sock)
-        raise CommunicationError(gone("connecting to", error)) from error
-    finally:
-        offer.close()
-
-
-def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel, Channel]:
-    """Open a connection: the channel to send on, and the one to receive from."""
-    name = secrets.token_bytes(NAME)
-    up = _open_channel(endpoint, credentials, UP, name)
-    try:
-        return up, _open_channel(endpoint, credentials, DOWN, name)
-    except BaseException:
-        up.close()
-        raise
-
-
-def call_peer(endpoint: Endpoint, credentials: Credentials, rank: int) -> socket.socket:
-    """Open the socket on which trainer `rank` sends to another."""
-    sock, session = _connect(endpoint, credentials, PEER, rank.to_bytes(NAME, "big"))
-    try:
-        session.say(_CALLER)
-    except OSError as error:
-        close_socket(sock)
-        raise CommunicationError(gone("connecting to", error)) from error
-    return sock

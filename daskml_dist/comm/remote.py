@@ -11,7 +11,8 @@ from typing import Any
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait, check_status
 from daskml_dist.comm.bounds import Bounds, malformed
-from daskml_dist.comm.listener import Channel, Credentials, call_listener
+from daskml_dist.comm.caller import call_listener
+from daskml_dist.comm.listener import Channel, Credentials
 from daskml_dist.comm.wire import (
     CALL,
     REPLY,
@@ -110,19 +111,20 @@ def serve(
     up: Channel,
     down: Channel,
     bounds: Bounds,
-    on_loss: Callable[[], None] = lambda: None,
+    on_loss: Callable[[BaseException], None] = lambda _: None,
 ) -> None:
     """Read frames of one connection until it ends; answers may be sent by any thread.
 
-    `on_loss` is called where it ends without a good-bye, or with a frame that has no meaning.
+    `on_loss` is called with the error where it ends without a good-bye, or with a frame that has
+    no meaning.
     """
     try:
         _converse(server, up, down, bounds)
     except ConnectionError as error:
         logger.debug("A connection of a server ended: %s", error)
-        on_loss()
-    except BaseException:
-        on_loss()
+        on_loss(error)
+    except BaseException as error:
+        on_loss(error)
         raise
     finally:
         down.close()

@@ -11,6 +11,7 @@
     └── TrainingError           (also RuntimeError)    a fit that had started
         ├── WorkerLostError                            a Dask worker of the fit went away
         ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
+        │   └── MessageError                           a message has no meaning for who took it
         ├── WaitTimeoutError    (also TimeoutError)    a bounded wait ran out
         ├── RunAbortedError                            another part of the fit failed first
         │   └── GenerationError                        the membership of the fit changed
@@ -37,6 +38,7 @@ __all__ = [
     "InvalidDataError",
     "InvalidParameterError",
     "InvalidTypeError",
+    "MessageError",
     "NotFittedError",
     "RunAbortedError",
     "SchedulerLostError",
@@ -82,6 +84,10 @@ class WorkerLostError(TrainingError):
 
 class CommunicationError(TrainingError, ConnectionError):
     """A trainer or server closed the connection or refused the handshake."""
+
+
+class MessageError(CommunicationError):
+    """A message of another part of the fit has no meaning for the one that took it."""
 
 
 class WaitTimeoutError(TrainingError, TimeoutError):

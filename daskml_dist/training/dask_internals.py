@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from dask._expr import LLGExpr
+from dask._task_spec import Task, parse_input
+from dask.base import annotate
 from distributed import Actor, Future, Worker, WorkerPlugin, wait
 from distributed.scheduler import KilledWorker
+from distributed.spans import SpanMetadata
 
 from daskml_dist.errors import SchedulerLostError
 
 __all__ = [
+    "actor_at",
     "ask_for",
     "before_closing",
     "count_actors",
+    "end_quietly",
     "evict",
     "forget_closing",
     "free_tasks",
@@ -31,12 +34,12 @@ __all__ = [
     "is_wanted",
     "is_workers_own",
     "list_workers",
-    "process_group",
+    "proxy_at",
     "proxy_of",
     "retire",
     "send_now",
-    "shield",
-    "unshield",
+    "submit_all",
+    "until_made",
 ]
 
 #: Seconds that a nanny may take to kill its worker.
@@ -44,12 +47,10 @@ _NANNY = 2.0
 #: Seconds in which a retirement is tried again.
 _RETIRE = 5.0
 
-#: Process of the client of each fit that shields this one from Ctrl-C, by the fit's name; and the
-#: handler before.
-_shields: dict[str, int] = {}
-_unshielded: Any = None
-#: Names of the last shields that ended: the word to make one may come after the word to end it.
-_ended_shields: deque[str] = deque(maxlen=256)
+#: States of a task that a worker has run.
+_ENDED = {"memory", "error"}
+#: Seconds between two looks at it, and as a share of those waited so far.
+_SHORTEST, _SHARE = 0.0003, 0.05
 
 
 def is_dasks(error: BaseException) -> bool:
@@ -138,10 +139,28 @@ def is_wanted(worker: Any, key: Any) -> bool:
     return task is not None and task.state in {"executing", "long-running"}
 
 
-def in_memory(worker: Any, keys: list[Any]) -> list[Any]:
+def in_memory(worker: Any, keys: list[Any]) -> dict[Any, Any]:
     """Data of some keys that a worker has in memory; what it lacks or has spilled is left out."""
     data = getattr(worker.data, "fast", worker.data)
-    return [data[key] for key in keys if key in data]
+    return {key: data[key] for key in keys if key in data}
+
+
+def actor_at(worker: Any, key: Any) -> Any:
+    """The actor itself that a worker holds under a key; None where there is none."""
+    return worker.state.actors.get(key)
+
+
+async def until_made(worker: Any, keys: Collection[Any], seconds: float) -> None:
+    """Wait until a worker has run some tasks, which may still be on their way to it.
+
+    Dask tells of the end of a task in batches, by way of the scheduler; the worker knows at once.
+    """
+    since = time.monotonic()
+    while (waited := time.monotonic() - since) < seconds:
+        tasks = [worker.state.tasks.get(key) for key in keys]
+        if all(task is not None and task.state in _ENDED for task in tasks):
+            return
+        await asyncio.sleep(_SHORTEST + _SHARE * waited)
 
 
 def is_workers_own(client: Any) -> bool:
@@ -171,7 +190,55 @@ def proxy_of(client: Any, future: Any, cls: type, address: str, timeout: float) 
     """
     with client.as_current():
         wait([future], timeout=timeout)
-        return Actor(cls, address, future.key) if future.status == "finished" else future.result()
+        if future.status != "finished":
+            return future.result()
+    return proxy_at(client, future.key, cls, address)
+
+
+def proxy_at(client: Any, key: Any, cls: type, address: str) -> Any:
+    """The proxy of an actor that is known to be at a worker."""
+    with client.as_current():
+        return Actor(cls, address, key)
+
+
+def submit_all(
+    client: Any,
+    tasks: Mapping[Any, tuple[Callable[..., Any], Iterable[Any]]],
+    workers: Mapping[Any, str | None],
+    actors: Collection[Any] = (),
+) -> dict[Any, Any]:
+    """Submit tasks that need none of each other, in one message.
+
+    `Client.submit` sends one for each, of which the scheduler passes on what a worker gets in
+    batches of 5 ms.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    tasks : mapping of key to (callable, arguments)
+    workers : mapping of key to str or None
+        The one worker that may run a task.
+    actors : collection of keys
+        Tasks that make an actor.
+
+    Returns
+    -------
+    dict of key to Future
+    """
+    graph = {key: Task(key, f, *map(parse_input, args)) for key, (f, args) in tasks.items()}
+    if not graph:
+        return {}
+    pins = {key: [] if (at := workers.get(key)) is None else [at] for key in graph}
+    # Where the value is callable, the scheduler calls it with each key.
+    with annotate(workers=pins.__getitem__):
+        futures: dict[Any, Any] = client._graph_to_futures(
+            LLGExpr(graph, _determ_token=uuid.uuid4().hex),
+            list(graph),
+            internal_priority={key: number for number, key in enumerate(graph)},
+            actors=tuple(actors) or None,
+            span_metadata=SpanMetadata(collections=[{"type": "Future"}]),
+        )
+    return futures
 
 
 def evict(client: Any, address: str) -> None:
@@ -259,6 +326,20 @@ def free_tasks(
             client.run_on_scheduler(free)
 
 
+def end_quietly(loop: Any) -> None:
+    """Let a loop of our own end while streams of messages wait for the deadlines of their batches.
+
+    Where it ends in the very turn in which one runs out, asyncio would tell the user of it.
+    """
+
+    def handle(asyncio_loop: Any, context: dict[str, Any]) -> None:
+        is_wait = type(context.get("future")) is asyncio.Future  # and no task
+        if not (is_wait and isinstance(context.get("exception"), TimeoutError)):
+            asyncio_loop.default_exception_handler(context)
+
+    loop.asyncio_loop.set_exception_handler(handle)
+
+
 def send_now(client: Any) -> None:
     """Send the scheduler at once what the client has for it; Dask sends each 10 ms."""
 
@@ -282,63 +363,3 @@ def retire(client: Any, address: str) -> None:
                 time.sleep(0.1)
 
     threading.Thread(target=run, daemon=True, name="daskml-retire").start()
-
-
-def process_group() -> tuple[Any, ...] | None:
-    """Mark that tells the process group of this process from all others; None: there is none.
-
-    A terminal, and JupyterLab's button, send Ctrl-C to all processes of a group.
-    """
-    if not hasattr(os, "getpgrp"):
-        return None
-    place: list[Any] = [socket.gethostname(), os.getpgrp()]
-    with suppress(OSError):  # containers may share a host's name, and count processes from 1
-        place.append(os.readlink("/proc/self/ns/pid"))
-    return tuple(place)
-
-
-def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
-    """Let this process ignore Ctrl-C for as long as a fit of a client of its process group runs.
-
-    Dask's workers, nannies and schedulers would end for good; the client decides what ends. To be
-    called in the event loop, which a process that is one of these runs in its main thread.
-
-    Parameters
-    ----------
-    name : str
-        Of the fit.
-    pid : int
-        The client's process; once it is gone, Ctrl-C works as before.
-    group : tuple
-        The client's :func:`process_group`.
-
-    Returns
-    -------
-    bool
-        Whether it does; not in other groups, nor in the client's own process, nor once it ended.
-    """
-    global _unshielded
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or os.getpid() == pid or process_group() != group or name in _ended_shields:
-        return False
-    if not _shields:
-        _unshielded = signal.signal(signal.SIGINT, _on_sigint)
-    _shields[name] = pid
-    return True
-
-
-def unshield(name: str) -> None:
-    """Undo :func:`shield`, for good."""
-    _ended_shields.append(name)
-    if _shields.pop(name, None) is not None and not _shields:
-        signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
-
-
-def _on_sigint(*_: Any) -> None:
-    for name, pid in list(_shields.items()):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            unshield(name)
-    if not _shields:
-        signal.raise_signal(signal.SIGINT)

@@ -29,7 +29,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
 from daskml_dist.data.collection import as_collection
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidParameterError, MessageError
 from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import OwnedStatistic, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.training.callbacks import CallbackList
@@ -376,6 +376,18 @@ def test_each_trainer_finishes_a_range_of_its_own(client: Client) -> None:
         ):
             found = _asked(Asks(2, statistic=statistic), where, deterministic=exact)
             np.testing.assert_array_equal(found, truth)
+
+
+def test_a_question_that_nobody_can_read_ends_the_fit_soon(client: Client) -> None:
+    """Its sender would send it again in every generation."""
+
+    @dataclass(frozen=True)
+    class Garbled(Quartiles):
+        note: int = 0
+
+    garbled = Asks(1, statistic=Garbled(note="no number"))  # type: ignore[arg-type]
+    with pytest.raises(MessageError, match=r"with nobody lost.*cannot be read.*same version"):
+        _asked(garbled, client)
 
 
 def test_a_solver_may_not_ask_more_than_it_says() -> None:

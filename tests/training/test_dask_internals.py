@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import numpy as np
 import pytest
 from distributed import CancelledError, Client, Event, LocalCluster, get_client, get_worker
 
+from daskml_dist.data.collection import as_collection
+from daskml_dist.training.client.on_cluster import ClusterEngine
 from daskml_dist.training.dask_internals import (
     ask_for,
     before_closing,
@@ -27,11 +31,9 @@ from daskml_dist.training.dask_internals import (
     is_wanted,
     is_workers_own,
     list_workers,
-    process_group,
     retire,
-    shield,
-    unshield,
 )
+from daskml_dist.training.shields import process_group, shield, unshield
 
 
 class _Actor:
@@ -152,7 +154,7 @@ def test_a_shield_ends_with_its_client() -> None:
     """It is tried in a process of its own, which has a main thread as a worker has."""
     script = (
         "import signal, subprocess, sys\n"
-        "from daskml_dist.training.dask_internals import process_group, shield\n"
+        "from daskml_dist.training.shields import process_group, shield\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "client = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
         "assert shield('fit', client.pid, process_group())\n"
@@ -234,3 +236,16 @@ def test_a_worker_is_evicted_and_another_retired() -> None:
         assert _until(lambda: first not in list_workers(client))
         retire(client, second)
         assert _until(lambda: second not in list_workers(client))
+
+
+def test_a_loop_of_our_own_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """As where it ends while tornado's `Event.wait` runs out, whose waiter never hears of it."""
+    engine = ClusterEngine.on_own_cluster(as_collection(np.zeros((2, 1)), np.zeros(2)))
+    loop = engine._client.loop.asyncio_loop  # type: ignore[attr-defined]
+    engine.close()
+    for error in (TimeoutError("Timeout"), OSError("told")):
+        loop.create_future().set_exception(error)
+    gc.collect()
+    told = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert len(told) == 1
+    assert "told" in told[0]

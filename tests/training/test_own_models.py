@@ -14,6 +14,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from sklearn.base import clone
 
 from daskml_dist import Run
 from daskml_dist._checks import seed_of
@@ -279,6 +280,24 @@ def test_the_last_fit_goes_on() -> None:
     first = _classifier(max_iter=2, warm_start=True).fit(*_rows())
     before = first.history_.records[-1]["loss"]
     assert first.fit(*_rows()).history_.records[-1]["loss"] < before
+
+
+def test_attributes_that_the_constructor_lacks_count_as_parameters() -> None:
+    class Few(make_classes()[1]):  # type: ignore[misc]
+        tol, policy, random_state = None, "sync", 0
+
+        def __init__(self, n_hidden: int = 4) -> None:
+            self.n_hidden, self.dropout, self.max_iter = n_hidden, 0.0, 3
+
+        def shuffle(self) -> None:
+            """Of a parameter's name, and none."""
+
+    found = clone(Few()).fit(*_rows())
+    assert found.n_iter_ == 3
+    assert found.history_.extra["policy"] == "sync"
+    found.max_iter = 0
+    with pytest.raises(InvalidParameterError, match="max_iter=0"):
+        found.fit(*_rows())
 
 
 def test_held_out_rows_stop_the_fit() -> None:

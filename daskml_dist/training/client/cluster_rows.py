@@ -21,6 +21,7 @@ from daskml_dist.data.conversion import to_host
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.data.scales import Scales, block_scales, merge_scales
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.membership import Membership
@@ -109,13 +110,16 @@ class ClusterRows:
         """Whether blocks are made anew when a lane needs them."""
         return self._recipes is not None
 
-    def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
+    def survey(self, n_lanes: int | None = None, early: Early | None = None) -> list[BlockInfo]:
         """Read all rows once and return what the client must know of each block.
 
         Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each
-        thread.
+        thread. A run's first actor is started beside them.
         """
+        self._held.early = early
         if self._collection.kind == "memory":
+            if early is not None:
+                early.start()
             n_blocks = n_lanes or sum(self.threads().values())
             self._inspect(list(range(self._held.spread(n_blocks))))
         else:
@@ -139,6 +143,8 @@ class ClusterRows:
     def _read(self) -> None:
         """Make the blocks and keep them, in waves, as long as they fit in the budget."""
         self._held.begin()
+        if self._held.early is not None and not self._held.is_direct:
+            self._held.early.start()
         bundles, done = self._held.bundles, 0
         fit = self._surely_fit()
         wave = len(bundles) if fit or self._repeats else sum(self.membership.ready.values())
@@ -184,8 +190,10 @@ class ClusterRows:
 
     def _inspect(self, numbers: list[int]) -> None:
         """Make some blocks, and look at them."""
-        self._gathering.until_made(self._held.make, numbers, _READ)
-        found = self._held.told(numbers)
+        found = self._gathering.made_soon(self._held.make, self._held.told, numbers)
+        if len(found) < len(numbers):
+            self._gathering.until_made(self._held.make, numbers, _READ)
+            found = self._held.told(numbers)
         # What has been spilled or lost since then.
         if rest := [i for i in numbers if i not in found]:
             found |= self._ask(rest, inspect_block)
@@ -241,6 +249,8 @@ class ClusterRows:
 
     def holders(self) -> dict[int, list[str]]:
         """Workers that hold each block; none where it is read from storage, or made again."""
+        if self._held.seen_at_home():
+            return {info.index: [self.homes[info.index] or ""] for info in self.infos}
         found = self._held.holders()
         if self.homes:
             there = self.membership.ready
@@ -256,6 +266,10 @@ class ClusterRows:
     def only_at(self, address: str) -> bool:
         """Whether some block is held by this worker and by no other."""
         return any(held == [address] for held in self.holders_now().values())
+
+    def were_just_seen(self) -> bool:
+        """Whether the survey found all blocks in their homes' memory, and none is known lost."""
+        return self._held.seen_at_home() and not self.missing()
 
     def missing(self) -> list[int]:
         """Blocks that nobody holds, and that nobody is about to make."""

@@ -19,12 +19,13 @@ from distributed import Client
 
 from daskml_dist.data.placement import Placement
 from daskml_dist.data.waiting import Patience
-from daskml_dist.errors import WorkerLostError
+from daskml_dist.errors import MessageError, WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.ending import Ending
-from daskml_dist.training.client.fleet import Fleet, Gone, Host, call_workers
+from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
 from daskml_dist.training.client.reasons import Reasons
@@ -51,6 +52,8 @@ _SAVE, _SAVE_WITH_STANDBYS = 1.0, 5.0
 _SAVE_SHARE = 20
 #: Generations without any progress after which a fit says so; after the timeout it is given up.
 _MANY_FAILURES = 6
+#: Such generations after which a fit is given up where somebody sends what nobody can read.
+_MANY_GARBLED = 3
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ class TrainingRun:
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
+        #: Those in a row in which somebody sent a message without a meaning.
+        self._garbled = 0
         self._losses = Patience("an end of the losses of workers", fit.run.timeout, _TOO_MANY)
         self._events: list[GenerationEvent] = []
         #: Clock that each lane was seen to reach in the present generation.
@@ -217,9 +222,11 @@ class TrainingRun:
         self._server_addresses[:] = [server.host.address for server in crew.servers]
         self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in crew.seats))
         if crew.number == 0:
+            self._fleet.ask_for_results(crew.seats)
             return
         if go_on is not None and sum(go_on.clocks.values()) > self._clocks:
             self._clocks, self._failures = sum(go_on.clocks.values()), 0
+            self._garbled = 0
         again = self._made_again(go_on)
         anew = go_on is None
         if self._fit.work.replays and crew.kept:
@@ -240,8 +247,18 @@ class TrainingRun:
         return max(0, *(again or [0])) if self._fit.work.lockstep else max(0, sum(again))
 
     def _count_failure(self, reason: str) -> None:
-        """Give up once workers have been lost for long with no progress in between."""
+        """Give up once workers have been lost for long with no progress in between.
+
+        And soon where it is not that: whoever sends what nobody can read will do so again.
+        """
         self._failures += 1
+        garbled = self._reasons.take_garbled()
+        self._garbled = self._garbled + 1 if garbled else 0
+        if self._garbled >= _MANY_GARBLED:
+            raise MessageError(
+                f"The fit was begun again {self._garbled} times with nobody lost, and came no "
+                f"further: {garbled}"
+            )
         if self._failures == 1:
             self._losses.renew()
         few = self._failures <= _MANY_FAILURES
@@ -315,7 +332,7 @@ class TrainingRun:
         return self._fleet.ask(self._crew.servers[0].host, method, *args)
 
     def _all_done(self) -> bool:
-        return all(seat.future.status == "finished" for seat in self._crew.seats)
+        return self._fleet.have_ended(self._crew.seats)
 
     def _let_go(self) -> None:
         """Let workers leave that the run needs no more, neither for its parts nor for rows."""

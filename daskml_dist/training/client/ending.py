@@ -20,7 +20,8 @@ from daskml_dist.errors import (
 )
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
-from daskml_dist.training.client.fleet import Fleet, call_workers
+from daskml_dist.training.client.calls import call_workers
+from daskml_dist.training.client.fleet import Fleet
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import stop_listening
 from daskml_dist.training.client.membership import Membership

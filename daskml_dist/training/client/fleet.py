@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +16,13 @@ from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.training.client.early import Early
-from daskml_dist.training.dask_internals import proxy_of
+from daskml_dist.training.client.early import Early, is_actor
+from daskml_dist.training.client.telling import ToldResults
+from daskml_dist.training.dask_internals import proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, run_trainer
 
-__all__ = ["BUSY", "Fleet", "Gone", "Host", "Seat", "call_workers"]
+__all__ = ["BUSY", "Fleet", "Gone", "Host", "Seat"]
 
 #: Seconds that a call to an actor may take.
 _CALL = 30.0
@@ -44,7 +44,7 @@ class Gone(Exception):
 class Host:
     """An actor that hosts a server, or a standby of one.
 
-    `part` is what it is still to be told, `answer` what will answer where it listens.
+    `part` is what it is still to be told, `answer` where it listens, or what will say so.
     """
 
     number: int
@@ -108,8 +108,7 @@ class Fleet:
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
-        #: Answers of actors that were given their parts.
-        self._said: list[Callable[[], list[Any]]] = []
+        self._told = ToldResults(client, self._run_id, on_end)
 
     def _spec(self) -> FitSpec | Future[Any]:
         """The fit as an argument of a task: itself, or on the cluster where it is large.
@@ -137,8 +136,7 @@ class Fleet:
         part = (self._spec(), number, n_trainers, generation)
         # A fit that lies on the cluster reaches tasks alone.
         if self._is_small and (early := self._early.take(address)) is not None:
-            future, asked = early
-            proxy, answer = asked or (None, None)
+            future, (proxy, answer) = early
             host = Host(number, address, future, part, proxy, answer)
         else:
             key = f"{self._run_id}-{number}-{self.next_name()}"
@@ -147,27 +145,29 @@ class Fleet:
         return host
 
     def meet(self, host: Host) -> Endpoint:
-        """Wait for an actor, give it its part, and learn where it listens."""
+        """Wait for an actor, and learn where it listens."""
         return self.meet_all([host])[0]
 
     def meet_all(self, hosts: Sequence[Host]) -> list[Endpoint]:
-        """Meet several actors at once; what they say to their parts `confirm` hears."""
+        """Meet several actors at once; one that has no part yet `give_parts` gives it."""
         for host in hosts:
             self._await(host)
-            if host.part:
-                self._said.append(self.begin_asking([host], "begin", *host.part))
-            host.answer = host.answer or self._call(host, "endpoint")
+            if host.answer is None:
+                host.answer = self._call(host, "endpoint")
         deadline = time.monotonic() + _CALL
-        endpoints: list[Endpoint] = [self._answer(h, h.answer, deadline) for h in hosts]
-        for host, endpoint in zip(hosts, endpoints, strict=True):
-            host.endpoint, host.answer, host.part = endpoint, None, ()
-        return endpoints
+        for host in hosts:
+            known = isinstance(host.answer, Endpoint)
+            host.endpoint = host.answer if known else self._answer(host, host.answer, deadline)
+            host.answer = None
+        return [host.endpoint for host in hosts if host.endpoint is not None]
 
-    def confirm(self) -> None:
-        """Wait until actors have taken the parts that they were given; raises as :meth:`ask`."""
-        said, self._said = self._said, []
-        for answer in said:
+    def give_parts(self, hosts: Sequence[Host]) -> None:
+        """Give actors that have none yet their parts; raises as :meth:`ask`."""
+        waiting = [host for host in hosts if host.part]
+        said = [self.begin_asking([host], "begin", *host.part) for host in waiting]
+        for host, answer in zip(waiting, said, strict=True):
             answer()
+            host.part = ()
 
     def _await(self, host: Host) -> None:
         what = f"worker {host.address} to begin its part"
@@ -257,22 +257,20 @@ class Fleet:
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    def open_trainer(self, spec: TrainerSpec, address: str, blocks: Any) -> Seat:
-        """Start a trainer."""
-        future = self._client.submit(
-            run_trainer,
-            self._spec(),
-            spec,
-            blocks,
-            workers=[address],
-            allow_other_workers=False,
-            pure=False,
-            retries=0,
-            key=f"{self._run_id}-trainer-{spec.name}",
+    def open_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[Seat]:
+        """Start trainers: the spec, the worker and the blocks of each."""
+        fit = self._spec() if parts else None
+        keys = [f"{self._run_id}-trainer-{spec.name}" for spec, _, _ in parts]
+        given = list(zip(keys, parts, strict=True))
+        futures = submit_all(
+            self._client,
+            {key: (run_trainer, (fit, spec, blocks)) for key, (spec, _, blocks) in given},
+            {key: address for key, (_, address, _) in given},
         )
-        future.add_done_callback(lambda _: self._on_end())
-        self._futures.append(future)
-        return Seat(spec, address, future)
+        for future in futures.values():
+            future.add_done_callback(lambda _: self._on_end())
+        self._futures += futures.values()
+        return [Seat(spec, address, futures[key]) for key, (spec, address, _) in given]
 
     def result(self, seat: Seat) -> Any:
         """Result of a trainer that has ended."""
@@ -285,8 +283,22 @@ class Fleet:
             if seat.future.status != "finished" or not self._is_there(seat.address):
                 raise Gone(seat.address, "lost")
 
+    def ask_for_results(self, seats: Sequence[Seat]) -> None:
+        """Have trainers' workers tell their results at once, if these come soon."""
+        keys: dict[str, list[Any]] = {}
+        for seat in seats:
+            keys.setdefault(seat.address, []).append(seat.future.key)
+        self._told.ask(keys)
+
+    def have_ended(self, seats: Sequence[Seat]) -> bool:
+        """Whether all these trainers have ended well."""
+        told = self._told.of([seat.future.key for seat in seats])
+        return told is not None or all(seat.future.status == "finished" for seat in seats)
+
     def results(self, seats: Sequence[Seat]) -> list[Any]:
         """Results of trainers that have ended, all at once."""
+        if (told := self._told.of([seat.future.key for seat in seats])) is not None:
+            return told
         gather = partial(self._client.gather, [s.future for s in seats], asynchronous=True)
         try:
             found: list[Any] = self._client.sync(gather, callback_timeout=SLICE)
@@ -307,7 +319,7 @@ class Fleet:
     def _cancel(self, futures: Iterable[Future[Any]]) -> None:
         futures = list(futures)
         # An actor lives while any proxy of it does; cancelling does not wait for these.
-        unfinished = [f for f in futures if str(f.key).startswith("ServerHost") or not f.done()]
+        unfinished = [f for f in futures if is_actor(f.key) or not (f.done() or self._ended(f))]
         with suppress(Exception):
             self._client.cancel(unfinished, force=True)
         for future in futures:
@@ -315,12 +327,16 @@ class Fleet:
             if future in self._futures:
                 self._futures.remove(future)
 
+    def _ended(self, future: Future[Any]) -> bool:
+        """Whether a task has ended well, as its worker or the scheduler says."""
+        return future.status == "finished" or self._told.of([future.key]) is not None
+
     def let_go(self) -> bool:
         """Leave nothing on the cluster, by letting go alone; False where that is not enough.
 
         An actor that is cancelled ends by itself, with all that it has opened.
         """
-        if any(future.status != "finished" for future in self._futures):
+        if not all(self._ended(future) for future in self._futures):
             return False
         self._cancel(self._futures)
         self._fit_future = None
@@ -334,50 +350,3 @@ class Fleet:
             self.discard_trainer(seat)
         self._cancel(self._futures)
         self._fit_future = None
-
-
-def call_workers(
-    client: Client,
-    function: Callable[..., Any],
-    args: Mapping[str, tuple[Any, ...]],
-    timeout: float,
-) -> dict[str, Any]:
-    """Call a function on some workers at once; return the answers that came in time.
-
-    Parameters
-    ----------
-    client : Client
-    function : callable
-    args : mapping of worker address to tuple
-        Arguments for each.
-    timeout : float
-        Seconds.
-    """
-
-    async def call(address: str) -> dict[str, Any]:
-        with suppress(Exception):
-            # In the client's own loop, `run` is a coroutine.
-            running: Any = client.run(function, *args[address], workers=[address])
-            return dict(await running)
-        return {}
-
-    async def call_all() -> dict[str, Any]:
-        calls = {asyncio.ensure_future(call(address)): address for address in args}
-        deadline = time.monotonic() + timeout
-        pending = set(calls)
-        while pending and time.monotonic() < deadline:
-            _, pending = await asyncio.wait(pending, timeout=min(SLICE, timeout))
-            if pending:
-                # A worker that is gone by now will not answer.
-                scheduler: Any = client.scheduler
-                there = (await scheduler.identity(n_workers=-1))["workers"]
-                pending = {running for running in pending if calls[running] in there}
-        for running in calls:
-            running.cancel()
-        done = [running for running in calls if running.done() and not running.cancelled()]
-        return {address: value for running in done for address, value in running.result().items()}
-
-    if not args:
-        return {}
-    answers: dict[str, Any] = client.sync(call_all)
-    return answers

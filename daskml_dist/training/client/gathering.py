@@ -20,12 +20,15 @@ __all__ = ["Gathering"]
 
 #: Seconds between two looks at tasks, and in which fetching results is tried at first.
 _LOOK, _FETCH = 0.5, 5.0
+#: Seconds in which workers may tell of what they have just made.
+_MOMENT = 0.15
 #: Times that one block's task is begun again after Dask gave it up because its workers died.
 MOST_KILLED = 4
 
 _AGAIN = "Look at the workers' logs and at what else the cluster does, then fit again."
 
 Start = Callable[[list[int]], Mapping[int, Any]]
+Told = Callable[[list[int], float], dict[int, Any]]
 
 
 class Gathering:
@@ -96,6 +99,23 @@ class Gathering:
             for future in futures.values():
                 future.release()
         return dict(zip(numbers, found, strict=True))
+
+    def made_soon(self, make: Start, told: Told, numbers: list[int]) -> dict[int, Any]:
+        """Have data made that workers are to hold; what they tell of it within a moment.
+
+        They say so themselves, before the client would hear that their tasks have ended.
+
+        Parameters
+        ----------
+        make, numbers
+            As `until_made`, which is for all that takes longer or fails.
+        told : callable
+            Takes the numbers and the seconds that workers have; returns what they tell.
+        """
+        self._membership.wait_for_any(self._timeout)
+        futures: dict[int, Any] = {}
+        self._begin(make, numbers, futures)
+        return told(numbers, _MOMENT) if futures else {}
 
     def until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
         """Wait for data that workers are to hold.
@@ -174,6 +194,8 @@ class Gathering:
         """Wait a moment, or until all have ended."""
         if not futures:
             time.sleep(_LOOK / 10)
+            return
+        if all(future.status == "finished" for future in futures):
             return
         futures = list({future.key: future for future in futures}.values())
         with suppress(TimeoutError, CancelledError), self._client.as_current():

@@ -19,9 +19,10 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
 from daskml_dist.ps.snapshots import Holding, standby_of
+from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.early import Early
-from daskml_dist.training.client.fleet import Fleet, Gone, Host, Seat, call_workers
+from daskml_dist.training.client.fleet import Fleet, Gone, Host, Seat
 from daskml_dist.training.client.held_blocks import tell_lost
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import GoOn, choose
@@ -177,6 +178,7 @@ class Generations:
     def _choose_saved(self, saved: list[Saved]) -> GoOn[Host] | None:
         """Give new servers the snapshots that the client has."""
         self._open_servers(0)
+        self._fleet.give_parts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
             self._fleet.ask(server.host, "stand_by", self.number)
             self._fleet.ask(server.host, "take", snapshot, records)
@@ -210,6 +212,8 @@ class Generations:
     # -- rows and lanes ------------------------------------------------------------------------
 
     def _mend_rows(self) -> None:
+        if not self.number and self._rows.were_just_seen():
+            return
         lost = self._rows.mend()
         if not self.seating.uses(lost):
             return
@@ -240,18 +244,22 @@ class Generations:
         """Give all trainers their part: orders to those that run, tasks to new ones."""
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
+        new = []
         for rank, part in enumerate(working):
             spec = self._spec(part, rank, len(working), clocks)
             if part.seat is None:
                 blocks = {s.block for lane in spec.lanes for s in lane.segments}
-                taken = self._rows.blocks_for(blocks)
-                part.seat = self._fleet.open_trainer(spec, part.address, taken)
+                new.append((part, spec, self._rows.blocks_for(blocks)))
             else:
                 orders.setdefault(part.address, {})[spec.name] = spec
                 part.seat.spec = spec
-            self.seats.append(part.seat)
+        seats = self._fleet.open_trainers([(spec, p.address, taken) for p, spec, taken in new])
         send_now(self._client)
-        self._fleet.confirm()
+        for (part, _, _), seat in zip(new, seats, strict=True):
+            part.seat = seat
+        self.seats += [part.seat for part in working if part.seat is not None]
+        # Trainers wait at the door of a server that has no part yet.
+        self._fleet.give_parts([server.host for server in self.servers])
         idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
         there = self._membership.call() if idle else {}
         for seat in idle:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,21 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.waiting import tell_releases
 from daskml_dist.errors import DataLostError
-from daskml_dist.training.client.fleet import call_workers
+from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.telling import ask_of_bundles
 from daskml_dist.training.dask_internals import (
     free_tasks,
-    in_memory,
     is_dasks,
     is_killed_worker,
+    submit_all,
 )
 
 __all__ = ["HeldBlocks", "tell_lost"]
 
 #: Times that a block may fail to be made again, by an exception of its own.
 _MOST_FAILED = 3
-#: Seconds in which workers are to tell of blocks, before a task asks each.
-_TELL = 3.0
 
 
 class HeldBlocks:
@@ -63,6 +63,10 @@ class HeldBlocks:
         self._cuts: Any = None
         #: Futures of the user's that blocks are made of, by key.
         self._sources: dict[Any, Any] = {}
+        #: The run's first actor, which is submitted with the first blocks.
+        self.early: Early | None = None
+        #: Worker that had each block in memory, when it told of it.
+        self._seen_at: dict[int, str] = {}
         #: Blocks that are made together at first.
         self.bundles: list[tuple[int, ...]] = []
 
@@ -170,6 +174,7 @@ class HeldBlocks:
         again = self._distinct(i for i in numbers if i in self.futures)
         if again:
             self._client.cancel(again)
+            self._seen_at = {}
         if self._collection.kind == "memory":
             self.futures.update(self._scatter(numbers))
             return
@@ -183,17 +188,15 @@ class HeldBlocks:
     def _start_bundles(self, bundles: list[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
         maker, parts = self._collection.block_maker, self._collection.parts
         if self.is_direct:
-            return {
-                bundle: self._client.submit(
-                    make_bundle,
-                    maker,
-                    bundle,
-                    [[self._source(value) for value in parts[i]] for i in bundle],
-                    workers=self.pin(bundle[0]),
-                    pure=False,
-                )
-                for bundle in bundles
-            }
+            keys = {f"{make_bundle.__name__}-{uuid.uuid4()}": bundle for bundle in bundles}
+            tasks: dict[Any, Any] = {}
+            for key, bundle in keys.items():
+                sources = [[self._source(value) for value in parts[i]] for i in bundle]
+                tasks[key] = make_bundle, (maker, bundle, sources)
+            homes = {key: self._home(bundle[0]) for key, bundle in keys.items()}
+            start = partial(submit_all, self._client) if self.early is None else self.early.start
+            futures = start(tasks, homes)
+            return {bundle: futures[key] for key, bundle in keys.items()}
         make = delayed(make_bundle, pure=False)
         lazy = {i: make(maker, (i,), [list(parts[i])]) for (i,) in bundles}
         return {(i,): future for i, future in self.start(lazy).items()}
@@ -317,6 +320,11 @@ class HeldBlocks:
             if home is not None:
                 load[home] += 1
 
+    def seen_at_home(self) -> bool:
+        """Whether each block was in its home's memory when this told of it."""
+        seen = [self._seen_at.get(i) for i in self.futures]
+        return bool(self.homes) and seen == [self.homes[i] for i in self.futures]
+
     def holders(self) -> dict[int, list[str]]:
         """Workers that hold each block at this moment; none where it must be made again."""
         held = self._client.who_has(self._distinct(self.futures)) if self.futures else {}
@@ -325,27 +333,29 @@ class HeldBlocks:
     def _distinct(self, numbers: Iterable[int]) -> list[Any]:
         return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
 
-    def told(self, numbers: Sequence[int]) -> dict[int, BlockInfo]:
-        """Facts of blocks, as workers that have these in memory tell them; perhaps not of all."""
+    def told(self, numbers: Sequence[int], wait: float = 0.0) -> dict[int, BlockInfo]:
+        """Facts of blocks, as workers that have these in memory tell them; perhaps not of all.
+
+        Parameters
+        ----------
+        numbers : sequence of int
+        wait : float, default=0
+            Seconds that their homes have to make them; those without a home are not told then.
+        """
         ready = self._membership.ready
         homes = {self.futures[i].key: self.homes[i] if self.homes else None for i in numbers}
         if not ready.keys() >= set(homes.values()):
+            if wait:
+                return {}
             held = self._client.who_has(self._distinct(numbers))
             homes = {key: next(iter(workers), None) for key, workers in held.items()}
         keys: dict[str, list[Any]] = {}
         for key, home in homes.items():
             if home in ready:
                 keys.setdefault(home, []).append(key)
-        calls = {address: (here,) for address, here in keys.items()}
-        answers = call_workers(self._client, _tell, calls, _TELL)
-        wanted = set(numbers)
-        return {
-            i: info
-            for told in answers.values()
-            for infos in told
-            for i, info in infos.items()
-            if i in wanted
-        }
+        told, wanted = ask_of_bundles(self._client, keys, self.early, wait), set(numbers)
+        self._seen_at |= {i: address for i, (address, _) in told.items()}
+        return {i: info for i, (_, info) in told.items() if i in wanted}
 
     def release(self) -> None:
         """Let go of the blocks."""
@@ -369,11 +379,6 @@ def tell_lost(causes: dict[int, str]) -> str:
         'than scatter() it; or keep copies (client.replicate); or set on_lost_data="skip" to go '
         "on without rows that are lost in mid-fit."
     )
-
-
-def _tell(keys: list[Any], dask_worker: Any) -> list[dict[int, BlockInfo]]:
-    """On a worker: what it knows of the blocks of some bundles in its memory."""
-    return [bundle.infos for bundle in in_memory(dask_worker, keys)]
 
 
 def _futures_in(parts: list[tuple[Any, ...]]) -> dict[Any, Any]:

@@ -20,6 +20,7 @@ from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.shielding import Shielding
+from daskml_dist.training.dask_internals import end_quietly
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
 
@@ -69,6 +70,7 @@ class ClusterEngine(Engine):
             cluster = stack.enter_context(
                 LocalCluster(n_workers=1, processes=False, dashboard_address=":0", silence_logs=50)
             )
+            end_quietly(cluster.loop)
             client = stack.enter_context(Client(cluster, set_as_default=False))
             engine = cls(collection, client, memory_budget, device)
             engine.closes(stack.pop_all())
@@ -83,8 +85,8 @@ class ClusterEngine(Engine):
         self._early = Early(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_homes()
-        self._early.start(self._rows.room_for_server())
-        infos = self._rows.survey(n_lanes)
+        self._early.place(self._rows.room_for_server())
+        infos = self._rows.survey(n_lanes, self._early)
         self._early.ask()
         return infos
 

@@ -53,6 +53,8 @@ class Reasons:
         self._fleet = fleet
         self._crew = crew
         self._alarms: list[Alarm] = []
+        #: The last message without a meaning that was told of.
+        self._garbled = ""
         self._starts = Patience("workers to begin their parts", fit.run.timeout, BUSY)
         self._pace = Pace(fit.rows.lane_rows)
         #: When each worker that joined was first seen.
@@ -61,6 +63,11 @@ class Reasons:
     def hear(self, alarm: Alarm) -> None:
         """Take an alarm, in any thread."""
         self._alarms.append(alarm)
+
+    def take_garbled(self) -> str:
+        """Alarm of a message without a meaning since this was last asked; or an empty text."""
+        told, self._garbled = self._garbled, ""
+        return told
 
     def note_progress(self) -> None:
         """Note that the fit came further: trainers that have not begun may wait as long again."""
@@ -81,6 +88,7 @@ class Reasons:
         alarms, self._alarms = self._alarms, []
         if not alarms:
             return None
+        self._garbled = next((a.message for a in alarms if a.garbled), self._garbled)
         for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
             self._membership.announce_leaving(address)
             self.to_let_go.add(address)

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from distributed import Client
 from distributed.comm.addressing import get_address_host
 
-from daskml_dist.training.dask_internals import process_group, shield, unshield
+from daskml_dist.training.shields import process_group, shield, unshield
 
 __all__ = ["Shielding"]
 
@@ -69,7 +69,7 @@ class Shielding:
 
     async def _run(self) -> None:
         with suppress(Exception):  # the cluster is gone
-            while self._group and await self._cover() and not self._end.is_set():
+            while self._group and not self._end.is_set() and await self._cover():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._end.wait(), _LOOK)
         with suppress(Exception):

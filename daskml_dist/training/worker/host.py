@@ -27,7 +27,7 @@ from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle, unbundled
 from daskml_dist.data.recipes import Recipes
-from daskml_dist.errors import CommunicationError, TrainingError, is_consequence
+from daskml_dist.errors import CommunicationError, MessageError, TrainingError, is_consequence
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
@@ -180,7 +180,7 @@ class ServerHost:
             serve,
             self._server,
             bounds=fit.bounds(number),
-            on_loss=partial(self._alarm, f"server {number}: a connection broke"),
+            on_loss=partial(_tell_loss, self._alarm, number),
         )
         self._door.open(self._server, serve_callers)
 
@@ -282,6 +282,11 @@ def _connect_to(
 ) -> ServerConnection:
     wait = Wait(_STANDBY_TIMEOUT, is_aborted=lambda: server.is_over)
     return reach(standby, credentials, wait, bounds)
+
+
+def _tell_loss(alarm: Callable[..., None], number: int, error: BaseException) -> None:
+    garbled = isinstance(error, MessageError)
+    alarm(error if garbled else f"server {number}: a connection broke")
 
 
 def _close_at_end(

@@ -18,9 +18,11 @@ from typing import Any
 
 from daskml_dist.comm.base import SLICE
 from daskml_dist.comm.local import count_servers
-from daskml_dist.errors import RunAbortedError, TrainingError
-from daskml_dist.training.dask_internals import count_actors, forget_closing, unshield
+from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
+from daskml_dist.training.dask_internals import count_actors, forget_closing
+from daskml_dist.training.shields import unshield
 from daskml_dist.training.spec import TrainerSpec
+from daskml_dist.training.worker.telling import note_end
 
 __all__ = [
     "TOPIC",
@@ -85,6 +87,7 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
     A fit that has ended well leaves it to the worker, in whose event loop it is called.
     """
     unshield(run_id)
+    note_end(dask_worker, run_id)
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
@@ -106,6 +109,7 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
             _trainers[run_id] -= 1
             if not _trainers[run_id]:
                 del _trainers[run_id]  # here: a cluster inside the process may end with the fit
+        note_end(worker, run_id)
         tidy(worker, run_id)
 
 
@@ -146,7 +150,7 @@ class Line:
     spec : TrainerSpec
         Of the generation that it begins in.
     alarm : callable
-        Takes a message to the client, the spec that the trainer cannot go on with, and the clock
+        Takes the error, for the client, the spec that the trainer cannot go on with, and the clock
         that each lane had reached.
     is_wanted : callable
         Whether the cluster still wants the trainer's result.
@@ -157,7 +161,7 @@ class Line:
     def __init__(
         self,
         spec: TrainerSpec,
-        alarm: Callable[[str, TrainerSpec, dict[int, int]], None],
+        alarm: Callable[[Exception, TrainerSpec, dict[int, int]], None],
         is_wanted: Callable[[], bool],
         patience: float,
     ) -> None:
@@ -198,7 +202,7 @@ class Line:
         """
         if type(error) is RunAbortedError:
             raise error
-        self._alarm(str(error), spec, reached)
+        self._alarm(error, spec, reached)
         deadline = time.monotonic() + self._patience
         with _changed:
             while not self.is_renewed():
@@ -229,6 +233,8 @@ class Alarm:
         Address of a worker that is about to leave.
     at_work : str or None
         Address of a worker that has begun its part; no cause for alarm.
+    garbled : bool
+        Whether its cause is a message without a meaning.
     """
 
     message: str
@@ -237,12 +243,13 @@ class Alarm:
     reached: Sequence[tuple[int, int]] = ()
     leaving: str | None = None
     at_work: str | None = None
+    garbled: bool = False
 
 
 def raise_alarm(
     worker: Any,
     run_id: str,
-    message: str,
+    cause: Exception | str,
     spec: TrainerSpec | None = None,
     reached: Mapping[int, int] | None = None,
 ) -> None:
@@ -251,13 +258,15 @@ def raise_alarm(
     Parameters
     ----------
     worker : distributed.Worker
-    run_id, message : str
+    run_id : str
+    cause : Exception or str
     spec : TrainerSpec or None
         Of a trainer that waits for orders because of it.
     reached : mapping of lane to clock, or None
         How far its lanes had come.
     """
-    told: dict[str, Any] = {"run": run_id, "message": message}
+    told: dict[str, Any] = {"run": run_id, "message": str(cause)}
+    told["garbled"] = isinstance(cause, MessageError)
     if spec is not None:
         told |= {"trainer": spec.name, "generation": spec.generation}
         told["reached"] = list((reached or {}).items())
@@ -288,5 +297,5 @@ async def take_leave(worker: Any, run_id: str) -> None:
 
 def to_alarm(told: dict[str, Any]) -> Alarm:
     """An alarm as it was raised."""
-    keys = ("trainer", "generation", "reached", "leaving", "at_work")
+    keys = ("trainer", "generation", "reached", "leaving", "at_work", "garbled")
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})

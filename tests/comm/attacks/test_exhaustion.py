@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.comm import handshake
+from daskml_dist.comm import caller, handshake
 from daskml_dist.comm import listener as module
 from daskml_dist.comm.allreduce import PeerListener
 from daskml_dist.comm.base import Wait
+from daskml_dist.comm.caller import call_peer
 from daskml_dist.comm.handshake import NAME, UP
-from daskml_dist.comm.listener import Credentials, call_peer
+from daskml_dist.comm.listener import Credentials
 from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, Served, is_closed, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,13 +80,13 @@ def test_the_listener_outlives_what_the_system_lacks(
 def test_half_a_connection_expires(served: Served) -> None:
     listener = served.listener
     endpoint, credentials = served.endpoint, served.credentials
-    up = module._open_channel(endpoint, credentials, UP, b"n" * NAME)
+    up = caller._open_channel(endpoint, credentials, UP, b"n" * NAME)
     try:
         until(lambda: bool(listener._half))
         until(lambda: not listener._half and not listener._open)
         assert is_closed(up.sock)
         # The other half that comes too late finds nothing.
-        late = module._open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME)
+        late = caller._open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME)
         until(lambda: not listener._half and not listener._open)
         late.close()
     finally:
@@ -96,7 +97,7 @@ def test_half_a_connection_expires(served: Served) -> None:
 def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None:
     with ExitStack() as stack:
         for _ in range(2):
-            channel = module._open_channel(served.endpoint, served.credentials, UP, b"n" * NAME)
+            channel = caller._open_channel(served.endpoint, served.credentials, UP, b"n" * NAME)
             stack.enter_context(closing(channel))
         assert is_closed(channel.sock)
     until(lambda: not served.listener._open)

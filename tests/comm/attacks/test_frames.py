@@ -17,7 +17,8 @@ import pytest
 from daskml_dist.comm import wire
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Wait
-from daskml_dist.comm.listener import Credentials, Listener, call_listener
+from daskml_dist.comm.caller import call_listener
+from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import kinds, pack, pack_object, unpack, unpack_object
 from daskml_dist.comm.remote import RemoteConnection
 from daskml_dist.comm.wire import Reader, encode_call, encode_request

@@ -12,8 +12,9 @@ import pytest
 
 from daskml_dist.comm import handshake
 from daskml_dist.comm.base import Endpoint
+from daskml_dist.comm.caller import call_peer
 from daskml_dist.comm.handshake import NAME, PEER, UP, Deadline
-from daskml_dist.comm.listener import Credentials, Listener, call_peer
+from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.errors import CommunicationError
 from tests.comm.attacks.relay import Relay
 from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, is_closed, until

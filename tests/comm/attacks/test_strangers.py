@@ -15,8 +15,9 @@ import pytest
 
 from daskml_dist.comm import handshake, wire
 from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.caller import call_listener, call_peer
 from daskml_dist.comm.handshake import NAME, PEER, UP, Secret
-from daskml_dist.comm.listener import Credentials, Listener, call_listener, call_peer
+from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.remote import RemoteConnection
 from daskml_dist.comm.ring import Offer
 from daskml_dist.errors import CommunicationError

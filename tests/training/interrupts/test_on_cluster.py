@@ -106,7 +106,7 @@ import os, signal, threading, time
 import dask, dask.array as da, numpy as np
 from distributed import Client, LocalCluster
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training import dask_internals
+from daskml_dist.training import shields as shields_of_process
 
 def say(word):
     print(word, flush=True)
@@ -117,7 +117,7 @@ class Ready:
             say("ready")
 
 def shields():
-    return len(dask_internals._shields)
+    return len(shields_of_process._shields)
 
 def read():
     time.sleep(0.1)

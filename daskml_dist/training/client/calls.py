@@ -1,0 +1,62 @@
+"""Calls of functions in the processes of workers, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from distributed import Client
+
+from daskml_dist.comm.base import SLICE
+
+__all__ = ["call_workers"]
+
+
+def call_workers(
+    client: Client,
+    function: Callable[..., Any],
+    args: Mapping[str, tuple[Any, ...]],
+    timeout: float,
+) -> dict[str, Any]:
+    """Call a function on some workers at once; return the answers that came in time.
+
+    Parameters
+    ----------
+    client : Client
+    function : callable
+    args : mapping of worker address to tuple
+        Arguments for each.
+    timeout : float
+        Seconds.
+    """
+
+    async def call(address: str) -> dict[str, Any]:
+        with suppress(Exception):
+            # In the client's own loop, `run` is a coroutine.
+            running: Any = client.run(function, *args[address], workers=[address])
+            return dict(await running)
+        return {}
+
+    async def call_all() -> dict[str, Any]:
+        calls = {asyncio.ensure_future(call(address)): address for address in args}
+        deadline = time.monotonic() + timeout
+        pending = set(calls)
+        while pending and time.monotonic() < deadline:
+            _, pending = await asyncio.wait(pending, timeout=min(SLICE, timeout))
+            if pending:
+                # A worker that is gone by now will not answer.
+                scheduler: Any = client.scheduler
+                there = (await scheduler.identity(n_workers=-1))["workers"]
+                pending = {running for running in pending if calls[running] in there}
+        for running in calls:
+            running.cancel()
+        done = [running for running in calls if running.done() and not running.cancelled()]
+        return {address: value for running in done for address, value in running.result().items()}
+
+    if not args:
+        return {}
+    answers: dict[str, Any] = client.sync(call_all)
+    return answers
