@@ -62,21 +62,19 @@ def make_run(
     weights = np.zeros((len(labels), _count(names)))
     weights[np.arange(len(labels)), at] = weight
     scores = scores.astype("float64", copy=False)
-    return _shorten(_sort(names, scores, scores, weights), limit)
+    return _shorten(_sort(names, scores, scores, weights, np.argsort(scores)), limit)
 
 
 def merge_runs(runs: list[Run], limit: int | None) -> Run:
     """Merge one or more runs; `limit`, what is returned and raised as in `make_run`."""
     names = join_labels([run.labels for run in runs])
     n_labels = _count(names)
-    weights = []
-    for run in runs:
-        wide = np.zeros((len(run.low), n_labels))
-        wide[:, np.searchsorted(names, run.labels)] = run.weights
-        weights.append(wide)
+    weights = [_of_labels(run, names, n_labels) for run in runs]
     low = np.concatenate([run.low for run in runs])
     high = np.concatenate([run.high for run in runs])
-    return _shorten(_sort(names, low, high, np.concatenate(weights)), limit)
+    # A stable sort gains from runs that are sorted already.
+    order = np.argsort(low, kind="stable")
+    return _shorten(_sort(names, low, high, np.concatenate(weights), order), limit)
 
 
 def ranked_rows(
@@ -105,6 +103,15 @@ def ranked_rows(
     return np.repeat(is_positive, len(above)), np.concatenate(scores), run.weights.T.ravel()
 
 
+def _of_labels(run: Run, names: NDArray[Any], n_labels: int) -> NDArray[np.float64]:
+    """Weights of a run, with a column for each of the names."""
+    if len(run.labels) == n_labels:
+        return run.weights
+    wide = np.zeros((len(run.low), n_labels))
+    wide[:, np.searchsorted(names, run.labels)] = run.weights
+    return wide
+
+
 def _count(labels: NDArray[Any]) -> int:
     if len(labels) > 2:
         raise InvalidDataError(
@@ -119,13 +126,16 @@ def _sort(
     low: NDArray[np.float64],
     high: NDArray[np.float64],
     weights: NDArray[np.float64],
+    order: NDArray[np.intp],
 ) -> Run:
-    """Sort entries and sum equal ones. A stable sort gains from runs that are sorted already."""
-    order = np.argsort(low, kind="stable")
-    low, high = low[order], high[order]
+    """Bring entries into an order, in which equal ones are neighbours, and sum these."""
+    low, high = low.take(order), high.take(order)
     differs = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
     starts = np.flatnonzero(np.concatenate([[True], differs]))
-    sums = np.add.reduceat(weights[order], starts, axis=0)
+    weights = weights.take(order, axis=0)
+    if len(starts) == len(low):
+        return Run(labels, low, high, weights)
+    sums = np.add.reduceat(weights, starts, axis=0)
     return Run(labels, low[starts], high[starts], sums)
 
 
@@ -134,7 +144,8 @@ def _shorten(run: Run, limit: int | None) -> Run:
     if limit is None or len(run.low) <= limit:
         return run
     totals = run.weights.sum(axis=0)
-    shares = (run.weights / np.where(totals > 0, totals, 1)).sum(axis=1)
+    columns = zip(run.weights.T, np.where(totals > 0, totals, 1), strict=True)
+    shares = np.sum([weights / total for weights, total in columns], axis=0)
     before = np.concatenate([[0.0], np.cumsum(shares)])
     at = (before[:-1] * (limit / (before[-1] or 1.0))).astype(np.int64)
     at = np.minimum(at, limit - 1)
