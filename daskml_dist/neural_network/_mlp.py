@@ -147,7 +147,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             return super().fit(X, y, sample_weight, policy=policy, client=client)
         if policy is not None:
             raise InvalidParameterError(
-                'solver="lbfgs" asks for sums over all rows, and has no policy. Leave `policy` out, '
+                'solver="lbfgs" asks for sums over all rows, under no policy. Leave it out, '
                 'or use solver="adam".'
             )
         self._fit(X, y, sample_weight, client, reset=not self._goes_on())
