@@ -14,8 +14,8 @@ from daskml_dist.ps.rule import Group
 
 __all__ = ["GroupSteps", "knows"]
 
-#: Entries that go through a step's operations together on the host: what these make of them stays in a
-#: cache, and is small enough that a worker of Dask keeps the memory.
+#: Entries that go through a step's operations together on the host: what these make of them stays
+#: in a cache, and is small enough that a worker of Dask keeps the memory.
 _ENTRIES = 1 << 13
 
 
