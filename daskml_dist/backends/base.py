@@ -253,6 +253,15 @@ class Backend(ABC):
 
         return update
 
+    def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
+        """Steps like one, on the same arrays, in few of the rows; None: there are none.
+
+        `paid` is up to where each row has paid its penalty, or None. Called with the rows, their
+        gradient of the summed loss, the rows of the batch, the learning rate, the step's number,
+        and the sum of the learning rates with this one.
+        """
+        return None
+
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """Steps of a fit whose rows are copied before there is a gather.
 

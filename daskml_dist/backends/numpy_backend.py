@@ -16,6 +16,7 @@ from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.host_products import add_matmul
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
+from daskml_dist.backends.touched_columns import TouchedColumns
 
 __all__ = ["NumpyBackend"]
 
@@ -52,9 +53,7 @@ class NumpyBackend(Backend):
         return None
 
     def __init__(self) -> None:
-        self._seen = np.empty(0, dtype=np.bool_)
-        self._position = np.empty(0, dtype=np.int32)
-        self._numbered: NDArray[np.int64] | None = None
+        self._touched = TouchedColumns()
         self._scratch = Scratch()
 
     def to_device(self, array: Any) -> Any:
@@ -96,28 +95,7 @@ class NumpyBackend(Backend):
 
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
-        from daskml_dist.backends import csr_kernels
-
-        n_features = pieces[0].shape[1]
-        if len(self._seen) < n_features:
-            self._seen = np.zeros(n_features, dtype=np.bool_)
-            self._position = np.empty(n_features, dtype=np.int32)
-            self._numbered = None
-        found = [
-            csr_kernels.new_columns(p.X.indptr, p.X.indices, p.rows, self._seen) for p in pieces
-        ]
-        columns = np.sort(np.concatenate(found))
-        self._seen[columns] = False
-        for piece in pieces:
-            piece.columns = columns
-        return columns
-
-    def _positions(self, columns: NDArray[np.int64]) -> NDArray[np.int32]:
-        # Only entries of touched columns are read, so the rest may hold old numbers.
-        if self._numbered is not columns:
-            self._position[columns] = np.arange(len(columns), dtype=np.int32)
-            self._numbered = columns
-        return self._position
+        return self._touched.find(pieces)
 
     def dot(self, X: Any, w: NDArray[Any]) -> NDArray[Any]:
         """Product ``X @ w``; 1-d where the weights have one column."""
@@ -129,7 +107,7 @@ class NumpyBackend(Backend):
             if X.columns is None:
                 csr_kernels.dot(*csr, w, out)
             else:
-                csr_kernels.dot_at(*csr, self._positions(X.columns), w, out)
+                csr_kernels.dot_at(*csr, self._touched.positions(X.columns), w, out)
             return out[:, 0] if w.shape[1] == 1 else out
         if sparse.issparse(X):
             product = X @ w
@@ -149,7 +127,7 @@ class NumpyBackend(Backend):
         if X.columns is None:
             csr_kernels.add_tdot(*csr, g, out)
         else:
-            csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)
+            csr_kernels.add_tdot_at(*csr, self._touched.positions(X.columns), g, out)
 
     def add_matmul(self, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
         """Add ``a @ b`` to `out` in one pass over it."""
@@ -171,7 +149,11 @@ class NumpyBackend(Backend):
         out: NDArray[Any],
         parameters: tuple[float, ...] = (),
     ) -> float | None:
-        """One reading of dense rows, for losses with a kernel and weights of one column."""
+        """One reading, for losses with a kernel and weights of one column."""
+        if isinstance(X, CSRRows):
+            from daskml_dist.backends import csr_gradient
+
+            return csr_gradient.add(kernel, X, self._touched, y, weight, w, out, parameters)
         dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
         if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
@@ -235,6 +217,14 @@ class NumpyBackend(Backend):
         from daskml_dist.backends.host_update import Updates
 
         return Updates(optimizer, step)
+
+    def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
+        """A compiled loop, for optimizers with an `at_entry`."""
+        if not _compiles(step.w.dtype, optimizer, step):
+            return None
+        from daskml_dist.backends import coordinate_update
+
+        return coordinate_update.CoordinateUpdates(optimizer, step, paid)
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -207,6 +208,10 @@ class Model(ABC):
         """
         return X if X.dtype == dtype else X.astype(dtype)
 
+    def computing(self, n_threads: int) -> AbstractContextManager[Any]:
+        """Context of a trainer's computing, whose lanes are to use so many threads each."""
+        return nullcontext()
+
 
 class StepModel(Model):
     """Base class of models trained by gradient steps.
@@ -217,10 +222,14 @@ class StepModel(Model):
         Set when the model is made.
     linear : LinearForm or None
         Of a linear model, for which there are kernels; None for all others.
+    starts_threads : bool
+        Whether threads that it starts may outlive a fit, even where a lane is to use one alone:
+        its trainers then do not keep to a share of the cores, which these would inherit.
     """
 
     parameters: Parameters
     linear: LinearForm | None = None
+    starts_threads: bool = True
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""

@@ -83,7 +83,9 @@ class BaseMLP(BaseNetwork, BaseRounds):
         check_one_of("activation", params["activation"], sorted(ACTIVATIONS))
         check_one_of("learning_rate", params["learning_rate"], _RATES)
         for name in ("alpha", "tol", "power_t"):
-            check_number(name, params[name])
+            # Steps of just so many passes have no tol.
+            if not (name == "tol" and params[name] is None and not self._by_rounds):
+                check_number(name, params[name])
         check_number("learning_rate_init", params["learning_rate_init"], lambda v: v > 0, "> 0")
         for name in ("max_iter", "max_fun"):
             check_count(name, params[name])

@@ -160,4 +160,6 @@ ELSEWHERE = {
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "NamespaceHasher": "learns nothing, and takes dicts",
+    "TorchClassifier": "takes a module of torch",
+    "TorchRegressor": "takes a module of torch",
 }

@@ -164,6 +164,7 @@ class Trainer:
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
                 _blas().limit(limits=1, user_api="blas"),
+                self._fit.work.model.computing(self._threads_of_lane),
                 np.errstate(over="ignore", invalid="ignore"),
                 fit_memory(backend_of(self._fit), "What a step makes of its rows"),
             ):
@@ -201,6 +202,7 @@ class Trainer:
             fit.work.shuffle,
             fit.rows.validation_fraction,
             group,
+            fit.work.in_turn,
         )
 
     def _prepare(self, blocks: Any) -> dict[int, ReadyBlock]:
@@ -264,11 +266,28 @@ class Trainer:
         connection = self._reach()
         self._spare.append(connection)
         answer = connection.call("rendezvous", rank=spec.rank, info=info)
-        # Models of the user's own may start threads that outlive the fit.
-        if self._fit.work.linear is not None and backend_of(self._fit).device == "cpu":
+        if self._keeps_to_share and backend_of(self._fit).device == "cpu":
             seats = [Seat(where, n, tuple(cores)) for *_, where, n, cores in answer["peers"]]
             self._cores = share_of(spec.rank, seats)
         return [(host, port) for host, port, *_ in answer["peers"]]
+
+    @property
+    def _keeps_to_share(self) -> bool:
+        # Models of the user's own may start threads that outlive the fit.
+        if self._fit.work.linear is not None:
+            return True
+        starts = getattr(self._fit.work.model, "starts_threads", True)
+        return not starts and self._threads_of_lane == 1
+
+    @property
+    def _threads_of_lane(self) -> int:
+        """Threads that a model's own library may use for a lane; one where sums must not differ."""
+        if self._fit.run.deterministic:
+            return 1
+        spec = self._spec
+        # Without a cluster the process is all the trainer's.
+        threads = spec.n_threads if spec.secret else max(len(Seat.own(1).cores), 1)
+        return max(1, threads // max(1, len(spec.lanes)))
 
 
 @cache

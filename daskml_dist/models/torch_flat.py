@@ -1,0 +1,193 @@
+"""A module over one flat vector: its parameters and buffers are views, bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.base import Parameters, Part
+from daskml_dist.models.torch_library import load_torch
+from daskml_dist.models.torch_source import Named, named_tensors
+
+__all__ = ["FlatModule", "flat_of", "parameters_of", "torch_dtype"]
+
+
+def torch_dtype(dtype: Any) -> Any:
+    """The dtype of torch that a dtype of NumPy is."""
+    return getattr(load_torch(), np.dtype(dtype).name)
+
+
+def parameters_of(module: Any) -> Parameters:
+    """Layout of a module's parameters and buffers.
+
+    Raises
+    ------
+    InvalidParameterError
+        It has none to train, or such as no vector of real numbers can hold.
+    """
+    named = named_tensors(module)
+    if not any(n.trained for n in named):
+        raise InvalidParameterError(
+            f"{type(module).__name__} has no parameters to train. Give it layers, made in its "
+            "__init__ and kept as attributes."
+        )
+    for n in named:
+        if n.tensor.is_complex():
+            raise InvalidParameterError(
+                f"The parameter {n.name!r} is complex. Keep its real and imaginary parts apart."
+            )
+    return Parameters(
+        tuple(Part(n.name, tuple(n.tensor.shape), buffer=not n.trained) for n in named)
+    )
+
+
+def flat_of(module: Any, dtype: Any) -> Any:
+    """Parameters and buffers of a module as a new matrix of NumPy, of shape (n, 1).
+
+    Raises
+    ------
+    InvalidParameterError
+        A buffer holds numbers that the dtype does not.
+    """
+    parts = []
+    for n in named_tensors(module):
+        value = n.tensor.detach().cpu().numpy().ravel()
+        parts.append(value.astype(dtype))
+        if not n.trained and not np.array_equal(parts[-1], value, equal_nan=True):
+            raise InvalidParameterError(
+                f"The buffer {n.name!r} holds numbers that {np.dtype(dtype).name} cannot. Where "
+                "it is no running mean, register it with persistent=False."
+            )
+    return np.concatenate(parts)[:, None]
+
+
+class FlatModule:
+    """A module whose parameters and buffers are views of a flat vector of its own.
+
+    Parameters
+    ----------
+    module : nn.Module
+    parameters : Parameters
+        That the module must have.
+    like : array of shape (n, 1)
+        On whose device, and in whose dtype, it computes.
+    trained : bool
+        Whether gradients are wanted.
+    """
+
+    def __init__(self, module: Any, parameters: Parameters, like: Any, trained: bool) -> None:
+        torch = load_torch()
+        self.module = module
+        self.dtype = torch_dtype(str(like.dtype))
+        self.device = None if is_host(like) else torch.from_dlpack(like).device
+        named = named_tensors(module)
+        _check_same(module, named, parameters)
+        if self.device is not None:
+            module.to(self.device)
+            named = named_tensors(module)
+        size = parameters.shape[0]
+        self._flat = torch.zeros(size, dtype=self.dtype, device=self.device)
+        #: The same memory as arrays of the library of `like`.
+        self.flat = _shared(self._flat, like)
+        self._gradient: Any = torch.zeros_like(self._flat) if trained else None
+        self.gradient: Any = _shared(self._gradient, like) if trained else None
+        self._bind(named)
+
+    def _bind(self, named: Sequence[Named]) -> None:
+        self.trained: list[tuple[Any, Any]] = []
+        #: Buffers: their owner, name, and where a new value must come to lie.
+        self._buffers: list[tuple[dict[str, Any], str, Any]] = []
+        #: Ranges of the vector whose numbers are of another dtype, which is kept beside it.
+        self._beside: list[tuple[Any, Any]] = []
+        #: Ranges of the vector that have no gradients.
+        self.means: list[slice] = []
+        for rows, alike in _runs(named):
+            if not alike[0].trained:
+                self._add_mean(rows)
+            values = self._values(rows, alike[0].tensor.dtype)
+            at = 0
+            for n in alike:
+                size = n.tensor.numel()
+                self._bind_one(
+                    n, values[at : at + size], slice(rows.start + at, rows.start + at + size)
+                )
+                at += size
+
+    def _add_mean(self, rows: slice) -> None:
+        if self.means and self.means[-1].stop == rows.start:
+            rows = slice(self.means.pop().start, rows.stop)
+        self.means.append(rows)
+
+    def _values(self, rows: slice, dtype: Any) -> Any:
+        if dtype == self.dtype:
+            return self._flat[rows]
+        store = load_torch().zeros(rows.stop - rows.start, dtype=dtype, device=self.device)
+        self._beside.append((self._flat[rows], store))
+        return store
+
+    def _bind_one(self, n: Named, values: Any, rows: slice) -> None:
+        view = values.view(n.tensor.shape)
+        if n.is_buffer:
+            n.owner._buffers[n.key] = view
+            self._buffers.append((n.owner._buffers, n.key, view))
+            return
+        n.tensor.data = view
+        if n.trained and self._gradient is not None:
+            n.tensor.grad = self._gradient[rows].view(view.shape)
+            self.trained.append((n.tensor, n.tensor.grad))
+
+    def enter(self, w: Any) -> None:
+        """Take parameters and buffers from a matrix."""
+        self.flat[...] = namespace(w).reshape(w, (-1,)) if not is_host(w) else w.reshape(-1)
+        for values, store in self._beside:
+            store.copy_(values.round())
+
+    def collect(self) -> None:
+        """Put what a forward pass made of the buffers back into the vector."""
+        for owned, key, view in self._buffers:
+            if owned[key] is not view:
+                view.copy_(owned[key])
+                owned[key] = view
+        for values, store in self._beside:
+            values.copy_(store)
+
+    def is_bound(self) -> bool:
+        """Whether parameters and their gradients still lie in the vector."""
+        now = {id(p) for p in self.module.parameters() if p.requires_grad}
+        bound = all(p.grad is grad and p.shape == grad.shape for p, grad in self.trained)
+        return bound and now == {id(p) for p, _ in self.trained}
+
+
+def _runs(named: Sequence[Named]) -> Iterator[tuple[slice, list[Named]]]:
+    """Neighbours in the vector that are of one dtype, and all trained or none."""
+    run: list[Named] = []
+    start = stop = 0
+    for n in named:
+        if run and (n.tensor.dtype, n.trained) != (run[0].tensor.dtype, run[0].trained):
+            yield slice(start, stop), run
+            run, start = [], stop
+        run.append(n)
+        stop += n.tensor.numel()
+    if run:
+        yield slice(start, stop), run
+
+
+def _shared(tensor: Any, like: Any) -> Any:
+    """An array of the library of another that shares a tensor's memory."""
+    return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)
+
+
+def _check_same(module: Any, named: Sequence[Named], parameters: Parameters) -> None:
+    found = {n.name: tuple(n.tensor.shape) for n in named}
+    expected = {part.name: part.shape for part in parameters.parts}
+    if found != expected:
+        odd = sorted(k for k in found.keys() | expected if found.get(k) != expected.get(k))
+        raise InvalidParameterError(
+            f"{type(module).__name__} has other parameters here than where the fit began: "
+            + ", ".join(f"{k} {found.get(k)} instead of {expected.get(k)}" for k in odd[:5])
+            + ". Their shapes must follow from its arguments alone."
+        )

@@ -1,0 +1,289 @@
+"""Any `torch.nn.Module` as a model that is trained by steps."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.models.base import BatchRows, Parameters, StepModel
+from daskml_dist.models.labels import label_codes
+from daskml_dist.models.torch_flat import FlatModule, flat_of, torch_dtype
+from daskml_dist.models.torch_inputs import TorchInputs, tensor_of
+from daskml_dist.models.torch_library import drawing, load_torch, threads_of_torch
+from daskml_dist.models.torch_losses import losses_of
+from daskml_dist.models.torch_precision import autocast
+from daskml_dist.models.torch_source import ModuleSource, telling
+
+__all__ = ["TorchModel"]
+
+#: Steps of a lane between two copies of parameters whose loss was finite.
+_KEPT_EVERY = 32
+
+
+@dataclass(frozen=True, eq=False)
+class TorchModel(StepModel):
+    """A module of torch, its criterion, and how rows and targets reach them.
+
+    Parameters
+    ----------
+    source : ModuleSource
+    parameters : Parameters
+        Of the module: parameters that are trained, and as buffers all else that it saves.
+    inputs : TorchInputs
+    target : {"labels", "binary", "numbers"}
+        Numbers of the classes, 0 and 1 as the outputs are, or the targets themselves.
+    threshold : float
+        Output above which a single one tells of the second class.
+    precision : {"bf16", "fp16"} or None
+        What products are computed in; parameters and sums stay in the fit's dtype.
+    start : ndarray or None
+        Parameters to begin with; None: as the module draws them.
+    checksum : int or None
+        Of those that the client's own module begins with.
+    fewest_rows : int
+        Rows that a batch must have.
+    """
+
+    source: ModuleSource
+    parameters: Parameters
+    inputs: TorchInputs
+    target: str
+    threshold: float = 0.0
+    precision: str | None = None
+    start: NDArray[Any] | None = None
+    checksum: int | None = None
+    fewest_rows: int = 1
+    #: The module of each lane.
+    _lanes: dict[int, _Lane] = field(default_factory=dict, repr=False)
+
+    #: Torch's are those of OpenMP, of which one thread alone needs no others.
+    starts_threads = False
+
+    def computing(self, n_threads: int) -> AbstractContextManager[Any]:
+        """Context in which torch uses so many threads for each lane."""
+        return threads_of_torch(n_threads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lanes": {}}
+
+    def at_rest(self) -> TorchModel:
+        """The model without what fits need."""
+        return replace(self, start=None, checksum=None, _lanes={})
+
+    def init(self, seed: int, dtype: Any) -> NDArray[Any]:
+        """Parameters that the module begins with, drawn from torch's stream of the seed.
+
+        Raises
+        ------
+        InvalidParameterError
+            They are others here than on the client.
+        """
+        if self.start is not None:
+            return self.start.astype(dtype)
+        w: NDArray[Any] = flat_of(self.source.make_seeded(seed, torch_dtype(dtype)), dtype)
+        if self.checksum is not None and zlib.crc32(w.tobytes()) != self.checksum:
+            raise InvalidParameterError(
+                f"{self.source.name} begins with other parameters here than on the client. Draw "
+                "them by torch's functions alone, with the same torch everywhere; or send them: "
+                f"module={self.source.name}(...) with warm_start=True."
+            )
+        return w
+
+    def checked(self, seed: int, dtype: Any) -> TorchModel:
+        """The model that tells where a worker would begin with other parameters."""
+        return (
+            self
+            if self.start is not None
+            else replace(self, checksum=zlib.crc32(self.init(seed, dtype).tobytes()))
+        )
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Targets in the dtype that the criterion takes."""
+        if self.target == "numbers":
+            return y.astype(dtype)
+        if y.ndim == 2:  # of 0 and 1, for each of several labels
+            return y.astype(dtype)
+        assert classes is not None
+        return label_codes(y, classes, np.int64 if self.target == "labels" else dtype)
+
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        """Floats in the fit's dtype; bytes, tokens and columns of several kinds as they are."""
+        if X.dtype.kind != "f" or X.dtype == dtype or self.inputs.columns is not None:
+            return X
+        return X.astype(dtype)
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Add the gradient of the sum of the rows' losses, by torch's autograd."""
+        return self._lane(rows, w).add_gradient(w, rows, out)
+
+    def _lane(self, rows: BatchRows, w: Any) -> _Lane:
+        number = rows.key[1] if len(rows.key) > 1 else 0
+        lane = self._lanes.get(number)
+        if lane is None or lane.flat.dtype != w.dtype:
+            lane = self._lanes[number] = _Lane(self, w)
+        return lane
+
+    def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
+        """Weights, and those of right classes, or errors and targets, squared; (2,) or (4,)."""
+        raw = self._lane(rows, w).outputs(w, rows)
+        y, weight = backend.to_numpy(rows.y), np.ones(len(raw))
+        if rows.weight is not None:
+            weight = backend.to_numpy(rows.weight).astype(np.float64)
+        if self.target == "labels":
+            return np.array([weight.sum(), weight @ (raw.argmax(axis=1) == y)])
+        if self.target == "binary":
+            right = (raw.reshape(y.shape) > self.threshold) == (y > 0)
+            return np.array([weight.sum(), weight @ right.reshape(len(y), -1).all(axis=1)])
+        y = y.reshape(len(y), -1).astype(np.float64)
+        residual = y - raw.reshape(y.shape)
+        sums = (weight @ part.mean(axis=1) for part in (residual**2, y, y**2))
+        return np.array([weight.sum(), *sums])
+
+    def validation_score(self, sums: NDArray[np.float64]) -> float:
+        """Accuracy, or R^2."""
+        total, first = sums[:2]
+        if total == 0:
+            return math.nan
+        if self.target != "numbers":
+            return float(first / total)
+        spread = sums[3] - sums[2] ** 2 / total
+        return float(1 - first / spread) if spread > 0 else math.nan
+
+    def identity(self) -> dict[str, Any]:
+        """The module's name and the shapes of its parts, in their order."""
+        parts = [[part.name, list(part.shape)] for part in self.parameters.parts]
+        return {"module": self.source.name, "parts": parts, "precision": self.precision}
+
+
+class _Lane(FlatModule):
+    """The module of one lane, which has gradients. Used by one thread at a time."""
+
+    def __init__(self, model: TorchModel, w: Any) -> None:
+        self.model = model
+        dtype = torch_dtype(str(w.dtype))
+        # Its parameters are overwritten; the seed only leaves the stream alone.
+        super().__init__(model.source.make_seeded(0, dtype), model.parameters, w, trained=True)
+        self.criterion = model.source.make_criterion(self.dtype)
+        if self.device is not None and hasattr(self.criterion, "to"):
+            self.criterion.to(self.device)
+        self.module.train()
+        self._cast = autocast(model.precision, self.device)
+        #: Whether a forward pass draws random numbers; None: nobody has looked.
+        self._draws: bool | None = None
+        self._steps = 0
+        self._good: Any = None
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any) -> Any:
+        torch = load_torch()
+        self.enter(w)
+        self._gradient.zero_()
+        with self._on_stream(w), torch.enable_grad():
+            loss = self._forward(rows)
+            with telling(f"The backward pass of {self.model.source.name}"):
+                loss.backward()
+            if self._steps == 0:
+                self._check_bound()
+            self.collect()
+        found = loss.item() if self.device is None else _shared_loss(loss, w)
+        if self.device is None and not math.isfinite(found):
+            raise self._diverged(found, rows)
+        self._keep(w)
+        self._add(w, len(rows.X) if hasattr(rows.X, "__len__") else rows.X.shape[0], out)
+        return found
+
+    def _forward(self, rows: BatchRows) -> Any:
+        """Sum of the weighted losses, as a tensor."""
+        if self._draws is False:
+            return self._loss(rows)
+        torch = load_torch()
+        with drawing(rows.key):
+            before = torch.get_rng_state() if self._draws is None else None
+            loss = self._loss(rows)
+            if before is not None and self.device is None:
+                self._draws = not torch.equal(before, torch.get_rng_state())
+        return loss
+
+    def _loss(self, rows: BatchRows) -> Any:
+        positional, named = self.model.inputs(rows.X, self.dtype, self.device)
+        y = tensor_of(rows.y)
+        name = self.model.source.name
+        with self._cast():
+            with telling(f"{name}.forward, on {len(y)} rows,"):
+                output = self.module(*positional, **named)
+            losses = losses_of(self.criterion, output, y, name)
+        if losses.dtype != self.dtype:
+            losses = losses.to(self.dtype)
+        if rows.weight is not None:
+            losses = losses * tensor_of(rows.weight)
+        return losses.sum()
+
+    def _add(self, w: Any, n_rows: int, out: Any) -> None:
+        """Add the gradient to the sum; that of a buffer is how far its mean has moved."""
+        gradient, flat = self.gradient, self.flat
+        w, out = (a.reshape(-1) if is_host(a) else namespace(a).reshape(a, (-1,)) for a in (w, out))
+        for at in self.means:
+            gradient[at] = n_rows * (w[at] - flat[at])
+        out += gradient
+
+    def outputs(self, w: Any, rows: BatchRows) -> NDArray[Any]:
+        """Outputs for rows that are not trained on, on the host."""
+        torch = load_torch()
+        self.enter(w)
+        self.module.eval()
+        try:
+            with self._on_stream(w), torch.no_grad(), self._cast():
+                positional, named = self.model.inputs(rows.X, self.dtype, self.device)
+                output = self.module(*positional, **named)
+        finally:
+            self.module.train()
+        first = output[0] if isinstance(output, tuple) else output
+        found: NDArray[Any] = first.float().cpu().numpy()
+        return found
+
+    def _on_stream(self, w: Any) -> AbstractContextManager[Any]:
+        """Let torch compute on the stream of the library of `w`, so that neither waits."""
+        if self.device is None:
+            return nullcontext()
+        torch = load_torch()
+        stream = namespace(w).cuda.get_current_stream().ptr
+        on: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.ExternalStream(stream))
+        return on
+
+    def _check_bound(self) -> None:
+        if not self.is_bound():
+            raise InvalidParameterError(
+                f"{self.model.source.name} replaced or reshaped its parameters while it computed. "
+                "Make them in __init__, and change them by training alone."
+            )
+
+    def _keep(self, w: Any) -> None:
+        """Keep parameters whose loss was finite, now and then."""
+        if self._steps % _KEPT_EVERY == 0 and is_host(w):
+            self._good = w.copy()
+        self._steps += 1
+
+    def _diverged(self, loss: float, rows: BatchRows) -> DivergedError:
+        lane, clock = (*rows.key, 0, 0)[1:3]
+        whole = bool(np.isfinite(self.flat).all())
+        X = np.asarray(rows.X.toarray() if hasattr(rows.X, "toarray") else rows.X)
+        error = DivergedError(
+            f"The loss became {loss} in step {clock + 1} of lane {lane}, on a batch of {len(X)} "
+            f"rows between {X.min():.3g} and {X.max():.3g}; the parameters before it are "
+            f"{'finite' if whole else 'not finite any more'}. Lower learning_rate, set clip=1.0, "
+            "or scale the inputs. The estimator keeps its last parameters whose loss was finite."
+        )
+        error.snapshot = self._good  # type: ignore[attr-defined]
+        return error
+
+
+def _shared_loss(loss: Any, w: Any) -> Any:
+    return namespace(w).from_dlpack(loss.detach())

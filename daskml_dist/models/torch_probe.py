@@ -1,0 +1,142 @@
+"""Trial of a module on a few rows before a fit: whether it fits them, and the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.torch_flat import torch_dtype
+from daskml_dist.models.torch_inputs import TorchInputs
+from daskml_dist.models.torch_library import load_torch, seeded
+from daskml_dist.models.torch_losses import losses_of
+from daskml_dist.models.torch_source import ModuleSource, telling
+
+__all__ = ["Trial", "try_module"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Findings of a trial.
+
+    Parameters
+    ----------
+    target : {"labels", "binary", "numbers"}
+        How the criterion takes targets.
+    output_shape : tuple of int
+        Of a row.
+    fewest_rows : int
+        Rows that a batch must have.
+    """
+
+    target: str
+    output_shape: tuple[int, ...]
+    fewest_rows: int
+
+
+def try_module(
+    source: ModuleSource,
+    module: Any,
+    inputs: TorchInputs,
+    rows: NDArray[Any],
+    dtype: str,
+    n_classes: int | None,
+    n_targets: int | None,
+) -> Trial:
+    """Call a module and its criterion on a few rows; the module is left in another state.
+
+    Parameters
+    ----------
+    source : ModuleSource
+    module : nn.Module
+        That it made.
+    inputs : TorchInputs
+    rows : ndarray of shape (n, ...)
+        Two or more, in the dtype of the user's.
+    dtype : {"float32", "float64"}
+        Of the parameters.
+    n_classes : int or None
+        None for regression.
+    n_targets : int or None
+        Columns of the targets; None: they have one dimension.
+
+    Raises
+    ------
+    InvalidParameterError
+        The module, its outputs or its criterion do not fit.
+    """
+    torch, kind = load_torch(), torch_dtype(dtype)
+    positional, named = inputs(rows, kind)
+    with seeded(0), torch.enable_grad():
+        module.eval()
+        what = f"{source.name}.forward, tried on rows of shape {rows.shape[1:]} and {rows.dtype},"
+        with telling(what):
+            output = module(*positional, **named)
+        first = output[0] if isinstance(output, tuple) else output
+        _check_output(source.name, first, len(rows), n_classes)
+        y = _targets(first, len(rows), n_classes, n_targets)
+        loss = losses_of(source.make_criterion(kind), output, y, source.name).sum()
+        if not loss.requires_grad:
+            raise InvalidParameterError(
+                f"No parameter of {source.name} has a part in the loss, so that there is no "
+                "gradient. Compute it from the module's outputs, without detach() or no_grad()."
+            )
+        target = "labels" if n_classes and not y.is_floating_point() else "binary"
+        return Trial(
+            target if n_classes else "numbers",
+            tuple(first.shape[1:]),
+            _fewest_rows(module, inputs, rows, kind),
+        )
+
+
+def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) -> None:
+    if not hasattr(output, "shape") or not output.is_floating_point():
+        raise InvalidParameterError(
+            f"{name}.forward returns a {type(output).__name__}, where a tensor of floats (or a "
+            "tuple that begins with it) is needed. Return the last layer's outputs."
+        )
+    if output.ndim == 0 or output.shape[0] != n_rows:
+        raise InvalidParameterError(
+            f"{name} gives outputs of shape {tuple(output.shape)} for {n_rows} rows. Keep the "
+            "first dimension, which counts rows, as it is."
+        )
+    width = output.shape[1] if output.ndim == 2 else 1
+    if n_classes is None or (output.ndim <= 2 and width in _widths(n_classes)):
+        return
+    last = " (or 1)" if n_classes == 2 else ""
+    raise InvalidParameterError(
+        f"{name} gives outputs of shape {tuple(output.shape[1:])} for a row, and y holds "
+        f"{n_classes} classes. Let its last layer have {n_classes}{last} outputs."
+    )
+
+
+def _widths(n_classes: int) -> tuple[int, ...]:
+    return (1, 2) if n_classes == 2 else (n_classes,)
+
+
+def _targets(output: Any, n_rows: int, n_classes: int | None, n_targets: int | None) -> Any:
+    torch = load_torch()
+    if n_classes is None:
+        shape = (n_rows,) if n_targets is None else (n_rows, n_targets)
+        return torch.zeros(shape, dtype=output.dtype)
+    one = output.ndim == 1 or output.shape[1] == 1
+    return torch.zeros(n_rows, dtype=output.dtype if one else torch.int64)
+
+
+def _fewest_rows(module: Any, inputs: TorchInputs, rows: NDArray[Any], dtype: Any) -> int:
+    """2 where a batch normalisation cannot take a row alone."""
+    torch = load_torch()
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    if not any(isinstance(part, norms) for part in module.modules()):
+        return 1
+    positional, named = inputs(np.ascontiguousarray(rows[:1]), dtype)
+    module.train()
+    try:
+        with torch.no_grad():
+            module(*positional, **named)
+    except ValueError as error:
+        return 2 if "more than 1 value per channel" in str(error) else 1
+    return 1

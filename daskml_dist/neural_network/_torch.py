@@ -1,0 +1,365 @@
+"""Base class of the estimators over modules of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any, Self
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_one_of
+from daskml_dist._steps import BaseSteps
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.inference.predict import map_rows
+from daskml_dist.models.torch_flat import flat_of, parameters_of, torch_dtype
+from daskml_dist.models.torch_inputs import IMAGES, Columns, TorchInputs
+from daskml_dist.models.torch_library import check_torch, load_torch
+from daskml_dist.models.torch_module import TorchModel
+from daskml_dist.models.torch_precision import PRECISIONS
+from daskml_dist.models.torch_probe import Trial, try_module
+from daskml_dist.models.torch_source import ModuleSource, name_of, without_weights
+from daskml_dist.neural_network._base import BaseNetwork
+from daskml_dist.neural_network._torch_options import group_options, schedule_of
+from daskml_dist.neural_network._torch_predict import TorchOutputs, fitted_module
+from daskml_dist.policies import Policy
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.plan import Settings
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["BaseTorch"]
+
+#: Rows of a trial.
+_TRIED = 4
+#: Beginnings of the parameters that are passed on.
+_PASSED_ON = ("module__", "criterion__")
+
+
+class BaseTorch(BaseNetwork):
+    """Base class of estimators over a module of torch.
+
+    A subclass says what the default criterion is.
+    """
+
+    _tensors = True
+    _run_used = tuple(name for name in BaseSteps._run_used if name != "compute_dtype")
+    module: Any
+    criterion: Any
+    images: str | None
+    inputs: Mapping[str, Any] | None
+    layer: str | None
+    precision: str | None
+    #: Of the last fit.
+    _net: TorchModel
+    _w: NDArray[Any]
+
+    def _pass_on(self, given: Mapping[str, Any]) -> None:
+        """Take parameters of the constructor that go to the module or the criterion."""
+        check_torch(type(self).__name__)
+        for name, value in given.items():
+            if not name.startswith(_PASSED_ON):
+                raise InvalidParameterError(
+                    f"{type(self).__name__} has no parameter {name!r}. Arguments of the module "
+                    "begin with module__, those of the criterion with criterion__."
+                )
+            setattr(self, name, value)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name, those of the module and the criterion among them."""
+        passed = {n: v for n, v in vars(self).items() if n.startswith(_PASSED_ON)}
+        return {**super().get_params(deep), **passed}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name; ``module__x`` and ``criterion__x`` too."""
+        passed = {name: params.pop(name) for name in [*params] if name.startswith(_PASSED_ON)}
+        super().set_params(**params)
+        for name, value in passed.items():
+            setattr(self, name, value)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_built"}
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def _params(self) -> dict[str, Any]:
+        params = super()._params()
+        params["learning_rate"] = schedule_of(params)
+        params["groups"] = group_options(params["groups"], params["optimizer"])
+        return params
+
+    def _settings(self, policy: str | Policy | None) -> Settings:
+        settings = super()._settings(policy)
+        check_one_of("images", self.images, (None, *IMAGES))
+        check_one_of("precision", self.precision, (None, *PRECISIONS))
+        self._source()
+        return settings
+
+    def _default_criterion(self) -> Any:
+        raise NotImplementedError
+
+    def _threshold(self) -> float:
+        """Output above which a single one tells of the second class."""
+        return 0.0
+
+    def _arguments(self, prefix: str) -> dict[str, Any]:
+        given = {n[len(prefix) :]: v for n, v in vars(self).items() if n.startswith(prefix)}
+        return dict(sorted(given.items()))
+
+    def _source(self) -> ModuleSource:
+        """The module and the criterion that the user asked for, checked."""
+        check_torch(type(self).__name__)
+        torch, module, arguments = load_torch(), self.module, self._arguments("module__")
+        if isinstance(module, torch.nn.Module):
+            self._check_instance(module, arguments)
+            module = without_weights(module)
+        elif not callable(module):
+            raise InvalidParameterError(
+                f"module={module!r}: give a class derived from torch.nn.Module (not an object of "
+                "it), and what it is called with as module__name=value."
+            )
+        criterion = self._default_criterion() if self.criterion is None else self.criterion
+        if not callable(criterion):
+            raise InvalidParameterError(
+                f"criterion={criterion!r}: give a class such as torch.nn.CrossEntropyLoss, or a "
+                "function of outputs and targets that returns the loss of each row."
+            )
+        return ModuleSource(module, arguments, criterion, self._arguments("criterion__"))
+
+    def _check_instance(self, module: Any, arguments: dict[str, Any]) -> None:
+        name = type(module).__name__
+        if not self._params()["warm_start"]:
+            raise InvalidParameterError(
+                f"module={name}(...) is an object, whose weights a fit would overwrite. Give its "
+                f"class, module={name}, with its arguments as module__name=value; or, to begin "
+                "with its weights, set warm_start=True."
+            )
+        if arguments:
+            raise InvalidParameterError(
+                f"module={name}(...) is made already, and {sorted(arguments)} are given for it. "
+                f"Leave them out, or give the class: module={name}."
+            )
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        collection = super()._collection(X, y, sample_weight, reset=reset)
+        self._tried = _Tried(self._rows_to_try(collection), self._inputs_of(X, collection))
+        return collection
+
+    @staticmethod
+    def _rows_to_try(collection: Collection) -> NDArray[Any] | None:
+        """Some rows, where they are here."""
+        if collection.kind != "memory":
+            return None
+        X = collection.parts[0][0]
+        rows = as_rows(X.iloc[:_TRIED] if hasattr(X, "iloc") else X[:_TRIED], tensors=True)
+        found: NDArray[Any] = rows.toarray() if hasattr(rows, "toarray") else rows
+        return found
+
+    def _inputs_of(self, X: Any, collection: Collection) -> TorchInputs:
+        if self.inputs is None:
+            return TorchInputs(self.images)
+        names = [] if collection.feature_names is None else list(collection.feature_names)
+        columns = {}
+        for argument, given in self.inputs.items():
+            single = isinstance(given, str)
+            wanted = [given] if single else list(given)
+            if missing := [name for name in wanted if name not in names]:
+                raise InvalidParameterError(
+                    f"inputs[{argument!r}] names {missing}, which X has no columns for: they are "
+                    f"{names}. Pass a dataframe with these columns."
+                )
+            whole = all(X.dtypes[name].kind in "iub" for name in wanted)
+            columns[argument] = Columns(tuple(map(names.index, wanted)), single, whole)
+        return TorchInputs(None, columns)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
+        torch = load_torch()
+        try:
+            # Lanes in this process draw from torch's one stream, which is the user's.
+            with torch.random.fork_rng(devices=()):
+                super()._fit(X, y, sample_weight, **how)
+        except DivergedError as error:
+            self._keep_snapshot(getattr(error, "snapshot", None))
+            raise
+        finally:
+            self.__dict__.pop("_tried", None)
+
+    def _model(self, rows: Rows, last: Any) -> TorchModel:
+        source, tried = self._source(), self._tried
+        dtype = str(np.dtype(self._params()["dtype"]))
+        kind = torch_dtype(dtype)
+        n_targets = rows.survey.n_targets
+        n_classes = None if rows.classes is None or n_targets else len(rows.classes)
+        module = source.make_seeded(0, kind)
+        parameters = parameters_of(module)
+        _check_shapes(source.name, parameters, last)
+        found = tried.by(source, module, rows, dtype, n_classes, n_targets)
+        start = None
+        if isinstance(self.module, load_torch().nn.Module):
+            start = flat_of(self.module, dtype)
+        target = "binary" if n_targets and rows.classes is not None else found.target
+        model = TorchModel(
+            source, parameters, tried.inputs, target, self._threshold(), self.precision, start,
+            fewest_rows=found.fewest_rows,
+        )  # fmt: skip
+        tried.begun = model, rows
+        return model
+
+    def _plan(
+        self, settings: Settings, model: Any, rows: Rows, initial: Any, engine: Engine
+    ) -> FitSpec:
+        if initial is None:
+            model = model.checked(settings.seed, settings.dtype_of(rows.survey))
+        fit = super()._plan(settings, model, rows, initial, engine)
+        self._check_batches(fit, model)
+        if not isinstance(engine, InProcessEngine):
+            _check_travels(model)
+        return fit
+
+    @staticmethod
+    def _check_batches(fit: FitSpec, model: TorchModel) -> None:
+        fewest = min((n for n in fit.rows.lane_rows if n), default=0) // fit.work.n_steps
+        if fewest < model.fewest_rows and model.fewest_rows > 1:
+            raise InvalidParameterError(
+                f"{model.source.name} has a batch normalisation, which needs two rows of each "
+                f"batch, and of {fit.work.n_steps} steps a pass some have {fewest} in a lane of "
+                f"{min(n for n in fit.rows.lane_rows if n)} rows. Use a larger batch_size, chunks "
+                "of more even sizes, or fewer lanes (run=Run(n_lanes=...))."
+            )
+
+    def _keep(self, model: Any, result: FitResult, rows: Rows, more: bool) -> None:
+        super()._keep(model, result, rows, more)
+        self._last_model = self._net
+
+    def _set_parameters(self, w: NDArray[Any], model: Any, rows: Rows) -> None:
+        self.__dict__.pop("_built", None)
+        self._net, self._w = model.at_rest(), w
+        self._token, self._rows_dtype = TorchOutputs(self._net, w).token, rows.survey.rows_dtype
+        self.n_outputs_ = rows.survey.n_targets or 1
+
+    def _keep_snapshot(self, w: NDArray[Any] | None) -> None:
+        """Keep the last parameters whose loss was finite of a fit that diverged."""
+        if w is None or self._tried.begun is None:
+            return
+        model, rows = self._tried.begun
+        self._set_parameters(w, model, rows)
+        self._set_row_shape(rows.survey.row_shape)
+        self._state, self._last_model, self.n_iter_, self.t_ = ShardState(w, {}), self._net, 0, 0.0
+
+    # -- what was fitted -----------------------------------------------------------------------
+
+    @property
+    def module_(self) -> Any:
+        """The fitted module, in evaluation mode, on the host; built when first asked for."""
+        if not hasattr(self, "_net"):
+            raise AttributeError(f"{type(self).__name__} has no module_ before it is fitted.")
+        if "_built" not in self.__dict__:
+            self._built = fitted_module(self._net, self._w)
+        return self._built
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fitted module's parameters and buffers by name, as ``load_state_dict`` takes them."""
+        self._check_fitted()
+        state: dict[str, Any] = self.module_.state_dict()
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    def transform(self, X: Any, layer: str | None = None) -> Any:
+        """Embeddings: what a layer gives for each row, flattened; lazy where X is.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        layer : str, optional
+            Name of a layer, as ``module_.named_modules()`` has it; by default the parameter
+            `layer`, and where that is None the module's own output.
+
+        Returns
+        -------
+        ndarray or dask Array of shape (n_rows, n_embedded)
+        """
+        self._check_fitted(X)
+        outputs = self._outputs(layer=self.layer if layer is None else layer)
+        width = outputs.width(np.zeros((1, *self._row_shape), self._rows_dtype))
+        return self._map_outputs(outputs, X, width)
+
+    def _outputs(self, **how: Any) -> TorchOutputs:
+        token = f"{self._token}-{how.get('layer')}"
+        return TorchOutputs(self._net, self._w, token=token, **how)
+
+    def _raw(self) -> Any:
+        return self._outputs()
+
+    def _map_outputs(
+        self, outputs: TorchOutputs, X: Any, n_outputs: int | None, then: Any = None
+    ) -> Any:
+        return map_rows(
+            outputs, X, dtype=self._w.dtype, n_outputs=n_outputs, row_shape=self._row_shape,
+            tensors=True, then=then,
+        )  # fmt: skip
+
+
+class _Tried:
+    """Rows that a fit tries a module with, and the model that it begins."""
+
+    def __init__(self, sample: NDArray[Any] | None, inputs: TorchInputs) -> None:
+        self.sample = sample
+        self.inputs = inputs
+        self.begun: tuple[TorchModel, Rows] | None = None
+
+    def by(
+        self,
+        source: ModuleSource,
+        module: Any,
+        rows: Rows,
+        dtype: str,
+        n_classes: int | None,
+        n_targets: int | None,
+    ) -> Trial:
+        """Findings on rows that are here, or on such as could be there."""
+        shape, kind = (2, *rows.survey.row_shape), np.dtype(rows.survey.rows_dtype)
+        samples = [np.zeros(shape, kind), np.ones(shape, kind)]
+        if self.sample is not None and len(self.sample):
+            samples = [self.sample]
+        errors = []
+        for sample in samples:
+            try:
+                return try_module(source, module, self.inputs, sample, dtype, n_classes, n_targets)
+            except InvalidParameterError as error:
+                errors.append(error)
+        raise errors[0]
+
+
+def _check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:
+    """Check that the parameters are those of the fit that this one goes on from."""
+    if last is None or last.parameters == parameters:
+        return
+    before = {part.name: part.shape for part in last.parameters.parts}
+    now = {part.name: part.shape for part in parameters.parts}
+    odd = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    raise InvalidParameterError(
+        f"{name} has other parameters than in the fit that this one goes on from: "
+        + ", ".join(f"{k} of shape {now.get(k)} was {before.get(k)}" for k in odd[:5])
+        + ". Keep its arguments, or set warm_start=False and call fit."
+    )
+
+
+def _check_travels(model: TorchModel) -> None:
+    try:
+        cloudpickle.dumps(dataclasses.replace(model, start=None))
+    except Exception as error:
+        where = inspect.getmodule(model.source.module)
+        raise InvalidParameterError(
+            f"module={name_of(model.source.module)} (of {getattr(where, '__name__', '?')}) or its "
+            f"arguments cannot be sent to workers: {type(error).__name__}: {error}. Keep open "
+            "files, locks and connections out of the class and what it refers to."
+        ) from error

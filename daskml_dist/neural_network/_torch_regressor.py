@@ -1,0 +1,202 @@
+"""`TorchRegressor`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from daskml_dist._run import Run
+from daskml_dist.models.torch_losses import squared_error
+from daskml_dist.neural_network._base import NetworkRegressor
+from daskml_dist.neural_network._torch import BaseTorch
+from daskml_dist.policies import Policy
+
+__all__ = ["TorchRegressor"]
+
+
+class TorchRegressor(NetworkRegressor, BaseTorch):
+    """Regressor over a module of PyTorch, trained under any policy.
+
+    Parameters
+    ----------
+    module : class or callable
+        A class derived from ``torch.nn.Module``, or a function that returns one: called with the
+        arguments given as ``module__name=value``, on the client and on each worker. An object is
+        taken with ``warm_start=True`` alone: the fit begins with its weights.
+    criterion : class or callable, default=None
+        Class of a criterion such as ``torch.nn.HuberLoss``, with arguments given as
+        ``criterion__name=value``; or a function of outputs and targets that returns the loss of
+        each row. None: the squared error.
+    optimizer : str or Optimizer, default="adam"
+        One of this package's (:mod:`daskml_dist.optimizers`), which servers and trainers step by.
+    learning_rate : float or "auto", default="auto"
+        ``"auto"`` is the optimizer's own, 0.001 for Adam.
+    schedule : str or Schedule, default=None
+        How the learning rate changes, such as ``"cosine"``; None: it stays.
+    max_iter : int, default=10
+        Passes over the data (epochs).
+    batch_size : int, "auto" or None, default=128
+        Rows of one step of the parameters, of all lanes together; None: all of them.
+    micro_batch_size : int or None, default=None
+        Rows that the module is called with at once, where a batch is larger than memory bears.
+    clip : float or None, default=None
+        Largest norm of a step's mean gradient.
+    groups : dict or None, default=None
+        Options of parameters whose names match a pattern:
+        ``{"*.bias": dict(weight_decay=0), "features.*": dict(rate=0.1)}``.
+    precision : {"bf16", "fp16"} or None, default=None
+        What products are computed in, where the device has it; parameters stay as they are.
+    dtype : {"float32", "float64"}, default="float32"
+        Of the parameters, and of rows of floats as the module gets them.
+    images : {"channels_last", "channels_first"} or None, default=None
+        Rows are images, of bytes: the module gets floats between 0 and 1, channels first.
+    inputs : dict or None, default=None
+        The module's arguments, by the column or the columns of a dataframe:
+        ``{"tokens": ["t0", "t1"], "age": "age"}``; whole numbers come as int64.
+    layer : str or None, default=None
+        Layer whose output :meth:`transform` returns.
+    policy : str or Policy, default="allreduce"
+        Who may run ahead, and how gradients meet (:doc:`policies`).
+    tol : float or None, default=None
+        Stop once the loss (or the score) has not improved by so much for `n_iter_no_change` passes.
+    n_iter_no_change : int, default=5
+    early_stopping : bool, default=False
+        Hold out rows and stop on their score; with a `tol`.
+    validation_fraction : float, default=0.1
+        Share of rows held out.
+    shuffle : bool, default=True
+        Visit the rows in a new order in each pass.
+    average : bool or int, default=False
+        Average the parameters over the steps; an int starts once so many rows were seen.
+    warm_start : bool, default=False
+        Go on from the last fit, or begin with the weights of a module that is an object.
+    checkpoint : Checkpoint or None, default=None
+    callbacks : callback or list of them, default=None
+    verbose : int, default=0
+        Show progress.
+    device : {"auto", "cpu", "gpu"}, default="auto"
+    random_state : int, RandomState or None, default=None
+        Decides the first weights, the order of the rows and what layers draw.
+    run : Run or None, default=None
+        How the fit is laid out.
+    **passed_on
+        ``module__name=value`` and ``criterion__name=value``.
+
+    Attributes
+    ----------
+    module_ : nn.Module
+        The fitted module, on the host, in evaluation mode.
+    n_iter_ : int
+        Passes made.
+    history_ : History
+        Record of each pass.
+    row_shape_ : tuple of int
+        Shape of a row of X.
+
+    Raises
+    ------
+    InvalidParameterError
+        PyTorch is not installed.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from daskml_dist.neural_network import TorchRegressor
+    >>> def make():
+    ...     return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+    >>> import numpy as np
+    >>> X = np.linspace(-1, 1, 500, dtype=np.float32)[:, None]
+    >>> reg = TorchRegressor(make, learning_rate=0.02, max_iter=50, random_state=0)
+    >>> reg.fit(X, X[:, 0] ** 2).score(X, X[:, 0] ** 2) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        module: Any = None,
+        *,
+        criterion: Any = None,
+        optimizer: Any = "adam",
+        learning_rate: Any = "auto",
+        schedule: Any = None,
+        max_iter: int = 10,
+        batch_size: Any = 128,
+        micro_batch_size: int | None = None,
+        clip: float | None = None,
+        groups: Any = None,
+        precision: str | None = None,
+        dtype: str = "float32",
+        images: str | None = None,
+        inputs: Any = None,
+        layer: str | None = None,
+        policy: Any = "allreduce",
+        tol: float | None = None,
+        n_iter_no_change: int = 5,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        shuffle: bool = True,
+        average: bool | int = False,
+        warm_start: bool = False,
+        checkpoint: Any = None,
+        callbacks: Any = None,
+        verbose: int = 0,
+        device: str = "auto",
+        random_state: Any = None,
+        run: Run | None = None,
+        **passed_on: Any,
+    ) -> None:
+        self.module = module
+        self.criterion = criterion
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.schedule = schedule
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.micro_batch_size = micro_batch_size
+        self.clip = clip
+        self.groups = groups
+        self.precision = precision
+        self.dtype = dtype
+        self.images = images
+        self.inputs = inputs
+        self.layer = layer
+        self.policy = policy
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.shuffle = shuffle
+        self.average = average
+        self.warm_start = warm_start
+        self.checkpoint = checkpoint
+        self.callbacks = callbacks
+        self.verbose = verbose
+        self.device = device
+        self.random_state = random_state
+        self.run = run
+        self._pass_on(passed_on)
+
+    def _default_criterion(self) -> Any:
+        return squared_error
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Make one pass, going on from the last fit, if any.
+
+        Parameters
+        ----------
+        X, y, sample_weight, policy, client
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        self
+        """
+        self._one_pass(X, y, sample_weight, policy, client, None)
+        return self

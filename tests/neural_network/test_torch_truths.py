@@ -1,0 +1,167 @@
+"""Modules of torch against a loop written by hand, on one worker and two, calm and struck."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist._checks import seed_of
+from daskml_dist.neural_network import TorchClassifier
+from daskml_dist.policies import POLICIES
+from tests.quick import quick
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+N_ROWS = 1_200
+EXACT = ["sync", "allreduce", "local", "average"]
+
+
+@cache
+def make_net() -> Any:
+    """A small convolutional network, made in a function so that its class travels whole."""
+    from torch import nn
+
+    class Net(nn.Module):
+        # A bias before a batch normalisation has no gradient but rounding.
+        def __init__(self, dropout: float = 0.0) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 4, 3, bias=False)
+            self.norm = nn.BatchNorm2d(4)
+            self.drop = nn.Dropout(dropout)
+            self.out = nn.Linear(4 * 6 * 6, 3)
+
+        def forward(self, x: Any) -> Any:
+            x = self.norm(self.conv(x.reshape(-1, 1, 8, 8))).relu()
+            return self.out(self.drop(x.flatten(1)))
+
+    return Net
+
+
+@cache
+def rows() -> tuple[Any, Any]:
+    """Images of bytes in which one of three corners is bright."""
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 120, size=(N_ROWS, 8, 8), dtype=np.uint8), rng.integers(3, size=N_ROWS)
+    for label, at in enumerate([(0, 0), (0, 4), (4, 0)]):
+        X[y == label, at[0] : at[0] + 4, at[1] : at[1] + 4] += 60
+    return X, y
+
+
+def lazy() -> tuple[Any, Any]:
+    X, y = rows()
+    return da.from_array(X, chunks=(200, 8, 8)), da.from_array(y, chunks=200)
+
+
+def classifier(**params: Any) -> Any:
+    given = {
+        "images": "channels_first", "learning_rate": 0.005, "max_iter": 4, "batch_size": 64,
+        "random_state": 0, "run": Run(n_lanes=2, deterministic=True),
+    }  # fmt: skip
+    return TorchClassifier(make_net(), **given | params)
+
+
+def test_one_lane_is_a_loop_of_torch() -> None:
+    """60 steps of Adam; running means and the count of batches too."""
+    X, y = (values[:300] for values in rows())
+    found = classifier(max_iter=60, batch_size=None, run=None).fit(X, y)
+    torch.manual_seed(seed_of(0))
+    net, loss = make_net()(), torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.005)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(net(torch.from_numpy(X)[:, None] / 255), torch.from_numpy(y)).backward()
+        optimizer.step()
+    state, theirs = found.state_dict(), net.state_dict()
+    assert list(state) == list(theirs)
+    for name, value in theirs.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=2e-6, msg=name)
+    assert state["norm.num_batches_tracked"] == 60
+
+
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "async", "hogwild", "local"))
+def test_trains_on_workers_under_every_policy(client: Client, policy: str) -> None:
+    found = classifier(policy=policy, max_iter=6).fit(*lazy())
+    assert found.score(*rows()) > 0.9
+    assert int(found.module_.norm.num_batches_tracked) > 30
+
+
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[Client]:
+    """A client of one worker in this process."""
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("policy", quick(EXACT, "allreduce", "local"))
+def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, policy: str) -> None:
+    """With a batch normalisation, and dropout, whose masks are the lanes'."""
+    params = {"policy": policy, "module__dropout": 0.3, "max_iter": 2}
+    one, two = (classifier(**params).fit(*lazy(), client=c) for c in (one_worker, client))
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name
+    plain = classifier(**params | {"module__dropout": 0.0}).fit(*lazy(), client=client)
+    assert not torch.equal(plain.module_.out.weight, two.module_.out.weight)
+
+
+def test_sync_is_allreduce_to_the_bit(client: Client) -> None:
+    both = (classifier(policy=p, max_iter=2).fit(*lazy()) for p in ("sync", "allreduce"))
+    one, two = (found.state_dict() for found in both)
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+class _Slow:
+    """Makes the steps of a fit last long enough that one can do something meanwhile."""
+
+    def on_step_end(self, step: Any) -> None:
+        time.sleep(0.003)
+
+
+class _Kill:
+    """Ends a worker by SIGKILL, once, when the fit has gone on for a while."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.events: list[Any] = []
+        self.struck = False
+        self.began = 0.0
+
+    def on_fit_begin(self, run: Any) -> None:
+        self.began = time.monotonic()
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        # By then servers have standbys.
+        if not self.struck and record["pass"] > 2 and time.monotonic() - self.began > 0.7:
+            self.struck = True
+            (pid,) = self.client.run(os.getpid, workers=[run.trainer_addresses[-1]]).values()
+            os.kill(pid, signal.SIGKILL)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize("policy", quick(EXACT, "allreduce"))
+def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> None:
+    params = {"policy": policy, "module__dropout": 0.3, "max_iter": 25}
+    params["run"] = Run(n_lanes=3, deterministic=True)
+    with Client(crew) as client:
+        client.wait_for_workers(3)
+        calm = classifier(**params).fit(*lazy()).state_dict()
+        kill = _Kill(client)
+        struck = classifier(**params, callbacks=[kill, _Slow()]).fit(*lazy()).state_dict()
+    assert kill.events
+    assert all(torch.equal(value, struck[name]) for name, value in calm.items())
