@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.dense_kernels import AT_ROW
+from daskml_dist.backends.margins import AT_ROW
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["RowSteps"]
@@ -43,6 +43,7 @@ def _steps(
     like: Any,
     block: Any,
     row: Any,
+    stops: Any,
     cells: Any,
     state: Any,
     paid: Any,
@@ -65,6 +66,8 @@ def _steps(
         Of the dtype of indptr and indices.
     block, row : integers (n_rows,)
         In the order in which the rows are visited.
+    stops : int64 (n_batches,)
+        Rows up to the end of each batch.
     cells : (n_parameters, n) floats
         The last cell is the intercept's, where there is one.
     state, paid : scratch for w, the slots, and up to where penalties are paid
@@ -80,8 +83,12 @@ def _steps(
     # A row not touched for long must not be thrown past zero.
     longest = number(1 / (rate * l2)) if l2 > 0 else number(np.inf)
     step, per_step = number(rate), number(1 / rate)
-    loss = 0.0
+    loss, batch, before = 0.0, 0, charged
     for i in range(n_rows):
+        while i == stops[batch]:
+            # Rounded as whoever counts batches does, however many are taken at once.
+            before += (stops[batch] - (stops[batch - 1] if batch > 0 else 0)) * rate
+            batch, charged = batch + 1, before
         if i + _ENTRIES_AHEAD < n_rows:
             soon = i + _ENTRIES_AHEAD
             ahead = blocks[block[soon]]
@@ -231,6 +238,7 @@ class RowSteps:
         cells: NDArray[Any],
         rate: float,
         charged: float,
+        sizes: Sequence[int] | None = None,
     ) -> float:
         """Step along rows; return the sum of their losses.
 
@@ -246,7 +254,10 @@ class RowSteps:
             Learning rate of each step.
         charged : float
             Sum of the learning rates of all steps before.
+        sizes : sequence of int, optional
+            Rows of each batch; the charge is rounded after each. None: all are one batch.
         """
+        stops = np.cumsum([len(row)] if sizes is None else sizes)
         found, longest, index_dtype = self._blocks(blocks)
         scratch = self._room(longest + 1, cells.dtype)
         number = cells.dtype.type
@@ -254,7 +265,7 @@ class RowSteps:
         l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
         return float(
             self._kernel(
-                found, np.empty(0, index_dtype), block, row, cells,
+                found, np.empty(0, index_dtype), block, row, stops, cells,
                 tuple(scratch[1:]), scratch[0], float(rate), float(charged),
                 l1, l2, self._loss_parameters,
                 tuple(map(number, self._optimizer_numbers)), self._intercept,

@@ -202,11 +202,12 @@ class Shard:
         """Sum of the learning rates of all steps, by which penalties are paid."""
         return self._charged
 
-    def count_row_steps(self, rows: int, rate: float, batches: int = 1) -> None:
+    def count_row_steps(self, rows: Sequence[int], rate: float) -> None:
         """Count batches whose rows were steps of their own, made on :meth:`interleave`'s cells."""
-        self.version += batches
-        self.rows += rows
-        self._charged += rows * rate
+        for n in rows:
+            self._charged += n * rate
+        self.version += len(rows)
+        self.rows += sum(rows)
         self._published = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:

@@ -55,7 +55,7 @@ def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     steps = RowSteps(LogLoss(), shard.rule.only.optimizer, penalty.l1, penalty.l2, True)
     cells = shard.interleave()
     total = steps.run(*_in_order(pieces, order), cells, RATE, shard.charged)
-    shard.count_row_steps(len(order), RATE)
+    shard.count_row_steps([len(order)], RATE)
     return total
 
 
@@ -312,6 +312,23 @@ def test_single_rows_of_lanes_alone_reach_the_optimum_and_repeat(policy: str) ->
     assert _objective(one, X, y) < 1.001 * _objective(best, X, y)
     assert _objective(first, X, y) < (1.03 if policy == "local" else 1.25) * _objective(best, X, y)
     assert np.array_equal(first.coef_, second.coef_)
+
+
+@pytest.mark.parametrize("policy", ["local", "average"])
+def test_batches_taken_at_once_have_the_bits_of_one_after_another(policy: str) -> None:
+    class Told:
+        def on_step_end(self, step: Any) -> None:
+            steps.append(step.clock)
+
+    X, y = _large(4_000)
+    steps: list[int] = []
+    params: dict[str, Any] = {"policy": policy, "max_iter": 3, "tol": None, "random_state": 0}
+    found = [
+        SGDClassifier(run=Run(n_lanes=2), callbacks=callbacks, **params).fit(X, y)
+        for callbacks in ([], [Told()])
+    ]
+    assert len(steps) == 2 * sum(record["steps"] for record in found[1].history_.records)
+    np.testing.assert_array_equal(found[1].coef_, found[0].coef_)
 
 
 def _objective(model: Any, X: Any, y: Any) -> float:

@@ -53,20 +53,23 @@ class RowByRow:
             self._cells = replica.interleave()
         steps, rate, charged = self._steps_of(lane.number), replica.learning_rate(), replica.charged
 
+        sizes: list[int] = []
+
         def run(batches: list[RowsInTurn], find: Callable[[int], Any]) -> float:
+            sizes.extend(len(part) for part, _ in batches)
             of, rows = map(np.concatenate, zip(*batches, strict=True))
             numbers = np.flatnonzero(np.bincount(of))
             blocks = [find(number) for number in numbers.tolist()]
             place = np.searchsorted(numbers, of)
             if self._fit.work.shuffle and any(sort := [self._comes_sorted(b.y) for b in blocks]):
-                order = self._cut(np.array(sort)[place], [len(part) for part, _ in batches])
+                order = self._cut(np.array(sort)[place], sizes)
                 place, rows = place[order], rows[order]
             read = [(block.X, block.y, block.weight) for block in blocks]
-            return float(steps.run(read, place, rows, self._cells, rate, charged))
+            return float(steps.run(read, place, rows, self._cells, rate, charged, sizes))
 
         n_rows = lane.take_row_steps(run, count)
         with self._counting:
-            replica.count_row_steps(n_rows, rate, count)
+            replica.count_row_steps(sizes or [0] * count, rate)
         return n_rows
 
     def _steps_of(self, lane: int) -> Any:
