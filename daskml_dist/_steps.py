@@ -307,8 +307,8 @@ class BaseSteps(BaseOnRows):
         """One pass that goes on from the last state (``partial_fit``)."""
         if self._params()["early_stopping"]:
             raise InvalidParameterError(
-                "partial_fit makes one pass and cannot stop early. Set early_stopping=False, or "
-                "call fit."
+                "partial_fit does not support early_stopping=True: it makes one pass. Set "
+                "early_stopping=False, or call fit."
             )
         settings = dataclasses.replace(self._settings(policy), max_iter=1, tol=None)
         state = getattr(self, "_state", None)

@@ -249,7 +249,9 @@ class MLP(StagedModel):
         weight, errors, first, second = np.reshape(sums, (4, -1))
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = second - first**2 / weight
-            return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())
+            # Of a constant target as scikit-learn has it, so that a fit can end by it.
+            constant = np.where(errors > 0, 0.0, 1.0)
+            return float(np.where(spread > 0, 1 - errors / spread, constant).mean())
 
     def identity(self) -> dict[str, Any]:
         """Loss, layers and activation."""

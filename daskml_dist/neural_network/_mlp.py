@@ -17,7 +17,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist._steps import BaseSteps
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.activations import ACTIVATIONS
 from daskml_dist.models.mlp import MLP
@@ -34,6 +34,8 @@ from daskml_dist.training.rows import Rows
 
 __all__ = ["BaseMLP", "steps_alone"]
 
+#: A fit with an adaptive learning rate ends below this one.
+_LEAST_RATE = 1e-6
 _SOLVERS = ("lbfgs", "sgd", "adam")
 _RATES = ("constant", "invscaling", "adaptive")
 
@@ -145,6 +147,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
         TrainingError
             When the fit cannot go on.
         """
+        if self._is_adaptive:
+            return self._fit_adaptively(X, y, sample_weight, policy, client)
         if not self._by_rounds:
             return super().fit(X, y, sample_weight, policy=policy, client=client)
         if policy is not None:
@@ -153,6 +157,38 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 'or use solver="adam".'
             )
         self._fit(X, y, sample_weight, client, reset=not self._goes_on())
+        return self
+
+    @property
+    def _is_adaptive(self) -> bool:
+        params = self.get_params(deep=False)
+        own = params["schedule"] is None and params["optimizer"] is None
+        return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
+
+    def _fit_adaptively(
+        self, X: Any, y: Any, sample_weight: Any, policy: str | Policy | None, client: Any
+    ) -> Self:
+        """Fit again and again from where the fit before ended, each at a fifth of its rate."""
+        settings, go_on = self._settings(policy), self._goes_on()
+        if self._checkpoint() is not None:
+            raise InvalidParameterError(
+                'learning_rate="adaptive" makes several fits, of which no checkpoint can tell. Use '
+                'checkpoint=None, or another learning_rate such as schedule="step".'
+            )
+        rate, records, left = settings.schedule(1, 0.0), list[dict[str, Any]](), settings.max_iter
+        while left > 0 and rate * 5 > _LEAST_RATE:
+            now = dataclasses.replace(
+                settings,
+                schedule=Constant(rate),
+                max_iter=left,
+                seed=settings.seed + len(records),
+            )
+            self._train(X, y, sample_weight, settings=now, client=client, go_on=go_on)
+            records += self.history_.records
+            left, rate, go_on = settings.max_iter - len(records), rate / 5, True
+        for number, record in enumerate(records, start=1):
+            record["pass"] = number
+        self.n_iter_, self.history_.records = len(records), records
         return self
 
     def _checkpoint(self) -> Checkpoint | None:
@@ -220,6 +256,14 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return model, LBFGS(
             penalty, int(params["max_iter"]), float(params["tol"]), int(params["max_fun"])
         )
+
+    def _check_going_on(self, rows: Rows) -> None:
+        if rows.classes is not None and not np.array_equal(rows.classes, self.classes_):
+            raise InvalidDataError(
+                "warm_start can only be used where `y` has the same classes as in the previous "
+                f"call to fit. Previously got {self.classes_}, `y` has {rows.classes}. Set "
+                "warm_start=False, or use a new estimator."
+            )
 
     def _start(self, model: MLP, rows: Rows) -> NDArray[Any] | None:
         if self._goes_on():

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import zeros
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.ps.rule import Group
 
 __all__ = ["GroupSteps", "knows"]
+
+#: Entries that go through a step's operations together on the host: what these make of them stays
+#: in a cache, and is small enough that a worker of Dask keeps the memory.
+_ENTRIES = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Neighbouring rows of a group, whose step is made by one operation after another.
+
+    Parameters
+    ----------
+    at : slice
+        Of the group's rows.
+    w : array
+    slots : dict of arrays
+    n_penalised : int
+        Leading rows that the penalty applies to.
+    l1 : float or array
+    """
+
+    at: slice
+    w: Any
+    slots: dict[str, Any]
+    n_penalised: int
+    l1: Any
 
 
 class GroupSteps:
@@ -39,8 +67,7 @@ class GroupSteps:
         self._w = w if self.whole else w[at, ...]
         self._slots = {name: slots[name][at, ...] for name in group.slot_names}
         self._l2 = group.penalty.l2 if k else 0.0
-        self._penalised = self._w if k == self._w.shape[0] else self._w[:k, ...]
-        self._l1 = _strengths(group, w)
+        self._pieces = self._cut(backend.device == "cpu", _strengths(group, w))
         self._coordinates = coordinates
         self._backend = backend
         self._fuses = not group.buffer and (knows(group.optimizer) or backend.device == "cpu")
@@ -72,12 +99,33 @@ class GroupSteps:
                 self._update = self._bound(rows, rate, number)
             if self._update(grad, rows, rate, number):
                 return
+        for piece in self._pieces:
+            self._step(piece, grad[piece.at, ...], rows, rate, number)
+
+    def _step(self, piece: _Piece, grad: Any, rows: float, rate: float, number: int) -> None:
         grad /= rows
-        if self._l2 and self._penalised is self._w:
-            grad += self._l2 * self._w
-        elif self._l2:
-            grad[: group.n_penalised, :] += self._l2 * self._penalised
-        group.optimizer.update(self._w, grad, self._slots, rate, number, self._l1)
+        k = piece.n_penalised
+        if self._l2 and k == grad.shape[0]:
+            grad += self._l2 * piece.w
+        elif self._l2 and k:
+            grad[:k, :] += self._l2 * piece.w[:k, ...]
+        self.group.optimizer.update(piece.w, grad, piece.slots, rate, number, piece.l1)
+
+    def _cut(self, on_host: bool, l1: Any) -> list[_Piece]:
+        """Pieces of the rows; the whole group, where its optimizer may look at all entries."""
+        n_rows, width = self._w.shape
+        of_entries = on_host and self.group.optimizer.at_entry is not None
+        most = max(_ENTRIES // width, 1) if of_entries else n_rows
+        return [
+            _Piece(
+                at,
+                self._w[at, ...],
+                {name: slot[at, ...] for name, slot in self._slots.items()},
+                min(max(self.group.n_penalised - at.start, 0), at.stop - at.start),
+                l1 if isinstance(l1, float) else l1[at, ...],
+            )
+            for at in row_slices(n_rows, most)
+        ]
 
     def _bound(self, rows: float, rate: float, number: int) -> Any:
         """The backend's steps over these arrays."""

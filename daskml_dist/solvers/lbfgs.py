@@ -57,8 +57,8 @@ class LBFGS(PenalisedSolver, RangedSolver):
 
     @property
     def max_passes(self) -> int:
-        """Evaluations at most."""
-        return self.max_fun
+        """Evaluations at most: SciPy looks at their number after each line search."""
+        return self.max_fun + _MAXLS
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
@@ -93,7 +93,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             maxls=_MAXLS,
             gtol=self.tol,
             ftol=_FTOL,
-            maxfun=self.max_passes,
+            maxfun=self.max_fun,
         )
         return dataclasses.replace(found, w=found.w.reshape(shape))
 

@@ -265,8 +265,9 @@ def _scaled(
 def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
     if fraction and not any(held_out_rows(s, fraction) for lane in lanes for s in lane.segments):
         raise InvalidDataError(
-            f"early_stopping holds out no row: validation_fraction={fraction:g} of each block is "
-            "less than one row. Raise it, or use larger chunks."
+            "The validation set is too small: early_stopping holds out no row, since "
+            f"validation_fraction={fraction:g} of each block is less than one. Raise it, or use "
+            "larger chunks."
         )
 
 

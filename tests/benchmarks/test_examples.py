@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,20 @@ def test_sparknet_grid(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert all("accuracy 0.9" in line for line in lines)
     assert picture.stat().st_size > 1_000
+
+
+@pytest.mark.slow
+def test_mnist_mlp_takes_the_digits_or_files(tmp_path: Path) -> None:
+    output = _run("mnist_mlp.py", "--policy", "allreduce", "--passes", "30")
+    assert float(output.split("accuracy ")[1].split(",")[0]) > 0.93
+    rng, n_rows = np.random.default_rng(0), {"train": 60, "t10k": 20}
+    for name, n in n_rows.items():
+        for kind, shape in [("images-idx3", (n, 4, 4)), ("labels-idx1", (n,))]:
+            head = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+            data = rng.integers(3, size=shape, dtype=np.uint8).tobytes()
+            (tmp_path / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + data))
+    options = ["--passes", "1", "--hidden", "4", "--policy", "sync"]
+    assert "60 x 16 rows" in _run("mnist_mlp.py", "--data", str(tmp_path), *options)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ way, with nothing to go on from.
 from __future__ import annotations
 
 import logging
+import math
 from itertools import cycle, islice
 
 import dask
@@ -373,19 +374,19 @@ def _endpoint(host: Host) -> Endpoint:
 def _snapshot_every(fit: FitSpec) -> int:
     """Updates between two snapshots of a server, or steps between those of trainers' own state.
 
-    A standby is at most two snapshots behind, ``daskml_dist.standby_lag`` updates (64 by default).
+    A standby is at most two snapshots behind, ``daskml_dist.standby_lag`` updates (64 by default),
+    and so many times more as there are times 16,384 parameters.
     """
     every = max(1, int(dask.config.get("daskml_dist.standby_lag", 64)) // 2)
     if fit.work.replays:
         return 2 * every
     policy = fit.steps.policy
+    # A step costs little next to a snapshot of many parameters.
+    every *= max(1, math.prod(fit.steps.shape) // 2**14)
     if policy.averages and not policy.average_every:
         return 8 * every
     if not policy.uses_shards:
         every *= 2  # trainers wait until the first server has their snapshots
     if policy.averages:
         return -(-every // policy.average_every) * policy.average_every
-    if fit.work.coordinates:
-        # A sparse step costs little next to a snapshot of the whole shard.
-        return every * max(1, fit.steps.shape[0] * fit.steps.shape[1] // 2**14)
     return every

@@ -50,6 +50,7 @@ class Lane:
         self._rows = rows
         self._reader = Reader(number, fit, rows, blocks, self.backend)
         self._drawn: tuple[list[Draw], list[int]] | None = None
+        self._own: NDArray[Any] | None = None
         self._report = PassReport([self.number])
         self._busy = 0.0
         # On a device until somebody asks: to wait for a number takes longer than many a step.
@@ -219,6 +220,20 @@ class Lane:
         out = zeros(w.shape, w.dtype, like=w)
         self.add_gradient(w, batch, out)
         return out
+
+    def own_gradient(self, w: Any, batch: Batch) -> Any:
+        """The gradient SUM of a batch at `w`, in an array of the lane's; good until the next one.
+
+        A process pays for each page of a new array, of which a network's gradient has many.
+        """
+        if batch.index is not None or not is_host(w):
+            return self.new_gradient(w, batch)
+        if self._own is None or self._own.shape != w.shape:
+            self._own = np.zeros_like(w)
+        else:
+            self._own[...] = 0
+        self.add_gradient(w, batch, self._own)
+        return self._own
 
     def take_report(self, w: Any | None) -> PassReport:
         """Sums since the last call; with `w`, the validation sums of the held-out rows too."""

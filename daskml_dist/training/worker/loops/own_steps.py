@@ -101,7 +101,7 @@ class OwnSteps:
         # Where a batch has no rows, the replica may lie on a device, whose rows nobody gathers.
         index = batch.index if batch.n_rows else None
         w = replica.w if index is None else replica.w[index]
-        replica.apply(self._lane.new_gradient(w, batch), batch.n_rows, index)
+        replica.apply(self._lane.own_gradient(w, batch), batch.n_rows, index)
         return 1
 
     def _take_together(self, count: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.namespace import is_host, zeros
+from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
@@ -129,8 +129,9 @@ class _Summed:
     def _sum(self) -> Any:
         w = self._replica.w
         if self._context.pool is None:
-            total = zeros(w.shape, w.dtype, like=w)
-            for lane in self._lanes:
+            first, *others = self._lanes
+            total = first.own_gradient(w, first.next_batch())
+            for lane in others:
                 lane.add_gradient(w, lane.next_batch(), total)
             return total
         parts = self._context.map(self._gradient, self._lanes)
