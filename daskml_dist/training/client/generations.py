@@ -229,7 +229,8 @@ class Generations:
             if seat not in seats:
                 self._fleet.discard_trainer(seat)
         parts = self.seating.assign(seats, even)
-        self.seats, self.kept = [], len(seats)
+        # Where somebody is lost before all have their parts, these are still there.
+        self.seats, self.kept = seats, len(seats)
         return parts
 
     def _stays(self, seat: Seat) -> bool:
@@ -258,13 +259,13 @@ class Generations:
         send_now(self._client)
         for (part, _, _), seat in zip(new, seats, strict=True):
             part.seat = seat
-        self.seats += [part.seat for part in working if part.seat is not None]
+        self.seats = [part.seat for part in working if part.seat is not None]
+        idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
+        self.dismissed += idle
         # Trainers wait at the door of a server that has no part yet.
         self._fleet.give_parts([server.host for server in self.servers])
-        idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
         there = self._membership.call() if idle else {}
         for seat in idle:
-            self.dismissed.append(seat)
             if seat.address in there:
                 orders.setdefault(seat.address, {})[seat.spec.name] = None
         self.visited |= self.members

@@ -14,18 +14,20 @@ from daskml_dist import Run
 from daskml_dist.linear_model import LogisticRegression
 from tests.training.recovery.strikes import Strike, first_of, make_killer
 
+#: So many that a fit lasts longer than it takes to kill somebody.
+N_ROWS = 1_000_000
+
 
 def _unequal_columns(low: float, high: float, of: int) -> tuple[Any, Any]:
     """Rows whose columns are of sizes from 10**low to 10**high, and labels by one of them."""
     rng = da.random.default_rng(0)
-    X = rng.normal(size=(300_000, 20), chunks=(30_000, -1)) * np.logspace(low, high, 20)
-    return X, X[:, of] + rng.normal(size=300_000, chunks=30_000) > 0
+    X = rng.normal(size=(N_ROWS, 20), chunks=(N_ROWS // 10, -1)) * np.logspace(low, high, 20)
+    return X, X[:, of] + rng.normal(size=N_ROWS, chunks=N_ROWS // 10) > 0
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("role", first_of("both", "trainer", "server"))
 def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, role: str) -> None:
-    # Enough work that the fit lasts longer than it takes to kill somebody.
     X, y = _unequal_columns(-2, 2, of=3)
 
     def fit(*callbacks: Any) -> LogisticRegression:
