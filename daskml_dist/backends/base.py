@@ -166,8 +166,8 @@ class Backend(ABC):
         """Add ``a @ b``, of dense matrices, to `out`, in place."""
         out += cast(a @ b, out.dtype)
 
-    def matmul(self, a: Any, b: Any, use: str) -> Any:
-        """``a @ b``, of dense matrices of a dtype; good until the next product of that use."""
+    def matmul(self, a: Any, b: Any, use: str | None) -> Any:
+        """``a @ b``, of dense matrices of a dtype; with a `use`, good until its next product."""
         return a @ b
 
     def add_fused(

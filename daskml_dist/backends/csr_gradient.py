@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.csr_rows import CSRRows
-from daskml_dist.backends.dense_kernels import AT_ROW
+from daskml_dist.backends.margins import AT_ROW
 from daskml_dist.backends.touched_columns import TouchedColumns
 
 __all__ = ["add"]

@@ -22,8 +22,6 @@ __all__ = ["NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
-#: Bytes of rows that a compiled loop works on: half of a usual second-level cache.
-_TILE = 1 << 18
 #: Bytes of scaled rows of which the symmetric product is made at once.
 _SCALED = 1 << 19
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
@@ -133,9 +131,11 @@ class NumpyBackend(Backend):
         """Add ``a @ b`` to `out` in one pass over it."""
         add_matmul(a, b, out)
 
-    def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str) -> NDArray[Any]:
-        """``a @ b`` in the same memory for each product of a use."""
-        return np.matmul(a, b, out=self._scratch.empty(use, (a.shape[0], b.shape[1]), b.dtype))
+    def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str | None) -> NDArray[Any]:
+        """``a @ b``, in the same memory for each product of a use."""
+        shape = a.shape[0], b.shape[1]
+        room = np.empty(shape, b.dtype) if use is None else self._scratch.empty(use, shape, b.dtype)
+        return np.matmul(a, b, out=room)
 
     def add_fused(
         self,
@@ -158,8 +158,8 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char, X.flags.aligned)
-        loss: float = run(X, y, weight, w.reshape(-1), sums)
+        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
+        loss: float = run(X, y, weight, w.reshape(-1), sums, np.empty((0, 0), dtype))[0]
         return loss
 
     def add_curved(
@@ -179,19 +179,16 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.curved(kernel, X.dtype.char, X.flags.aligned)
+        run = dense_kernels.kernel(kernel, X.dtype.char, sums.dtype.char)
         n_features = X.shape[1]
         scaled = self._scratch.empty(
             "scaled", (_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype
         )
         scaled[:, n_features:] = 0
-        tile = self._scratch.empty(
-            "tile", (max(16, _TILE // (n_features * X.itemsize)), n_features), X.dtype
-        )
         loss = flat = 0.0
         for at in row_slices(n, len(scaled)):
             rows = scaled[: at.stop - at.start]
-            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows, tile)
+            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows)
             loss, flat = loss + some[0], flat + some[1]
             hessian += self._square(rows)[:width, :width]
         return loss, flat

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.dense_kernels import AT_ROW
+from daskml_dist.backends.margins import AT_ROW
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["RowSteps"]

@@ -112,3 +112,11 @@ def test_sparknet_grid(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert all("accuracy 0.9" in line for line in lines)
     assert picture.stat().st_size > 1_000
+
+
+@pytest.mark.slow
+def test_pipeline_makes_the_same_steps() -> None:
+    options = ["--width", "32", "--rows", "2000", "--layers", "3"]
+    lines = _run("pipeline.py", *options).splitlines()
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

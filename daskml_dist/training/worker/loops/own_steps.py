@@ -14,7 +14,7 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.ready_blocks import fit_memory
 
-__all__ = ["OwnSteps", "own_steps"]
+__all__ = ["OwnRows", "OwnSteps", "own_steps"]
 
 #: Single rows of which steps are made at once: a few milliseconds.
 _ROWS_AT_ONCE = 1 << 14
