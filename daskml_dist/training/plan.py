@@ -118,7 +118,7 @@ def make_fit(
     # Streamed full batches are never in memory as a whole, so nobody knows their columns.
     in_memory = not (streaming and steps == 1)
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
-    policy = _policy(settings, len(lanes), on_one_host and not (single_rows or few))
+    policy = _policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
         policy = _policy_of_stages(settings, model)
     work = StepWork(
