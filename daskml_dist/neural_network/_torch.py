@@ -184,12 +184,12 @@ class BaseTorch(BaseNetwork):
             columns[argument] = Columns(tuple(map(names.index, wanted)), single, whole)
         return TorchInputs(None, columns)
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
+    def _train(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
         torch = load_torch()
         try:
             # Lanes in this process draw from torch's one stream, which is the user's.
             with torch.random.fork_rng(devices=()):
-                super()._fit(X, y, sample_weight, **how)
+                super()._train(X, y, sample_weight, **how)
         except DivergedError as error:
             self._keep_snapshot(error.snapshot)
             raise

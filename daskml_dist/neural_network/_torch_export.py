@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, An
 
 def _write_tensors(module: Any, path: Path, example: Any) -> None:
     safetensors = _needed("safetensors.torch", "safetensors", path)
-    # Of parameters that layers share, a file holds one name.
-    safetensors.save_model(module, str(path))
+    # Here they are views of one vector, of which the format wants each apart.
+    state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    safetensors.save_file(state, str(path))
 
 
 def _write_onnx(module: Any, path: Path, example: tuple[list[Any], dict[str, Any]]) -> None:
@@ -51,10 +53,12 @@ def _write_onnx(module: Any, path: Path, example: tuple[list[Any], dict[str, Any
     torch, (positional, named) = load_torch(), example
     rows = torch.export.Dim("rows")
     shapes = (*({0: rows} for _ in positional),) or None
-    program = torch.onnx.export(
-        module, tuple(positional), kwargs=named, dynamo=True, verbose=False,
-        dynamic_shapes=shapes if shapes else {name: {0: rows} for name in named},
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch and onnxscript, about each other
+        program = torch.onnx.export(
+            module, tuple(positional), kwargs=named, dynamo=True, verbose=False,
+            dynamic_shapes=shapes if shapes else {name: {0: rows} for name in named},
+        )  # fmt: skip
     program.save(str(path))
 
 

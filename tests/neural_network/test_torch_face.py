@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import threading
 from functools import cache
@@ -59,7 +60,9 @@ def test_parameters_of_the_module_are_parameters() -> None:
         module__hidden=4, criterion=nn.CrossEntropyLoss, criterion__label_smoothing=0.1
     )
     assert clf.get_params()["module__hidden"] == 4
+    before = torch.get_rng_state()
     twin = clone(clf.set_params(module__hidden=8, run__n_lanes=2)).fit(*rows())
+    assert torch.equal(before, torch.get_rng_state())
     assert twin.module_.first.weight.shape == (8, 6)
     assert twin.score(*rows()) > 0.9
     again = pickle.loads(pickle.dumps(classifier(_plain, module__hidden=5).fit(*rows())))
@@ -150,9 +153,7 @@ def test_fits_go_on() -> None:
     clf = classifier(max_iter=2, warm_start=True).fit(X, y)
     before = clf.history_.records[-1]["loss"]
     assert clf.fit(X, y).history_.records[-1]["loss"] < before
-    with pytest.raises(
-        InvalidParameterError, match=r"first.weight of shape \(9, 6\) was \(16, 6\)"
-    ):
+    with pytest.raises(InvalidParameterError, match=r"weight of shape \(9, 6\) was \(16, 6\)"):
         clf.set_params(module__hidden=9).fit(X, y)
     parts = classifier().partial_fit(X[:300], y[:300], classes=[0, 1, 2])
     assert parts.partial_fit(X[300:], y[300:]).t_ == 600
@@ -217,7 +218,7 @@ def test_other_refusals(client: Client) -> None:
     X, y = rows()
     with pytest.raises(InvalidParameterError, match="has no parameter 'modul__hidden'"):
         TorchClassifier(make_net(), modul__hidden=3)
-    with pytest.raises(InvalidDataError, match="[Cc]ontinuous"):
+    with pytest.raises(InvalidDataError, match=r"[Cc]ontinuous"):
         classifier().fit(X, X[:, 0])
     with pytest.raises(DeviceUnavailableError, match="'bf16', or None"):
         classifier(precision="fp16", device="cpu").fit(X, y)
@@ -254,12 +255,12 @@ def test_bfloat16_trains() -> None:
 @pytest.mark.parametrize("ending", [".safetensors", ".onnx", ".txt"])
 def test_exports_are_read_by_others(tmp_path: Any, ending: str) -> None:
     found, path = classifier(max_iter=1).fit(*rows()), tmp_path / f"m{ending}"
-    try:
-        found.export(path)
-    except InvalidParameterError as error:
-        remedy = "torch.save" if ending == ".txt" else "pip install"
-        assert remedy in str(error)
+    needed = {".safetensors": ["safetensors"], ".onnx": ["onnx", "onnxscript"]}.get(ending, [])
+    if ending == ".txt" or not all(map(importlib.util.find_spec, needed)):
+        with pytest.raises(InvalidParameterError, match="pip install" if needed else r"torch.save"):
+            found.export(path)
         return
+    found.export(path)
     if ending == ".safetensors":
         from safetensors.torch import load_file
 
