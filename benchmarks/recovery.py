@@ -10,11 +10,10 @@ import os
 import signal
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
@@ -29,11 +28,10 @@ from benchmarks._strikes import (
     all_there,
     lives_of_lanes,
 )
-from daskml_dist import Run
+from benchmarks._subjects import LINEAR, ROWS, Subject, networks
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
-ROWS, FEATURES, BATCH = 6_000, 8, 32
 #: Seconds after the first pass at which a worker is killed; at once, there is no standby yet.
 LATER, AT_ONCE = 0.7, 0.0
 KILLS = [("trainer", LATER), ("server", LATER), ("both", LATER)]
@@ -61,7 +59,7 @@ _TINY = _Size(["sync"], 1, 0, [(28, 3_000, 64)])
 def run(tiny: bool = False) -> str:
     """The tables."""
     size = _TINY if tiny else _FULL
-    return "\n\n".join([*_killed_and_stopped(size), _standbys(size)])
+    return "\n\n".join([*_killed_and_stopped(size), _killed_networks(size), _standbys(size)])
 
 
 @contextlib.contextmanager
@@ -86,52 +84,53 @@ def _workers() -> Iterator[Client]:
 
 
 def _killed_and_stopped(size: _Size) -> list[str]:
-    X, y = logistic_rows(ROWS, FEATURES, "float64")
-    X, y = da.from_array(X, chunks=(ROWS // 10, -1)), da.from_array(y, chunks=ROWS // 10)
     with _workers() as client:
-        client.register_plugin(Watch())
-        _fit(X, y, "sync", 2)  # warms up
-        killed = [row for name in size.policies for row in _kill_rows(client, X, y, name, size)]
+        killed = _kill_table(client, LINEAR, size)
         stopping = ("sync", "async") if size.stops else ()
-        stopped = [_stop_row(client, X, y, name, size.stops) for name in stopping]
-    return [_killed_table(killed, size.fits), _stopped_table(stopped, size.stops)]
+        stopped = [_stop_row(client, name, size.stops) for name in stopping]
+    return [killed, _stopped_table(stopped, size.stops)]
 
 
-def _fit(X: Any, y: Any, policy: str, passes: int, *callbacks: Any) -> SGDClassifier:
-    return SGDClassifier(
-        policy=policy,
-        batch_size=BATCH,
-        tol=None,
-        max_iter=passes,
-        random_state=0,
-        run=Run(n_lanes=WORKERS),
-        callbacks=list(callbacks),
-    ).fit(X, y)
+def _killed_networks(size: _Size) -> str:
+    """The same of networks."""
+    with _workers() as client:
+        few = replace(size, fits=min(size.fits, 2))
+        return "\n\n".join(_kill_table(client, subject, few) for subject in networks())
+
+
+def _kill_table(client: Client, subject: Subject, size: _Size) -> str:
+    client.register_plugin(Watch())
+    rows = subject.lazy()
+    subject.fit(*rows, "sync", 2)  # warms up
+    found = [row for name in size.policies for row in _kill_rows(client, subject, rows, name, size)]
+    return _killed_table(subject, found, size.fits)
 
 
 # -- lost workers ----------------------------------------------------------------------------------
 
 
-def _kill_rows(client: Client, X: Any, y: Any, policy: str, size: _Size) -> list[list[Any]]:
+def _kill_rows(
+    client: Client, subject: Subject, rows: tuple[Any, Any], policy: str, size: _Size
+) -> list[list[Any]]:
     """Kinds take turns, so that the machine's other work disturbs all of them alike."""
-    calm = _fit(X, y, policy, 10**6, Until(FIT))
+    calm = subject.fit(*rows, policy, 10**6, Until(FIT))
     passes = len(calm.history_.records)
-    again = _fit(X, y, policy, passes)
+    again = subject.fit(*rows, policy, passes)
     if (seconds := sum(record["seconds"] for record in again.history_)) < 0.8 * FIT:
         passes = round(passes * FIT / seconds)  # the machine was busy with something else
-        calm = _fit(X, y, policy, passes)
+        calm = subject.fit(*rows, policy, passes)
     kinds = [*KILLS, ("server", AT_ONCE)] if policy == "sync" else KILLS
     if size.fits == 1:
         kinds = KILLS[1:2]
     found: dict[tuple[str, float], list[_Loss]] = {kind: [] for kind in kinds}
-    nobody = [_Loss.between(_fit(X, y, policy, passes), calm)]
+    nobody = [_Loss.between(subject.fit(*rows, policy, passes), calm)]
     for _ in range(size.fits):
         for who, after in kinds:
-            found[who, after].append(_lose(client, X, y, calm, who, after))
-    rows = [_row(policy, "nobody", nobody)]
+            found[who, after].append(_lose(client, subject, rows, calm, who, after))
+    told = [_row(policy, "nobody", nobody)]
     for (who, after), losses in found.items():
-        rows.append(_row(policy, who if after else f"{who}, at once", losses))
-    return rows
+        told.append(_row(policy, who if after else f"{who}, at once", losses))
+    return told
 
 
 @dataclass
@@ -147,20 +146,22 @@ class _Loss:
     anew: bool = False
 
     @classmethod
-    def between(cls, clf: SGDClassifier, calm: SGDClassifier) -> _Loss:
+    def between(cls, clf: Any, calm: Any) -> _Loss:
         """Compare two fits."""
         records, others = clf.history_.records, calm.history_.records
         return cls(
-            float(np.abs(clf.coef_ - calm.coef_).max()),
+            float(np.abs(Subject.weights(clf) - Subject.weights(calm)).max()),
             records[-1]["loss"] / others[-1]["loss"],
             len(records) == len(others) and all(r["rows"] == ROWS for r in records),
         )
 
 
-def _lose(client: Client, X: Any, y: Any, calm: SGDClassifier, who: str, after: float) -> _Loss:
+def _lose(
+    client: Client, subject: Subject, rows: tuple[Any, Any], calm: Any, who: str, after: float
+) -> _Loss:
     for _ in range(TRIES):
         strike = Strike(client, all_there(client), who, after, signal.SIGKILL)
-        clf = _fit(X, y, calm.policy, len(calm.history_.records), strike)
+        clf = subject.fit(*rows, calm.policy, len(calm.history_.records), strike)
         if strike.struck():
             break
     else:
@@ -211,15 +212,15 @@ def _row(policy: str, killed: str, losses: list[_Loss]) -> list[Any]:
     ]
 
 
-def _killed_table(rows: list[list[Any]], fits: int) -> str:
+def _killed_table(subject: Subject, rows: list[list[Any]], fits: int) -> str:
     columns = [
         "policy", "killed", "seconds to a new step", "from, to", "`lost_versions`",
         "gradients of a lane made again", "began anew", "difference of coefficients",
         "loss / undisturbed", "all rows",
     ]  # fmt: skip
     title = (
-        f"kill -9 of workers about {LATER + JITTER / 2:g} s into a fit, {WORKERS} worker "
-        f"processes, medians of {fits} fits, differences and loss of the worst: {HOW}"
+        f"kill -9 of workers about {LATER + JITTER / 2:g} s into a fit ({subject.name}), {WORKERS} "
+        f"worker processes, medians of {fits} fits, differences and loss of the worst: {HOW}"
     )
     return markdown(title, columns, rows)
 
@@ -227,8 +228,8 @@ def _killed_table(rows: list[list[Any]], fits: int) -> str:
 # -- stopped workers -------------------------------------------------------------------------------
 
 
-def _stop_row(client: Client, X: Any, y: Any, policy: str, stops: int) -> list[Any]:
-    seconds = [_stop(client, X, y, policy) for _ in range(stops)]
+def _stop_row(client: Client, policy: str, stops: int) -> list[Any]:
+    seconds = [_stop(client, policy) for _ in range(stops)]
     return [
         policy,
         f"{statistics.median(seconds):.2f}",
@@ -236,10 +237,10 @@ def _stop_row(client: Client, X: Any, y: Any, policy: str, stops: int) -> list[A
     ]
 
 
-def _stop(client: Client, X: Any, y: Any, policy: str) -> float:
+def _stop(client: Client, policy: str) -> float:
     strike = Strike(client, all_there(client), "trainer", LATER, signal.SIGSTOP)
     try:
-        _fit(X, y, policy, 10**6, strike)
+        LINEAR.fit(*LINEAR.lazy(), policy, 10**6, strike)
     finally:
         for address in strike.victims:
             with contextlib.suppress(ProcessLookupError):

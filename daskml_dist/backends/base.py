@@ -166,8 +166,8 @@ class Backend(ABC):
         """Add ``a @ b``, of dense matrices, to `out`, in place."""
         out += cast(a @ b, out.dtype)
 
-    def matmul(self, a: Any, b: Any, use: str) -> Any:
-        """``a @ b``, of dense matrices of a dtype; good until the next product of that use."""
+    def matmul(self, a: Any, b: Any, use: str | None) -> Any:
+        """``a @ b``, of dense matrices of a dtype; with a `use`, good until its next product."""
         return a @ b
 
     def add_fused(
@@ -252,6 +252,15 @@ class Backend(ABC):
             return self.update(optimizer, replace(step, grad=grad, rows=rows, lr=lr, number=number))
 
         return update
+
+    def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
+        """Steps like one, on the same arrays, in few of the rows; None: there are none.
+
+        `paid` is up to where each row has paid its penalty, or None. Called with the rows, their
+        gradient of the summed loss, the rows of the batch, the learning rate, the step's number,
+        and the sum of the learning rates with this one.
+        """
+        return None
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """Steps of a fit whose rows are copied before there is a gather.

@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
+from daskml_dist.backends.pointers import prefetch
+
 __all__ = [
     "add_dense_rows",
     "add_dense_squares",
@@ -24,6 +26,9 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: Rows ahead whose entries are fetched; these come from anywhere in a block.
+_AHEAD = 8
 
 
 def _kernel(function: F) -> F:
@@ -50,6 +55,12 @@ def dot_at(
     width = w.shape[1]
     for i in range(len(rows)):
         row = rows[i]
+        if width == 1:
+            total = out[i, 0]
+            for k in range(indptr[row], indptr[row + 1]):
+                total += data[k] * w[position[indices[k]], 0]
+            out[i, 0] = total
+            continue
         for k in range(indptr[row], indptr[row + 1]):
             at = position[indices[k]]
             for c in range(width):
@@ -126,17 +137,29 @@ def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None
 
 
 @_kernel
-def new_columns(indptr: Any, indices: Any, rows: Any, seen: Any) -> Any:
-    """Columns of the rows that are not marked in `seen` yet, in order of appearance; marks them."""
-    room = 0
-    for i in range(len(rows)):
+def new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> Any:
+    """Columns of the rows that are not marked in `seen` yet, in order of appearance; marks them.
+
+    The entries are fetched on the way: what asks for the columns reads these next.
+    """
+    room, n_rows = 0, len(rows)
+    for i in range(n_rows):
         room += indptr[rows[i] + 1] - indptr[rows[i]]
     found = np.empty(min(room, len(seen)), dtype=np.int64)
+    columns, entries = indices.ctypes.data, data.ctypes.data
     n = 0
-    for i in range(len(rows)):
+    for i in range(n_rows):
+        if i + _AHEAD < n_rows:
+            first, stop = indptr[rows[i + _AHEAD]], indptr[rows[i + _AHEAD] + 1]
+            for at in range(
+                columns + first * indices.itemsize, columns + stop * indices.itemsize, 64
+            ):
+                prefetch(at)
+            for at in range(entries + first * data.itemsize, entries + stop * data.itemsize, 64):
+                prefetch(at)
         row = rows[i]
-        for k in range(indptr[row], indptr[row + 1]):
-            column = indices[k]
+        for k in range(np.uint64(indptr[row]), np.uint64(indptr[row + 1])):
+            column = np.uint64(indices[k])
             if not seen[column]:
                 seen[column] = True
                 found[n] = column

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.dense_kernels import AT_ROW
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.host_update import update_loop
+from daskml_dist.backends.margins import AT_ROW
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["BatchSteps", "HostGather"]

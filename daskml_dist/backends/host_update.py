@@ -19,7 +19,7 @@ import numpy as np
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 
-__all__ = ["Updates", "compiles", "update_loop"]
+__all__ = ["Updates", "compiles", "step_of", "update_loop"]
 
 #: Classes of optimizers that numba does not compile.
 _refused: set[type] = set()
@@ -72,15 +72,20 @@ def _update(
         _step(state, k, grad[k] / rows, rate, none, numbers)
 
 
-def update_loop(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
-    """`_update` for an optimizer with an `at_entry`, at some strength of l1 and learning rate."""
+def step_of(optimizer: Any, l1: float, lr: float) -> Callable[..., Any]:
+    """Step in one entry under an optimizer's `at_entry`, at some strength of l1 and rate."""
     kind = type(optimizer)
     if l1 > 0 and lr != 0 and kind.at_entry_l1 is not None:
-        step = kind.at_entry_l1
-    else:
-        form = _proximal if l1 > 0 else _plain
-        step = compiled_with(form, exact=True, _move=kind.at_entry)
-    loop: Callable[..., None] = compiled_with(_update, exact=True, _step=step)
+        step: Callable[..., Any] = kind.at_entry_l1
+        return step
+    form = _proximal if l1 > 0 else _plain
+    found: Callable[..., Any] = compiled_with(form, exact=True, _move=kind.at_entry)
+    return found
+
+
+def update_loop(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
+    """`_update` for an optimizer with an `at_entry`, at some strength of l1 and learning rate."""
+    loop: Callable[..., None] = compiled_with(_update, exact=True, _step=step_of(optimizer, l1, lr))
     return loop
 
 

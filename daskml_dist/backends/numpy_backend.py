@@ -16,13 +16,12 @@ from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.host_products import add_matmul
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
+from daskml_dist.backends.touched_columns import TouchedColumns
 
 __all__ = ["NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
-#: Bytes of rows that a compiled loop works on: half of a usual second-level cache.
-_TILE = 1 << 18
 #: Bytes of scaled rows of which the symmetric product is made at once.
 _SCALED = 1 << 19
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
@@ -52,9 +51,7 @@ class NumpyBackend(Backend):
         return None
 
     def __init__(self) -> None:
-        self._seen = np.empty(0, dtype=np.bool_)
-        self._position = np.empty(0, dtype=np.int32)
-        self._numbered: NDArray[np.int64] | None = None
+        self._touched = TouchedColumns()
         self._scratch = Scratch()
 
     def to_device(self, array: Any) -> Any:
@@ -96,28 +93,7 @@ class NumpyBackend(Backend):
 
     def columns(self, pieces: list[CSRRows]) -> NDArray[np.int64]:
         """Sorted unique columns of the pieces; the pieces are renumbered to them."""
-        from daskml_dist.backends import csr_kernels
-
-        n_features = pieces[0].shape[1]
-        if len(self._seen) < n_features:
-            self._seen = np.zeros(n_features, dtype=np.bool_)
-            self._position = np.empty(n_features, dtype=np.int32)
-            self._numbered = None
-        found = [
-            csr_kernels.new_columns(p.X.indptr, p.X.indices, p.rows, self._seen) for p in pieces
-        ]
-        columns = np.sort(np.concatenate(found))
-        self._seen[columns] = False
-        for piece in pieces:
-            piece.columns = columns
-        return columns
-
-    def _positions(self, columns: NDArray[np.int64]) -> NDArray[np.int32]:
-        # Only entries of touched columns are read, so the rest may hold old numbers.
-        if self._numbered is not columns:
-            self._position[columns] = np.arange(len(columns), dtype=np.int32)
-            self._numbered = columns
-        return self._position
+        return self._touched.find(pieces)
 
     def dot(self, X: Any, w: NDArray[Any]) -> NDArray[Any]:
         """Product ``X @ w``; 1-d where the weights have one column."""
@@ -129,7 +105,7 @@ class NumpyBackend(Backend):
             if X.columns is None:
                 csr_kernels.dot(*csr, w, out)
             else:
-                csr_kernels.dot_at(*csr, self._positions(X.columns), w, out)
+                csr_kernels.dot_at(*csr, self._touched.positions(X.columns), w, out)
             return out[:, 0] if w.shape[1] == 1 else out
         if sparse.issparse(X):
             product = X @ w
@@ -149,15 +125,17 @@ class NumpyBackend(Backend):
         if X.columns is None:
             csr_kernels.add_tdot(*csr, g, out)
         else:
-            csr_kernels.add_tdot_at(*csr, self._positions(X.columns), g, out)
+            csr_kernels.add_tdot_at(*csr, self._touched.positions(X.columns), g, out)
 
     def add_matmul(self, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
         """Add ``a @ b`` to `out` in one pass over it."""
         add_matmul(a, b, out)
 
-    def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str) -> NDArray[Any]:
-        """``a @ b`` in the same memory for each product of a use."""
-        return np.matmul(a, b, out=self._scratch.empty(use, (a.shape[0], b.shape[1]), b.dtype))
+    def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str | None) -> NDArray[Any]:
+        """``a @ b``, in the same memory for each product of a use."""
+        shape = a.shape[0], b.shape[1]
+        room = np.empty(shape, b.dtype) if use is None else self._scratch.empty(use, shape, b.dtype)
+        return np.matmul(a, b, out=room)
 
     def add_fused(
         self,
@@ -169,15 +147,19 @@ class NumpyBackend(Backend):
         out: NDArray[Any],
         parameters: tuple[float, ...] = (),
     ) -> float | None:
-        """One reading of dense rows, for losses with a kernel and weights of one column."""
+        """One reading, for losses with a kernel and weights of one column."""
+        if isinstance(X, CSRRows):
+            from daskml_dist.backends import csr_gradient
+
+            return csr_gradient.add(kernel, X, self._touched, y, weight, w, out, parameters)
         dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
         if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char, X.flags.aligned)
-        loss: float = run(X, y, weight, w.reshape(-1), sums)
+        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
+        loss: float = run(X, y, weight, w.reshape(-1), sums, np.empty((0, 0), dtype))[0]
         return loss
 
     def add_curved(
@@ -197,19 +179,16 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.curved(kernel, X.dtype.char, X.flags.aligned)
+        run = dense_kernels.kernel(kernel, X.dtype.char, sums.dtype.char)
         n_features = X.shape[1]
         scaled = self._scratch.empty(
             "scaled", (_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype
         )
         scaled[:, n_features:] = 0
-        tile = self._scratch.empty(
-            "tile", (max(16, _TILE // (n_features * X.itemsize)), n_features), X.dtype
-        )
         loss = flat = 0.0
         for at in row_slices(n, len(scaled)):
             rows = scaled[: at.stop - at.start]
-            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows, tile)
+            some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows)
             loss, flat = loss + some[0], flat + some[1]
             hessian += self._square(rows)[:width, :width]
         return loss, flat
@@ -233,6 +212,14 @@ class NumpyBackend(Backend):
         from daskml_dist.backends.host_update import Updates
 
         return Updates(optimizer, step)
+
+    def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
+        """A compiled loop, for optimizers with an `at_entry`."""
+        if not _compiles(step.w.dtype, optimizer, step):
+            return None
+        from daskml_dist.backends import coordinate_update
+
+        return coordinate_update.CoordinateUpdates(optimizer, step, paid)
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""

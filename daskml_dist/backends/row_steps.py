@@ -5,13 +5,15 @@ loss and the optimizer move them there (`Loss.at_row`, `Optimizer.at_entry`), an
 scattered back with plain writes, so that threads may race on the parameters (HOGWILD!, Recht et
 al. 2011). Penalties are paid when a parameter is touched, for all the steps since (lazy
 regularisation, Carpenter 2008). What one parameter needs lies side by side in a *cell*:
-``(w, *slots, paid)``. Rows are visited in any order; those ahead are prefetched.
+``(w, *slots, paid)``. Rows are visited in any order, and those ahead are prefetched; memory serves
+runs of neighbouring rows faster.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.margins import AT_ROW
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 
 __all__ = ["RowSteps"]
+
+#: A CSR block, its targets and weights (or None).
+Rows = tuple[Any, NDArray[Any], NDArray[Any] | None]
 
 #: Rows ahead whose entries, and whose cells, are fetched.
 _ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
@@ -37,8 +43,7 @@ def _steps(
     like: Any,
     block: Any,
     row: Any,
-    y: Any,
-    weight: Any,
+    stops: Any,
     cells: Any,
     state: Any,
     paid: Any,
@@ -54,13 +59,15 @@ def _steps(
 
     Parameters
     ----------
-    blocks : int64 (n_blocks, 4)
-        Addresses of indptr, indices and data; whether a row never holds a column twice.
+    blocks : int64 (n_blocks, 6)
+        Addresses of indptr, indices and data; whether a row never holds a column twice; addresses
+        of targets and weights, of no weights 0.
     like : integers (0,)
         Of the dtype of indptr and indices.
-    block, row : int64 (n_rows,)
-    y, weight : (n_rows,)
-        `weight` may be None.
+    block, row : integers (n_rows,)
+        In the order in which the rows are visited.
+    stops : int64 (n_batches,)
+        Rows up to the end of each batch.
     cells : (n_parameters, n) floats
         The last cell is the intercept's, where there is one.
     state, paid : scratch for w, the slots, and up to where penalties are paid
@@ -76,11 +83,16 @@ def _steps(
     # A row not touched for long must not be thrown past zero.
     longest = number(1 / (rate * l2)) if l2 > 0 else number(np.inf)
     step, per_step = number(rate), number(1 / rate)
-    loss = 0.0
+    loss, batch, before = 0.0, 0, charged
     for i in range(n_rows):
+        while i == stops[batch]:
+            # Rounded as whoever counts batches does, however many are taken at once.
+            before += (stops[batch] - (stops[batch - 1] if batch > 0 else 0)) * rate
+            batch, charged = batch + 1, before
         if i + _ENTRIES_AHEAD < n_rows:
-            ahead = blocks[block[i + _ENTRIES_AHEAD]]
-            ends = array_at(pointer(ahead[0] + row[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype)
+            soon = i + _ENTRIES_AHEAD
+            ahead = blocks[block[soon]]
+            ends = array_at(pointer(ahead[0] + row[soon] * index_item), 2, like.dtype)
             for at in range(ahead[1] + ends[0] * index_item, ahead[1] + ends[1] * index_item, 64):
                 prefetch(at)
             for at in range(ahead[2] + ends[0] * item, ahead[2] + ends[1] * item, 64):
@@ -89,12 +101,13 @@ def _steps(
             far = i + 3 * _ENTRIES_AHEAD
             prefetch(blocks[block[far], 0] + row[far] * index_item)
         if i + _CELLS_AHEAD < n_rows:
-            ahead = blocks[block[i + _CELLS_AHEAD]]
-            ends = array_at(pointer(ahead[0] + row[i + _CELLS_AHEAD] * index_item), 2, like.dtype)
+            next_ = i + _CELLS_AHEAD
+            ahead = blocks[block[next_]]
+            ends = array_at(pointer(ahead[0] + row[next_] * index_item), 2, like.dtype)
             n_ahead = ends[1] - ends[0]
-            soon = array_at(pointer(ahead[1] + ends[0] * index_item), n_ahead, like.dtype)
+            columns = array_at(pointer(ahead[1] + ends[0] * index_item), n_ahead, like.dtype)
             for k in range(n_ahead):
-                prefetch(base + np.int64(soon[k]) * stride)
+                prefetch(base + np.int64(columns[k]) * stride)
 
         here = blocks[block[i]]
         ends = array_at(pointer(here[0] + row[i] * index_item), 2, like.dtype)
@@ -108,17 +121,26 @@ def _steps(
                 state[s][k] = cells[j, s]
             if penalised:
                 paid[k] = cells[j, n_state]
-        raw = number(0)
-        for k in range(n):
+        # Four sums: none waits for the one before.
+        raw, raw_b, raw_c, raw_d = number(0), number(0), number(0), number(0)
+        for k in range(0, n - 3, 4):
             raw += x[k] * state[0][k]
+            raw_b += x[k + 1] * state[0][k + 1]
+            raw_c += x[k + 2] * state[0][k + 2]
+            raw_d += x[k + 3] * state[0][k + 3]
+        for k in range(n - n % 4, n):
+            raw += x[k] * state[0][k]
+        raw = (raw + raw_b) + (raw_c + raw_d)
         if intercept:
             for s in range(n_state):
                 state[s][n] = cells[bias, s]
             raw += state[0][n]
 
-        value, slope = _loss(y[i], raw, loss_parameters)
-        if weight is not None:
-            value, slope = value * weight[i], slope * weight[i]
+        y = array_at(pointer(here[4] + row[i] * item), 1, cells.dtype)[0]
+        value, slope = _loss(y, raw, loss_parameters)
+        if here[5] != 0:
+            weight = array_at(pointer(here[5] + row[i] * item), 1, cells.dtype)[0]
+            value, slope = value * weight, slope * weight
         loss += value
         g = number(slope)
         charged += rate
@@ -196,52 +218,54 @@ class RowSteps:
         self, loss: Any, optimizer: Any, l1: float, l2: float, fit_intercept: bool
     ) -> None:
         self._kernel = compiled_with(
-            _steps, _loss=type(loss).at_row, _move=type(optimizer).at_entry
+            _steps,
+            _loss=AT_ROW.get(loss.kernel, type(loss).at_row),
+            _move=type(optimizer).at_entry,
         )
         self._n_slots = len(optimizer.slot_names)
         self._penalty = float(l1), float(l2)
         self._loss_parameters = tuple(map(float, loss.parameters))
         self._optimizer_numbers = optimizer.numbers(1)
         self._intercept = bool(fit_intercept)
-        self._known: dict[tuple[int, np.dtype[Any]], _Known] = {}
+        self._known: dict[tuple[int, int, np.dtype[Any]], _Known] = {}
         self._scratch: list[NDArray[Any]] = []
 
     def run(
         self,
-        pieces: list[tuple[Any, Any, Any]],
-        order: NDArray[np.intp],
+        blocks: Sequence[Rows],
+        block: NDArray[np.intp],
+        row: NDArray[np.intp],
         cells: NDArray[Any],
         rate: float,
         charged: float,
+        sizes: Sequence[int] | None = None,
     ) -> float:
         """Step along rows; return the sum of their losses.
 
         Parameters
         ----------
-        pieces : list of (CSRRows, y, weight or None)
-        order : ndarray of shape (n_rows,)
-            In which to visit the rows of all pieces.
+        blocks : sequence of (X, y, weight or None)
+            CSR blocks.
+        block, row : ndarray of int of shape (n_rows,)
+            Place of each row's block among these, and number of the row in it.
         cells : ndarray of shape (n_parameters, n), C-contiguous
             ``(w, *slots, paid)`` of each parameter.
         rate : float
             Learning rate of each step.
         charged : float
             Sum of the learning rates of all steps before.
+        sizes : sequence of int, optional
+            Rows of each batch; the charge is rounded after each. None: all are one batch.
         """
-        blocks, longest, index_dtype = self._blocks([X.X for X, _, _ in pieces])
-        block = np.repeat(np.arange(len(pieces)), [len(X.rows) for X, _, _ in pieces])
-        weight = None
-        if pieces[0][2] is not None:
-            weight = np.concatenate([part for _, _, part in pieces])[order]
+        stops = np.cumsum([len(row)] if sizes is None else sizes)
+        found, longest, index_dtype = self._blocks(blocks)
         scratch = self._room(longest + 1, cells.dtype)
         number = cells.dtype.type
         # What is owed at a rate of zero is paid later.
         l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
         return float(
             self._kernel(
-                blocks, np.empty(0, index_dtype), block[order],
-                np.concatenate([X.rows for X, _, _ in pieces])[order],
-                np.concatenate([y for _, y, _ in pieces])[order], weight, cells,
+                found, np.empty(0, index_dtype), block, row, stops, cells,
                 tuple(scratch[1:]), scratch[0], float(rate), float(charged),
                 l1, l2, self._loss_parameters,
                 tuple(map(number, self._optimizer_numbers)), self._intercept,
@@ -253,19 +277,28 @@ class RowSteps:
             self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_slots)]
         return self._scratch
 
-    def _blocks(self, blocks: list[Any]) -> tuple[NDArray[np.int64], int, Any]:
+    def _blocks(self, blocks: Sequence[Rows]) -> tuple[NDArray[np.int64], int, Any]:
         """Addresses of the blocks, the length of their longest row, the dtype of their indices."""
-        wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X in blocks) else np.int32)
-        known = [self._known.get((id(X), wide)) or self._look_at(X, wide) for X in blocks]
+        wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
+        keys = [(id(X), id(y), wide) for X, y, _ in blocks]
+        known = {
+            key: self._known.get(key) or _look_at(X, y, weight, wide)
+            for key, (X, y, weight) in zip(keys, blocks, strict=True)
+        }
         # The next batch is of the same blocks, mostly; others must not be kept in memory.
-        self._known = {(id(X), wide): k for X, k in zip(blocks, known, strict=True)}
-        return np.stack([k.addresses for k in known]), max(k.longest for k in known), wide
+        self._known = known
+        found = [known[key] for key in keys]
+        return np.stack([k.addresses for k in found]), max(k.longest for k in found), wide
 
-    def _look_at(self, X: Any, wide: np.dtype[Any]) -> _Known:
-        # Both are of one dtype nearly always, so nothing is copied.
-        indptr = np.require(X.indptr, wide, ["C", "A"])
-        indices = np.require(X.indices, wide, ["C", "A"])
-        arrays = indptr, indices, np.require(X.data, requirements=["C", "A"])
-        addresses = [*(a.__array_interface__["data"][0] for a in arrays), X.has_canonical_format]
-        longest = int(np.diff(X.indptr).max(initial=0))
-        return _Known((X, *arrays), np.array(addresses, dtype=np.int64), longest)
+
+def _look_at(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _Known:
+    # Both are of one dtype nearly always, so nothing is copied.
+    indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
+    values = [
+        None if a is None else np.require(a, X.data.dtype, ["C", "A"]) for a in (X.data, y, weight)
+    ]
+    arrays = indptr, indices, *values
+    *at, y_at, weight_at = (0 if a is None else a.__array_interface__["data"][0] for a in arrays)
+    addresses = np.array([*at, X.has_canonical_format, y_at, weight_at], dtype=np.int64)
+    # What is known goes by the numbers of X and y, which nothing else may take.
+    return _Known((X, y, *arrays), addresses, int(np.diff(X.indptr).max(initial=0)))

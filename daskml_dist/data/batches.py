@@ -11,18 +11,28 @@ never on which worker runs the lane.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GROUP", "LaneRows", "LaneSpec", "Runs", "Segment", "held_out_rows", "pass_steps"]
+__all__ = [
+    "GROUP",
+    "LaneRows",
+    "LaneSpec",
+    "Runs",
+    "Segment",
+    "held_out_rows",
+    "pass_steps",
+]
 
 #: Blocks whose rows are shuffled together, where memory allows.
 GROUP = 8
 #: Runs of neighbouring rows in a batch; smaller batches are drawn row by row.
 RUNS = 256
+#: Rows of a run at most, and runs of a pass at least, where each row is a step of its own.
+_IN_TURN, _RUNS_IN_TURN = 16, 2048
 
 #: Rows whose positions are worked out at once: several batches' where these are small.
 _AHEAD = 1 << 16
@@ -54,6 +64,8 @@ class Runs:
 
 
 RowNumbers = NDArray[np.intp] | Runs | slice
+#: Block and row numbers; where rows are steps of their own the blocks of each row.
+Drawn = tuple[int | NDArray[np.intp], RowNumbers]
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,9 @@ class LaneRows:
     group : int, optional
         Blocks whose rows are shuffled together, where the blocks are streamed; then which rows
         are held out is found out anew when needed, rather than remembered.
+    in_turn : bool, default=False
+        Whether each row is a step of its own: then there are shorter runs of rows, and batches
+        hold them in the order in which they were drawn.
     """
 
     def __init__(
@@ -135,6 +150,7 @@ class LaneRows:
         shuffle: bool,
         fraction: float = 0.0,
         group: int | None = None,
+        in_turn: bool = False,
     ) -> None:
         self._n_steps = n_steps
         self._seed = seed
@@ -146,7 +162,10 @@ class LaneRows:
         self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._remember = group is None
         self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
+        self._in_turn = in_turn
         self._run = max(1, self.n_rows // n_steps // RUNS)
+        if in_turn:
+            self._run = min(max(1, self.n_rows // _RUNS_IN_TURN), _IN_TURN)
 
     def _split(self, i: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Rows held out and rows to train on, of segment i."""
@@ -187,14 +206,14 @@ class LaneRows:
         """Blocks in the order in which a pass needs them, in groups needed at the same time."""
         return [[self._segments[i].block for i in group] for group in self._visit(pass_)]
 
-    def _whole(self, groups: list[list[int]]) -> Iterator[tuple[int, RowNumbers]]:
+    def _whole(self, groups: list[list[int]]) -> Iterator[Drawn]:
         """Each segment at once, in the order in which it lies."""
         for (i,) in groups:
             segment = self._segments[i]
             whole = slice(segment.start, segment.stop)
             yield segment.block, self._split(i)[1] if self._held[i] else whole
 
-    def batches(self, pass_: int, start: int = 0) -> Iterator[list[tuple[int, RowNumbers]]]:
+    def batches(self, pass_: int, start: int = 0) -> Iterator[list[Drawn]]:
         """Batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
         groups = self._visit(pass_)
         if self._n_steps == 1:
@@ -204,17 +223,18 @@ class LaneRows:
         cuts = ((np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps).tolist()
         done = 0
         step = 0
-        open_batch: list[tuple[int, RowNumbers]] = []
+        open_batch: list[Drawn] = []
         for group in groups:
-            size, take = self._group(pass_, group)
+            size, taken = self._group(pass_, group)
+            take: Callable[[int, int], Sequence[Drawn]] = taken.in_turn if self._in_turn else taken
             while step < self._n_steps and cuts[step + 1] <= done + size:
                 low = max(cuts[step] - done, 0)
                 if step >= start:
-                    yield open_batch + take(low, cuts[step + 1] - done)
+                    yield [*open_batch, *take(low, cuts[step + 1] - done)]
                 open_batch = []
                 step += 1
             if step < self._n_steps and cuts[step] < done + size:
-                open_batch = open_batch + take(max(cuts[step] - done, 0), size)
+                open_batch = [*open_batch, *take(max(cuts[step] - done, 0), size)]
             done += size
         for _ in range(max(step, start), self._n_steps):
             yield []
@@ -252,6 +272,7 @@ class _Take:
         self._alone = alone
         self._ahead: NDArray[np.intp] = np.empty(0, np.intp)
         self._ahead_from = 0
+        self._blocks_ahead: NDArray[np.intp] = np.empty(0, np.intp)
 
     def __call__(self, low: int, high: int) -> list[tuple[int, RowNumbers]]:
         if low >= high:
@@ -271,6 +292,28 @@ class _Take:
             for m, (a, b) in enumerate(itertools.pairwise(edges))
             if a < b
         ]
+
+    def in_turn(self, low: int, high: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """Positions low to high in the order drawn: the block of each row, and the row."""
+        at = self._ahead_from
+        if not at <= low <= high <= at + len(self._blocks_ahead):
+            stop = min(max(high, low + _AHEAD), int(self._offsets[-1]))
+            self._ahead_from = at = low
+            self._blocks_ahead, self._ahead = self._each(self._positions(low, stop))
+        ahead = slice(low - at, high - at)
+        return [(self._blocks_ahead[ahead], self._ahead[ahead])] if high > low else []
+
+    def _each(self, at: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Block and row of each position."""
+        member = np.searchsorted(self._offsets, at, "right") - 1
+        segments = [segment for segment, _ in self._members]
+        first = np.array([segment.start for segment in segments]) - self._offsets[:-1]
+        rows = at + first[member]
+        for m, (segment, kept) in enumerate(self._members):
+            if kept is not None:
+                own = member == m
+                rows[own] = kept[rows[own] - segment.start]
+        return np.array([segment.block for segment in segments])[member], rows
 
     def _long(self, low: int, high: int) -> list[tuple[int, RowNumbers]]:
         """As runs, sorted too; one that reaches into the next block is cut there."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,20 @@ from daskml_dist.backends.namespace import cast, namespace, ones, scalar, total,
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.losses import Loss
 from daskml_dist.models.activations import ACTIVATIONS
-from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
+from daskml_dist.models.base import BatchRows, Parameters, Part
 from daskml_dist.models.labels import label_codes
+from daskml_dist.models.staged import StagedModel
 
 __all__ = ["MLP"]
 
 #: Rows that go through the layers together: what is made of them stays in a cache.
 _ROWS = 512
 
-_Layers = list[tuple[Any, Any]]
+_Arrays = list[tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
-class MLP(StepModel):
+class MLP(StagedModel):
     """A multi-layer perceptron: products, intercepts and an activation, layer after layer.
 
     The parameters are the weights and the intercepts of each layer, one after the other:
@@ -55,29 +56,40 @@ class MLP(StepModel):
     several: bool = False
 
     parameters: Parameters = field(init=False, repr=False, compare=False)
+    layers: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         parts: list[Part] = []
-        for i, pair in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
+        for i, pair in enumerate(pairwise(self.sizes)):
             parts.append(Part(f"coefs.{i}", pair))
             parts.append(Part(f"intercepts.{i}", pair[1:], penalised=False))
+        layers = tuple((f"coefs.{i}", f"intercepts.{i}") for i in range(len(parts) // 2))
         object.__setattr__(self, "parameters", Parameters(tuple(parts)))
+        object.__setattr__(self, "layers", layers)
 
     @property
     def n_outputs(self) -> int:
         """Outputs of the last layer."""
         return self.sizes[-1]
 
-    def layers(self, w: Any) -> _Layers:
-        """Weights and intercepts of each layer: views of the parameters."""
-        parts = list(self.parameters.views(w).values())
-        return list(zip(parts[::2], parts[1::2], strict=True))
+    def arrays(self, w: Any, layers: range | None = None) -> _Arrays:
+        """Weights and intercepts of each layer: views of the parameters, or of the layers' rows."""
+        layers = range(len(self.layers)) if layers is None else layers
+        xp, start, found = namespace(w), 0, []
+        for pair in pairwise(self.sizes[layers.start : layers.stop + 1]):
+            middle = start + pair[0] * pair[1]
+            stop = middle + pair[1]
+            found.append(
+                (xp.reshape(w[start:middle, 0], pair), xp.reshape(w[middle:stop, 0], pair[1:]))
+            )
+            start = stop
+        return found
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Weights and intercepts by Glorot and Bengio (2010), drawn as scikit-learn draws them."""
         w = np.zeros(self.parameters.shape, dtype)
         rng, factor = np.random.RandomState(seed), ACTIVATIONS[self.activation].bound
-        for weights, shift in self.layers(w):
+        for weights, shift in self.arrays(w):
             bound = (factor / sum(weights.shape)) ** 0.5
             weights[...] = rng.uniform(-bound, bound, weights.shape)
             shift[...] = rng.uniform(-bound, bound, shift.shape)
@@ -97,43 +109,101 @@ class MLP(StepModel):
 
     def raw(self, w: Any, X: Any, backend: Backend) -> Any:
         """Outputs of the last layer, (n,) where there is one, else (n, n_outputs)."""
-        layers, n = self.layers(w), X.shape[0]
+        arrays, layers, n = self.arrays(w), range(len(self.layers)), X.shape[0]
         out = zeros((n, self.n_outputs), w.dtype, w)
         for at in row_slices(n, self._rows_at_once(backend)):
-            out[at, ...] = self._forward(layers, backend.part(X, at), backend)[-1]
+            part = backend.part(X, at)
+            out[at, ...] = self._forward(arrays, part, layers, backend, "layer")[-1]
         return out[:, 0] if self.n_outputs == 1 else out
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Add the gradient of the summed loss of some rows to `out`; return the summed loss."""
-        layers, gradients = self.layers(w), self.layers(out)
+        """Add the gradient of the summed loss of some rows to `out`; return the summed loss.
+
+        As through :meth:`forward` and :meth:`backward`, in memory that is used again and again.
+        """
+        arrays, gradients, layers = self.arrays(w), self.arrays(out), range(len(self.layers))
         loss: Any = 0.0
-        for part in self._parts(rows, backend):
-            outputs = self._forward(layers, part.X, backend)
-            losses, slope = self._losses(part.y, outputs[-1])
-            if part.weight is not None:
-                losses = losses * part.weight
-                slope *= part.weight[:, None]
-            loss = loss + scalar(total(losses, dtype=namespace(losses).float64))
-            self._add_backward(layers, gradients, [part.X, *outputs[:-1]], slope, backend)
+        for at in row_slices(rows.X.shape[0], self._rows_at_once(backend)):
+            part = rows.part(at, backend)
+            outputs = self._forward(arrays, part.X, layers, backend, "layer")
+            found, slope = self.loss_gradient(outputs[-1], part, backend)
+            memory = [part.X, *outputs]
+            self._backward(arrays, gradients, memory, slope, layers, backend, "below")
+            loss = loss + found
         return loss
 
     def _rows_at_once(self, backend: Backend) -> int:
         return max(_ROWS, backend.entries_at_once // max(self.sizes))
 
-    def _parts(self, rows: BatchRows, backend: Backend) -> Iterator[BatchRows]:
-        for at in row_slices(rows.X.shape[0], self._rows_at_once(backend)):
-            yield rows.part(at, backend)
+    def forward(
+        self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
+    ) -> tuple[Any, Any]:
+        """As in :class:`StagedModel`; the memory is what goes into each layer, and the output."""
+        outputs = self._forward(self.arrays(w, layers), x, layers, backend, None)
+        return outputs[-1], [x, *outputs]
 
-    def _forward(self, layers: _Layers, X: Any, backend: Backend) -> list[Any]:
-        """Outputs of each layer; good until the next rows."""
+    def backward(
+        self,
+        w: Any,
+        memory: Any,
+        gradient: Any,
+        out: Any,
+        layers: range,
+        rows: BatchRows,
+        backend: Backend,
+        *,
+        wants_input: bool,
+    ) -> Any:
+        """As in :class:`StagedModel`."""
+        arrays, gradients = self.arrays(w, layers), self.arrays(out, layers)
+        slope = self._backward(arrays, gradients, memory, gradient, layers, backend, None)
+        return backend.matmul(slope, arrays[0][0].T, None) if wants_input else None
+
+    def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
+        """As in :class:`StagedModel`."""
+        losses, slope = self._losses(rows.y, output)
+        if rows.weight is not None:
+            losses = losses * rows.weight
+            slope *= rows.weight[:, None]
+        return scalar(total(losses, dtype=namespace(losses).float64)), slope
+
+    def _forward(
+        self, arrays: _Arrays, X: Any, layers: range, backend: Backend, use: str | None
+    ) -> list[Any]:
+        """Outputs of each layer, in memory of a use, or in arrays of their own."""
         outputs: list[Any] = []
-        for i, (weights, shift) in enumerate(layers):
-            z = _product(outputs[-1] if i else X, weights, f"layer {i}", backend)
+        for layer, (weights, shift) in zip(layers, arrays, strict=True):
+            z = _product(X, weights, use and f"{use} {layer}", backend)
             z += shift
-            if i < len(layers) - 1:
+            if layer < len(self.layers) - 1:
                 ACTIVATIONS[self.activation].apply(z)
             outputs.append(z)
+            X = z
         return outputs
+
+    def _backward(
+        self,
+        arrays: _Arrays,
+        gradients: _Arrays,
+        memory: list[Any],
+        slope: Any,
+        layers: range,
+        backend: Backend,
+        use: str | None,
+    ) -> Any:
+        """Add each layer's gradient, from that by the last output; that by the first product."""
+        for i in range(len(layers) - 1, -1, -1):
+            if layers[i] < len(self.layers) - 1:
+                ACTIVATIONS[self.activation].pull_back(slope, memory[i + 1])
+            to_weights, to_shift = gradients[i]
+            to_shift += cast(total(slope, axis=0), to_shift.dtype)
+            if _is_dense(memory[i]):
+                backend.add_matmul(cast(memory[i], slope.dtype).T, slope, to_weights)
+            else:
+                backend.add_tdot(memory[i], slope, to_weights)
+            if i:
+                slope = backend.matmul(slope, arrays[i][0].T, use and f"{use} {layers[i]}")
+        return slope
 
     def _losses(self, y: Any, raw: Any) -> tuple[Any, Any]:
         """Loss of each row, and its gradient by the raw outputs."""
@@ -146,22 +216,6 @@ class MLP(StepModel):
         xp, flat = namespace(raw), (raw.shape[0] * raw.shape[1],)
         values, slope = self.loss.value_and_gradient(xp.reshape(y, flat), xp.reshape(raw, flat))
         return total(xp.reshape(values, raw.shape), axis=1), xp.reshape(slope, raw.shape)
-
-    def _add_backward(
-        self, layers: _Layers, gradients: _Layers, inputs: list[Any], slope: Any, backend: Backend
-    ) -> None:
-        """Add each layer's gradient, from the gradient by the raw outputs."""
-        for i in range(len(layers) - 1, -1, -1):
-            to_weights, to_shift = gradients[i]
-            to_shift += cast(total(slope, axis=0), to_shift.dtype)
-            if i == 0 and not _is_dense(inputs[0]):
-                backend.add_tdot(inputs[0], slope, to_weights)
-                return
-            backend.add_matmul(cast(inputs[i], slope.dtype).T, slope, to_weights)
-            if i:
-                below = backend.matmul(slope, layers[i][0].T, f"below {i}")
-                ACTIVATIONS[self.activation].pull_back(below, inputs[i])
-                slope = below
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Weights, and those of rows that are right, or the spread and errors of each target."""
@@ -212,7 +266,7 @@ def _is_dense(X: Any) -> bool:
     return not isinstance(X, SparseRows) and not hasattr(X, "tocsr")
 
 
-def _product(X: Any, weights: Any, use: str, backend: Backend) -> Any:
+def _product(X: Any, weights: Any, use: str | None, backend: Backend) -> Any:
     """``X @ weights``, of rows that may be sparse."""
     if _is_dense(X):
         return backend.matmul(cast(X, weights.dtype), weights, use)

@@ -81,13 +81,21 @@ class BaseMLP(BaseNetwork, BaseRounds):
         check_one_of("activation", params["activation"], sorted(ACTIVATIONS))
         check_one_of("learning_rate", params["learning_rate"], _RATES)
         for name in ("alpha", "tol", "power_t"):
-            check_number(name, params[name])
+            # Steps of just so many passes have no tol.
+            if not (name == "tol" and params[name] is None and not self._by_rounds):
+                check_number(name, params[name])
         check_number("learning_rate_init", params["learning_rate_init"], lambda v: v > 0, "> 0")
         for name in ("max_iter", "max_fun"):
             check_count(name, params[name])
         for name in ("nesterovs_momentum", "early_stopping", "warm_start", "shuffle"):
             check_flag(name, params[name])
         _hidden(params["hidden_layer_sizes"])
+        unused = [n for n in ("optimizer", "schedule", "pipeline") if params[n] is not None]
+        if self._by_rounds and unused:
+            raise InvalidParameterError(
+                f'solver="lbfgs" asks for sums over all rows: it does not use {unused[0]}='
+                f'{params[unused[0]]!r}. Leave that out, or use solver="adam".'
+            )
 
     def _settings(self, policy: str | Policy | None) -> Settings:
         self._check_params()
@@ -141,8 +149,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
             return super().fit(X, y, sample_weight, policy=policy, client=client)
         if policy is not None:
             raise InvalidParameterError(
-                'solver="lbfgs" sums over all rows and has no policy. Leave `policy` out, or use '
-                'solver="adam".'
+                'solver="lbfgs" asks for sums over all rows, under no policy. Leave it out, '
+                'or use solver="adam".'
             )
         self._fit(X, y, sample_weight, client, reset=not self._goes_on())
         return self
@@ -176,7 +184,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         """Parameters to go on from, as the user sees (and may change) them."""
         w = np.empty_like(state.w)
         for (weights, shift), *given in zip(
-            self._last_model.layers(w), self.coefs_, self.intercepts_, strict=True
+            self._last_model.arrays(w), self.coefs_, self.intercepts_, strict=True
         ):
             weights[...], shift[...] = given
         return w
@@ -187,7 +195,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 "The parameters became NaN or infinite. Lower learning_rate_init, or scale the "
                 "features (StandardScaler) and the targets."
             )
-        layers = model.layers(w.copy())
+        layers = model.arrays(w.copy())
         self.coefs_ = [weights for weights, _ in layers]
         self.intercepts_ = [shift for _, shift in layers]
         self.n_features_in_, self.n_outputs_ = model.sizes[0], model.n_outputs

@@ -14,7 +14,7 @@ from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network._base import NetworkClassifier
 from daskml_dist.neural_network._mlp import BaseMLP, steps_alone
 from daskml_dist.optimizers import Optimizer
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.rows import Rows
 
@@ -81,6 +81,8 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
     schedule : float, str or Schedule, default=None
         In place of `learning_rate`; a name starts from `learning_rate_init`. See
         :mod:`daskml_dist.schedules`.
+    pipeline : Pipeline or None, default=None
+        Layers spread over workers; see :class:`daskml_dist.policies.Pipeline`.
     run, device, callbacks, checkpoint
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -150,6 +152,7 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
         policy: str | Policy = "allreduce",
         optimizer: str | Optimizer | None = None,
         schedule: float | str | Schedule | None = None,
+        pipeline: Pipeline | None = None,
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -181,6 +184,7 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
+        self.pipeline = pipeline
         self.run = run
         self.device = device
         self.callbacks = callbacks

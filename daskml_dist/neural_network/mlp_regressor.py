@@ -15,7 +15,7 @@ from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._mlp import BaseMLP, steps_alone
 from daskml_dist.optimizers import Optimizer
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.rows import Rows
 
@@ -84,6 +84,8 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
     schedule : float, str or Schedule, default=None
         In place of `learning_rate`; a name starts from `learning_rate_init`. See
         :mod:`daskml_dist.schedules`.
+    pipeline : Pipeline or None, default=None
+        Layers spread over workers; see :class:`daskml_dist.policies.Pipeline`.
     run, device, callbacks, checkpoint
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -153,6 +155,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         policy: str | Policy = "allreduce",
         optimizer: str | Optimizer | None = None,
         schedule: float | str | Schedule | None = None,
+        pipeline: Pipeline | None = None,
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -185,6 +188,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
+        self.pipeline = pipeline
         self.run = run
         self.device = device
         self.callbacks = callbacks

@@ -31,6 +31,8 @@ class Optimizer:
     name : str
         What an estimator's ``optimizer`` argument calls it.
     default_learning_rate : float
+    sparse_learning_rate : float or None
+        Default where a step touches few parameters of many; None: the same.
     slot_names : tuple of str
         The state that it keeps for each parameter.
     uses_scales : bool
@@ -57,6 +59,7 @@ class Optimizer:
 
     name: ClassVar[str]
     default_learning_rate: ClassVar[float]
+    sparse_learning_rate: ClassVar[float | None] = None
     slot_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False

@@ -147,9 +147,10 @@ def sum_in_lane_order(
         for _, _, values in parts[1:]:
             total += values
         return first, total
-    union = np.unique(np.concatenate([index for _, index, _ in parts if index is not None]))
-    total = np.zeros((len(union), values.shape[1]), dtype=values.dtype)
-    for _, index, values in parts:
+    from daskml_dist.backends.coordinate_update import merged
+
+    union, total = first, values
+    for _, index, values in parts[1:]:
         assert index is not None
-        total[np.searchsorted(union, index)] += values
+        union, total = merged(union, total, index, values)
     return union, total

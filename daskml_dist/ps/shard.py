@@ -6,6 +6,7 @@ policy applies updates by the same lines.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,8 @@ class Shard:
     def _bound(self) -> list[GroupSteps]:
         """Steps of the groups, in the arrays that hold the parameters now."""
         few = self.rule.coordinates
+        #: Compiled steps in few rows; False: there are none, None: nobody has looked.
+        self._few: Any = None
         return [GroupSteps(part, self.w, self.slots, self._backend, few) for part in self._groups]
 
     @property
@@ -93,6 +96,14 @@ class Shard:
         """Learning rate of the step that comes next."""
         done = self.step / self.rule.share
         return self.rule.schedule(round(done) + 1, done / self.rule.steps_per_pass)
+
+    def steps_at_once(self, most: int) -> int:
+        """Steps from the next one on that have its learning rate, `most` of them at most."""
+        schedule, step, per_pass = self.rule.schedule, self.step, self.rule.steps_per_pass
+        first = schedule(step + 1, step / per_pass)
+        ahead = range(step + 1, step + most)
+        same = itertools.takewhile(lambda s: schedule(s + 1, s / per_pass) == first, ahead)
+        return 1 + sum(1 for _ in same)
 
     def apply(
         self,
@@ -119,8 +130,7 @@ class Shard:
             if index is None:
                 self._step_all(grad, rows, rate)
             elif len(index):
-                grad /= rows
-                self._step_at(grad, index, rate)
+                self._step_at(grad, rows, index, rate)
         self._add_to_average()
 
     def _count(self, rows: float, scale: float = 1.0) -> float:
@@ -192,11 +202,12 @@ class Shard:
         """Sum of the learning rates of all steps, by which penalties are paid."""
         return self._charged
 
-    def count_row_steps(self, rows: int, rate: float) -> None:
-        """Count a batch whose rows were steps of their own, made on :meth:`interleave`'s cells."""
-        self.version += 1
-        self.rows += rows
-        self._charged += rows * rate
+    def count_row_steps(self, rows: Sequence[int], rate: float) -> None:
+        """Count batches whose rows were steps of their own, made on :meth:`interleave`'s cells."""
+        for n in rows:
+            self._charged += n * rate
+        self.version += len(rows)
+        self.rows += sum(rows)
         self._published = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
@@ -222,7 +233,18 @@ class Shard:
             for part in parts:
                 part *= self.rule.clip / norm
 
-    def _step_at(self, grad: NDArray[Any], index: NDArray[np.int64], rate: float) -> None:
+    def _step_at(self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float) -> None:
+        if self._few is None:
+            step, backend = self._described(None, 0.0, 0.0), self._backend
+            self._few = backend.coordinate_updater(self._only.optimizer, step, self._paid) or False
+        if self._few and grad.dtype == self.w.dtype:
+            self._few(index, grad, rows, rate, self.step, self._charged)
+        else:
+            grad /= rows
+            self._step_in_arrays(grad, index, rate)
+
+    def _step_in_arrays(self, grad: NDArray[Any], index: NDArray[Any], rate: float) -> None:
+        """A step in some rows, gathered and put back; what is compiled has the same bits."""
         w = self.w[index]
         slots = {name: slot[index] for name, slot in self.slots.items()}
         group = self._only

@@ -35,6 +35,8 @@ __all__ = ["Settings", "make_fit", "make_target_shift"]
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
 #: Distance of the quartiles of a normal distribution, in standard deviations.
 _QUARTILES = 1.349
+#: Rows of an automatic batch at most; a sparse one is a message and little work.
+_DENSE_ROWS, _SPARSE_ROWS = 256, 512
 #: Features from which a sparse batch may push and pull only what it touches.
 _MANY_FEATURES = 2048
 #: ...if it touches at most this share of them.
@@ -107,11 +109,10 @@ def make_fit(
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
     single_rows = _steps_row_by_row(settings, survey, model)
-    batch_size = (
-        _rows_at_a_time(lanes)
-        if single_rows
-        else _batch_size(settings.batch_size, lanes, streaming)
-    )
+    most = _SPARSE_ROWS if _touches_few(survey, _SPARSE_ROWS) else _DENSE_ROWS
+    batch_size = _batch_size(settings.batch_size, lanes, streaming, most)
+    if single_rows and not settings.policy.average_every:
+        batch_size = _rows_at_a_time(lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     dtype = settings.dtype_of(survey)
     # Streamed full batches are never in memory as a whole, so nobody knows their columns.
@@ -126,7 +127,7 @@ def make_fit(
         rule=_rule(
             settings,
             model,
-            schedule=_schedule(settings, survey, model),
+            schedule=_schedule(settings, survey, model, few=single_rows or few),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or few,
         ),
@@ -210,9 +211,16 @@ def _policy_of_stages(settings: Settings, model: StepModel) -> Policy:
     return policy
 
 
-def _schedule(settings: Settings, survey: Survey, model: StepModel) -> Schedule:
-    """The learning rates; an automatic one is in the units in which parameters must move."""
+def _schedule(settings: Settings, survey: Survey, model: StepModel, few: bool) -> Schedule:
+    """The learning rates; an automatic one is in the units in which parameters must move.
+
+    Where a step touches `few` of the parameters, each has few steps to reach its place in.
+    """
     loss = None if model.linear is None else model.linear.loss
+    optimizer = settings.optimizer
+    default = optimizer.default_learning_rate
+    if few and optimizer.sparse_learning_rate is not None:
+        default = optimizer.sparse_learning_rate
     if settings.auto_rate and loss and loss.in_target_units and settings.optimizer.adaptive:
         spread = survey.target_spread
         if loss.center == "median":  # which a few targets far away do not move
@@ -220,8 +228,8 @@ def _schedule(settings: Settings, survey: Survey, model: StepModel) -> Schedule:
             spread = float(third - first) / _QUARTILES or spread
         if not np.isfinite(spread):
             raise DivergedError("The squares of the targets overflow. Scale the targets.")
-        return Constant(settings.optimizer.default_learning_rate * spread)
-    return settings.schedule
+        return Constant(default * spread)
+    return Constant(default) if settings.auto_rate else settings.schedule
 
 
 def make_target_shift(loss: Loss, fit_intercept: bool, survey: Survey) -> tuple[float, ...]:
@@ -263,9 +271,9 @@ def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
 
 
 def _batch_size(
-    batch_size: int | str | None, lanes: list[LaneSpec], streaming: Streaming | None
+    batch_size: int | str | None, lanes: list[LaneSpec], streaming: Streaming | None, widest: int
 ) -> int | None:
-    """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to 256 rows.
+    """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to `widest` rows.
 
     Lanes of more than a million rows take larger batches, so that a pass has 4096 steps at most:
     beyond that another step costs more than it gains; where rows are streamed, 2048, since trainers
@@ -274,17 +282,19 @@ def _batch_size(
     if not isinstance(batch_size, str):
         return batch_size
     rows = max(lane.n_rows for lane in lanes)
-    few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, 256))
+    few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, widest))
     most = _MANY_STEPS if streaming is None else _STREAMED_STEPS
     return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / most))))
 
 
 def _steps_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:
-    """Whether each row is an update of its own (``"hogwild"`` on sparse rows of many features)."""
+    """Whether each row is an update of its own: sparse rows of many features, lanes that meet
+    seldom.
+    """
     return (
         model.linear is not None
         and model.linear.loss.at_row is not None
-        and settings.policy.loop == "shared"
+        and (settings.policy.loop == "shared" or settings.policy.averages)
         and settings.run.device != "gpu"
         and settings.batch_size in ("auto", 1)
         and settings.average is None

@@ -83,6 +83,11 @@ class Work(ABC):
         return False
 
     @property
+    def in_turn(self) -> bool:
+        """Whether each row is a step of its own."""
+        return False
+
+    @property
     def linear(self) -> LinearForm | None:
         """Form of a linear model, for kernels of steps; None: there are none."""
         return None
@@ -188,6 +193,10 @@ class StepWork(Work):
     @property
     def coordinates(self) -> bool:
         return self.rule.coordinates
+
+    @property
+    def in_turn(self) -> bool:
+        return self.single_rows
 
     @property
     def linear(self) -> LinearForm | None:

@@ -141,3 +141,26 @@ def test_a_large_batch_in_pieces_is_the_same_batch(monkeypatch, weighted):
     whole = coef()
     monkeypatch.setattr(reader, "_PIECE", 37 * X.itemsize * X.shape[1])
     np.testing.assert_allclose(coef(), whole, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("d", [1, 3, 8, 15, 16, 17, 33])
+def test_rows_of_any_width_and_number(d, dtype):
+    """In whole groups or not, and nothing behind the last row counts."""
+    for n in (9_200, 9_201, 9_215):
+        X, y, w, weight = _problem(LogLoss(), dtype, n, d)
+        room = np.full(X.size + 64, np.nan, dtype)
+        room[: X.size] = X.reshape(-1)
+        X = room[: X.size].reshape(X.shape)
+        found = set()
+        for size in (1, 100, 3_000):
+            others = [np.full(size, np.nan) for _ in range(20)]  # what is freed is used again
+            del others
+            out = np.zeros(w.shape)
+            value = get_backend("cpu").add_fused("log_loss", w, X, y, weight, out)
+            found.add((value, out.tobytes()))
+        assert len(found) == 1
+        expected, gradient = _truth(LogLoss(), X, y, w, weight, True)
+        rtol = 3e-6 if dtype == "float32" else 1e-13
+        assert value == pytest.approx(expected, rel=rtol)
+        np.testing.assert_allclose(out[:, 0], gradient, atol=rtol * np.abs(gradient).max())

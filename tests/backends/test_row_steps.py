@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.linear_model import LogisticRegression as SkLogistic
 
 from daskml_dist import Run
-from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.losses import LOSSES, LogLoss
 from daskml_dist.optimizers import OPTIMIZERS, SGD, Adagrad
@@ -21,6 +21,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from daskml_dist.training.worker.loops import row_by_row
 from daskml_dist.training.worker.loops.shared import _damping
 from tests.rules import one_group
 
@@ -40,14 +41,21 @@ def _shard(optimizer: Any, penalty: Penalty, n_features: int, dtype: Any = np.fl
     return Shard(rule, ShardState(np.zeros((n_features + 1, 1), dtype), {}))
 
 
+def _in_order(pieces: list[Any], order: Any) -> tuple[Any, Any, Any]:
+    """Blocks, and the block and number of each of their rows, as an order visits them."""
+    place = np.repeat(np.arange(len(pieces)), [len(rows) for *_, rows in pieces])
+    rows = np.concatenate([rows for *_, rows in pieces])
+    return [piece[:3] for piece in pieces], place[order], rows[order]
+
+
 def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     from daskml_dist.backends.row_steps import RowSteps
 
     penalty = shard.rule.only.penalty
     steps = RowSteps(LogLoss(), shard.rule.only.optimizer, penalty.l1, penalty.l2, True)
     cells = shard.interleave()
-    total = steps.run(pieces, np.asarray(order), cells, RATE, shard.charged)
-    shard.count_row_steps(len(order), RATE)
+    total = steps.run(*_in_order(pieces, order), cells, RATE, shard.charged)
+    shard.count_row_steps([len(order)], RATE)
     return total
 
 
@@ -122,8 +130,8 @@ def test_one_thread_equals_plain_numpy(adagrad: bool, l1: float, l2: float) -> N
     shard = _shard(Adagrad(epsilon=1e-300) if adagrad else SGD(), Penalty(l1, l2), X.shape[1])
     # Two blocks, whose rows are visited in turn.
     pieces = [
-        (CSRRows(X[:25], np.arange(25)), y[:25], None),
-        (CSRRows(X[20:], np.arange(5, 40)), y[25:], None),
+        (X[:25], y[:25], None, np.arange(25)),
+        (X[20:], y[20:], None, np.arange(5, 40)),
     ]
     _run(shard, pieces, order)
     w = _by_hand(X, y, order, adagrad, l1, l2)
@@ -149,7 +157,7 @@ def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -
     results = []
     for rows in (X, twice):
         shard = _shard(SGD(), Penalty(0.0, 0.0), X.shape[1], dtype)
-        loss = _run(shard, [(CSRRows(rows, order), y, None)], order)
+        loss = _run(shard, [(rows, y, None, order)], order)
         results.append([loss, *shard.w[:, 0]])
     np.testing.assert_allclose(*results, rtol=1e-4 if dtype == np.float32 else 1e-12)
 
@@ -161,10 +169,10 @@ def test_a_rate_of_zero_changes_nothing_and_forgives_nothing() -> None:
     order = np.arange(len(y))
     shard = _shard(Adagrad(), Penalty(0.001, 0.01), X.shape[1])
     steps = RowSteps(LogLoss(), Adagrad(), 0.001, 0.01, True)
-    pieces, cells = [(CSRRows(X, order), y, None)], shard.interleave()
-    steps.run(pieces, order, cells, RATE, 0.0)
+    pieces, cells = [(X, y, None, order)], shard.interleave()
+    steps.run(*_in_order(pieces, order), cells, RATE, 0.0)
     before = cells[:, [0, 2]].copy()
-    steps.run(pieces, order, cells, 0.0, 6.0)
+    steps.run(*_in_order(pieces, order), cells, 0.0, 6.0)
     np.testing.assert_array_equal(cells[:, [0, 2]], before)
 
 
@@ -172,8 +180,8 @@ def test_weights_scale_slopes_and_losses() -> None:
     X, y = _rows()
     order = np.arange(len(y))
     shards = [_shard(SGD(), Penalty(0.0, 0.0), X.shape[1]) for _ in range(2)]
-    once = _run(shards[0], [(CSRRows(X, order), y, None)], order)
-    none = _run(shards[1], [(CSRRows(X, order), y, np.zeros(len(y)))], order)
+    once = _run(shards[0], [(X, y, None, order)], order)
+    none = _run(shards[1], [(X, y, np.zeros(len(y)), order)], order)
     assert once > 0
     assert none == 0
     assert not shards[1].w.any()
@@ -250,10 +258,9 @@ def test_kernels_are_kept_on_disk(tmp_path: Any) -> None:
     code = (
         "import numpy as np; from scipy import sparse; "
         "from daskml_dist.backends.row_steps import RowSteps; "
-        "from daskml_dist.backends.csr_rows import CSRRows; "
         "from daskml_dist.losses import Hinge; from daskml_dist.optimizers import SGD; "
         "X = sparse.eye_array(3, format='csr'); s = RowSteps(Hinge(), SGD(), 0., 0., True); "
-        "s.run([(CSRRows(X, np.arange(3)), np.ones(3), None)], np.arange(3), "
+        "s.run([(X, np.ones(3), None)], np.zeros(3, int), np.arange(3), "
         "np.zeros((4, 2)), .1, 0.); "
         "print(sum(s._kernel.stats.cache_hits.values()))"
     )
@@ -266,3 +273,64 @@ def test_kernels_are_kept_on_disk(tmp_path: Any) -> None:
         for _ in range(2)
     ]  # fmt: skip
     assert hits == ["0", "1"]
+
+
+def _runs(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    assert sorted(order) == list(range(len(order)))
+    return np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
+
+
+@pytest.mark.parametrize("rows", [np.sign, np.abs, lambda y: y], ids=["classes", "one", "numbers"])
+def test_targets_that_come_sorted_are_told_from_others(rows: Any) -> None:
+    y = rows(np.random.default_rng(0).normal(size=1_000))
+    assert row_by_row._is_sorted(np.sort(y))
+    assert row_by_row._is_sorted(y) == (len(np.unique(y)) == 1)
+
+
+def test_runs_are_cut() -> None:
+    runs = _runs(row_by_row._in_runs(1_000, 4))
+    assert np.median([len(run) for run in runs]) == 4
+
+
+def test_a_block_of_one_class_comes_sorted() -> None:
+    assert row_by_row._is_sorted(np.ones(100))
+    assert not row_by_row._is_sorted(np.ones(1))
+
+
+@pytest.mark.parametrize("policy", ["local", "average"])
+def test_single_rows_of_lanes_alone_reach_the_optimum_and_repeat(policy: str) -> None:
+    """Beside full-batch Newton in float64; two lanes do not see all rows between two meetings."""
+    rng = np.random.default_rng(0)
+    X = sparse.random_array((3_000, 2_048), density=0.01, rng=rng, format="csr")
+    y = X @ rng.normal(size=2_048) > 0
+    best = SkLogistic(C=1 / (1e-4 * len(y)), tol=1e-9, max_iter=1_000).fit(X, y)
+    params: dict[str, Any] = {"policy": policy, "tol": None, "random_state": 0}
+    one, first, second = (
+        SGDClassifier(run=Run(n_lanes=n), max_iter=60, learning_rate=0.3, **params).fit(X, y)
+        for n in (1, 2, 2)
+    )
+    assert _objective(one, X, y) < 1.001 * _objective(best, X, y)
+    assert _objective(first, X, y) < (1.03 if policy == "local" else 1.25) * _objective(best, X, y)
+    assert np.array_equal(first.coef_, second.coef_)
+
+
+@pytest.mark.parametrize("policy", ["local", "average"])
+def test_batches_taken_at_once_have_the_bits_of_one_after_another(policy: str) -> None:
+    class Told:
+        def on_step_end(self, step: Any) -> None:
+            steps.append(step.clock)
+
+    X, y = _large(4_000)
+    steps: list[int] = []
+    params: dict[str, Any] = {"policy": policy, "max_iter": 3, "tol": None, "random_state": 0}
+    found = [
+        SGDClassifier(run=Run(n_lanes=2), callbacks=callbacks, **params).fit(X, y)
+        for callbacks in ([], [Told()])
+    ]
+    assert len(steps) == 2 * sum(record["steps"] for record in found[1].history_.records)
+    np.testing.assert_array_equal(found[1].coef_, found[0].coef_)
+
+
+def _objective(model: Any, X: Any, y: Any) -> float:
+    raw = np.where(y, 1, -1) * (X @ model.coef_[0] + model.intercept_[0])
+    return float(np.logaddexp(0, -raw).mean() + 5e-5 * (model.coef_**2).sum())

@@ -121,3 +121,11 @@ def test_sparknet_grid(tmp_path: Path) -> None:
 def test_networks_of_torch(name: str, least: float) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     assert float(_run(name).split("accuracy")[1].split()[0]) > least
+
+
+@pytest.mark.slow
+def test_pipeline_makes_the_same_steps() -> None:
+    options = ["--width", "32", "--rows", "2000", "--layers", "3"]
+    lines = _run("pipeline.py", *options).splitlines()
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -130,6 +130,28 @@ def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
         np.testing.assert_array_equal(slot[untouched], fresh[untouched])
 
 
+@PENALTY
+@EVERY
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
+    optimizer: str, penalty: str | None, dtype: Any
+) -> None:
+    rule = _rule(optimizer, get_penalty(penalty, 0.05, 0.5), InverseScaling(0.1), coordinates=True)
+    compiled, arrays = (_shard(rule, _weights(dtype)) for _ in range(2))
+    compiled.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
+    arrays._few = False
+    arrays.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
+    draw = np.random.default_rng(2)
+    for gradient in _gradients(8).astype(dtype):
+        index = np.flatnonzero(draw.random(N_ROWS) < 0.5)
+        compiled.apply(gradient[index], 3, index)
+        arrays.apply(gradient[index], 3, index)
+    assert bool(compiled._few) == (rule.only.optimizer.at_entry is not None)
+    np.testing.assert_array_equal(compiled.w, arrays.w)
+    for name, slot in compiled.slots.items():
+        np.testing.assert_array_equal(slot, arrays.slots[name])
+
+
 def test_step_that_touches_nothing() -> None:
     shard = _shard(_rule(penalty=Penalty(0.1, 0.1), coordinates=True))
     shard.apply(np.empty((0, WIDTH)), 3, np.empty(0, np.int64))

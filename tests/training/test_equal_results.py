@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -153,3 +154,22 @@ def test_lanes_make_the_workers_irrelevant(
                 np.testing.assert_array_equal(other, one)
             else:
                 np.testing.assert_allclose(other, one, rtol=1e-9)
+
+
+def test_lanes_of_sparse_rows_make_the_workers_irrelevant(clusters: list[LocalCluster]) -> None:
+    """Batches of touched coefficients, and single rows where lanes step alone."""
+    X = sparse.random(2_000, 4096, density=0.003, format="csr", rng=0)
+    y = X @ np.random.default_rng(0).normal(size=4096) > 0
+    parts = [dask.delayed(X[at : at + 250]) for at in range(0, 2_000, 250)]
+    lazy = da.concatenate([da.from_delayed(p, (250, 4096), X.dtype, X[:0]) for p in parts])
+    params: dict[str, Any] = {"max_iter": 6, "tol": None, "random_state": 3}
+    run = Run(n_lanes=4, deterministic=True)
+    found: dict[str, list[SGDClassifier]] = {policy: [] for policy in REPRODUCIBLE}
+    for cluster in clusters:
+        with Client(cluster):
+            for policy, fits in found.items():
+                clf = SGDClassifier(policy=policy, run=run, **params)
+                fits.append(clf.fit(lazy, da.from_array(y, chunks=250)))
+    for one, other in found.values():
+        np.testing.assert_array_equal(other.coef_, one.coef_)
+        assert one.score(X, y) > 0.8

@@ -19,7 +19,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.reader import Batch, Blocks, Reader
+from daskml_dist.training.worker.reader import Batch, Blocks, Reader, RowsInTurn
 from daskml_dist.training.worker.ready_blocks import backend_of
 from daskml_dist.training.worker.row_states import RowStates
 
@@ -141,23 +141,36 @@ class Lane:
         if not stays:
             out += self.backend.to_numpy(sums)
         self._worked(since, waited=self._on_host or not stays)
-        self._count(batch, loss)
+        self._count(batch.n_rows, loss)
 
-    def add_row_steps(self, run: Callable[[Any], float], batch: Batch) -> None:
-        """Step along the rows of a batch by `run`, which returns their loss; count them."""
-        since = time.perf_counter()
-        loss = run(batch.pieces) if batch.n_rows else 0.0
+    def take_row_steps(
+        self, run: Callable[[list[RowsInTurn], Callable[[int], Any]], float], count: int = 1
+    ) -> int:
+        """Step along the rows of the next batches by `run`; count them, and return how many.
+
+        `run` takes the rows of each batch and what finds a block by its number; it returns the sum
+        of their losses. Callbacks hear of one batch at a time alone.
+        """
+        batches, since = self._reader.rows_in_turn(count), time.perf_counter()
+        n_rows = sum(len(rows) for _, rows in batches)
+        loss = run(batches, self._reader.block) if n_rows else 0.0
         self._worked(since)
-        self._count(batch, loss)
+        self._count(n_rows, loss, count)
+        return n_rows
 
-    def _count(self, batch: Batch, loss: Any) -> None:
+    @property
+    def tells(self) -> bool:
+        """Whether callbacks hear of each step."""
+        return bool(self._told)
+
+    def _count(self, n_rows: int, loss: Any, steps: int = 1) -> None:
         self._last_loss, self._loss = loss, self._loss + loss
         report = self._report
-        report.rows += batch.n_rows
-        report.steps += 1
-        self.reached += 1
+        report.rows += n_rows
+        report.steps += steps
+        self.reached += steps
         if self._told:
-            self._tell(self.reached, batch.n_rows, loss)
+            self._tell(self.reached, n_rows, loss)
 
     def _tell(self, clock: int, n_rows: int, loss: Any) -> None:
         """Tell the callbacks of steps of one."""

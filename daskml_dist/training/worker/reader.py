@@ -22,10 +22,12 @@ from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, fit_memory
 
-__all__ = ["Batch", "Blocks", "Reader"]
+__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn"]
 
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
-_Drawn = list[tuple[int, Any]]
+_Drawn = list[tuple[Any, Any]]
+#: Number of the block of each row, and of the row in it.
+RowsInTurn = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 #: Entries of a streamed lane from which its gather is worth loading numba for at once.
 _LARGE = 1 << 22
@@ -116,6 +118,16 @@ class Reader:
         numbers = set(itertools.chain.from_iterable(self._rows.blocks(1)))
         return [self._blocks[number] for number in sorted(numbers)]
 
+    def rows_in_turn(self, count: int) -> list[RowsInTurn]:
+        """Rows of each of the next batches, for whoever reads these where they lie."""
+        drawn = [next(self._draws) for _ in range(count)]
+        self._clock += count
+        return [_in_turn(draw) for draw in drawn]
+
+    def block(self, number: int) -> ReadyBlock:
+        """A block of the batch that was drawn last."""
+        return self._blocks[number]
+
     def next(self, may_gather: bool) -> Batch:
         """The next batch; after the last pass batches are empty.
 
@@ -173,7 +185,7 @@ class Reader:
         return rows(block.X, at), y, weight
 
     def _touched(self, pieces: list[BatchRows]) -> NDArray[np.int64] | None:
-        if not self._fit.work.coordinates or self._fit.steps.single_rows:
+        if not self._fit.work.coordinates:
             return None
         return self._fit.steps.model.touched([piece.X for piece in pieces], self._backend)
 
@@ -253,6 +265,21 @@ def _runs(drawn: _Drawn) -> Draw:
 def _numbers(drawn: _Drawn) -> _Drawn:
     """Rows of a batch by their numbers, or as slices."""
     return [(number, at.numbers if isinstance(at, Runs) else at) for number, at in drawn]
+
+
+def _in_turn(drawn: _Drawn) -> RowsInTurn:
+    """Block and number of each row, in the order drawn."""
+    parts = []
+    for block, at in drawn:
+        rows = np.arange(at.start or 0, at.stop) if isinstance(at, slice) else at
+        parts.append((np.full(len(rows), block) if isinstance(block, int) else block, rows))
+    if len(parts) == 1:
+        return parts[0]
+    none: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
+    return (
+        np.concatenate([block for block, _ in parts] or none),
+        np.concatenate([rows for _, rows in parts] or none),
+    )
 
 
 def _cuts(drawn: _Drawn, most: int | None) -> Iterator[tuple[int, Any]]:

@@ -202,6 +202,7 @@ class Trainer:
             fit.work.shuffle,
             fit.rows.validation_fraction,
             group,
+            fit.work.in_turn,
         )
 
     def _prepare(self, blocks: Any) -> dict[int, ReadyBlock]:

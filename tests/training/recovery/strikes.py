@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
 from distributed.comm import get_address_host_port
+from scipy import sparse
 from sklearn.metrics import log_loss
 
 from daskml_dist import Run
@@ -51,6 +53,14 @@ def make_rows() -> tuple[Any, Any]:
 def lazy_rows() -> tuple[Any, Any]:
     X, y = make_rows()
     return da.from_array(X, chunks=(600, -1)), da.from_array(y, chunks=600)
+
+
+def lazy_sparse_rows() -> tuple[Any, Any]:
+    X = sparse.random(N_ROWS, 4096, density=0.003, format="csr", rng=0)
+    y = X @ np.random.default_rng(0).normal(size=4096) > 0
+    parts = [dask.delayed(X[at : at + 600]) for at in range(0, N_ROWS, 600)]
+    blocks = [da.from_delayed(part, (600, 4096), X.dtype, X[:0]) for part in parts]
+    return da.concatenate(blocks), da.from_array(y, chunks=600)
 
 
 def make_classifier(policy: Any, *callbacks: Any, **params: Any) -> SGDClassifier:

@@ -20,12 +20,14 @@ from daskml_dist.policies import POLICIES, LocalSGD
 from daskml_dist.training.dask_internals import list_workers
 from daskml_dist.training.worker.lane import Lane
 from tests.training.recovery.strikes import (
+    EXACT,
     N_PASSES,
     N_ROWS,
     Strike,
     check_fit,
     kill_worker,
     lazy_rows,
+    lazy_sparse_rows,
     loss_on_rows,
     make_classifier,
     make_killer,
@@ -50,6 +52,19 @@ def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role:
     assert strike.events
     assert clf.history_.extra["generations"][0]["reason"].count("was lost")
     assert clf.history_.extra["lost_rows"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", EXACT)
+def test_a_killed_worker_changes_nothing_of_sparse_rows(crew_client: Client, policy: str) -> None:
+    """Batches of touched coefficients, and single rows where lanes step alone."""
+    passes = N_PASSES * (6 if policy in ("local", "average") else 2)
+    params: dict[str, Any] = {"batch_size": "auto", "max_iter": passes}
+    calm = make_classifier(policy, **params).fit(*lazy_sparse_rows())
+    strike = Strike(make_killer(crew_client, "trainer"))
+    struck = make_classifier(policy, strike, **params).fit(*lazy_sparse_rows())
+    assert strike.events
+    np.testing.assert_array_equal(struck.coef_, calm.coef_)
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Steps of a lane alone on its replica: several at once, since only the last is waited for."""
+"""Steps of a lane alone on its replica: several at once, since only the last is waited for.
+
+Where single rows are steps, a compiled loop makes those of a batch.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,58 @@ from typing import Any
 
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.ready_blocks import fit_memory
 
-__all__ = ["OwnSteps"]
+__all__ = ["OwnRows", "OwnSteps", "own_steps"]
+
+#: Single rows of which steps are made at once: a few milliseconds.
+_ROWS_AT_ONCE = 1 << 14
+
+
+def own_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | OwnRows:
+    """Steps of a lane alone on its replica, of batches or of single rows."""
+    fit = context.fit
+    if fit.steps.single_rows:
+        most = max(1, _ROWS_AT_ONCE * fit.work.n_steps // max(lane.n_rows, 1))
+        return OwnRows(lane, replica, RowByRow(fit, replica), most, context.rest)
+    return OwnSteps(lane, replica, context.rest)
+
+
+class OwnRows:
+    """Steps of a lane's single rows, those of several batches at once.
+
+    Parameters
+    ----------
+    lane : Lane
+    replica : Shard
+    rows : RowByRow
+    most : int
+        Batches at once.
+    rest : callable
+        Called between calls; may raise.
+    """
+
+    def __init__(
+        self, lane: Lane, replica: Shard, rows: RowByRow, most: int, rest: Callable[[], None]
+    ) -> None:
+        self._lane = lane
+        self._replica = replica
+        self._rows = rows
+        self._most = 1 if lane.tells else most
+        self._rest = rest
+
+    def take(self, count: int) -> None:
+        """Take the steps of so many batches."""
+        while count > 0:
+            self._rest()
+            batches = self._replica.steps_at_once(min(count, self._most))
+            self._rows.step(self._lane, batches)
+            count -= batches
+
+    def draw_ahead(self, count: int) -> None:
+        """Nothing: rows are drawn as batches come to them."""
 
 
 class OwnSteps:

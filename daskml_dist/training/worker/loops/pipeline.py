@@ -32,7 +32,7 @@ from daskml_dist.training.worker.loops.stages import Stages, cut_evenly, seconds
 __all__ = ["Pipelined"]
 
 #: What a message is; its name is this and the number of the micro-batch, or of the lane.
-_ROWS, _TARGETS, _FORWARD, _BACKWARD, _LOSS = range(5)
+_ROWS, _TARGETS, _FORWARD, _BACKWARD, _LOSS, _STATE = range(6)
 
 
 class _Job(NamedTuple):
@@ -265,30 +265,37 @@ class Pipelined:
 
     def left(self) -> Left | None:
         """The parameters as far as they came, where one trainer holds all."""
-        if self._stages.n_stages > 1:
+        if self._stages.n_stages > 1 or (state := self.state()) is None:
             return None
-        return Left(self.state(), rows=sum(lane.sums[1] for lane in self._context.lanes))
+        return Left(state, rows=sum(lane.sums[1] for lane in self._context.lanes))
 
     def validation_weights(self) -> list[Any | None]:
         """Whole parameters for each lane, where any rows are held out."""
         if not self._context.fit.rows.validation_fraction:
             return [None] * len(self._context.lanes)
-        return [self.state().w] * len(self._context.lanes)
+        own = [self._home.to_host(self._shard.w)] if self._stages.leads else []
+        gathered = self._context.communicator.allgather(own)
+        whole = np.concatenate([w for theirs in gathered for w in theirs])
+        return [whole] * len(self._context.lanes)
 
-    def state(self) -> ShardState:
-        """All stages' state, on every rank."""
+    def state(self) -> ShardState | None:
+        """All stages' state, on the first rank."""
+        if not self._stages.leads:
+            return None
         own = self._home.leave(self._shard.state())
         names = sorted(own.slots)
-        arrays: list[NDArray[Any]] = []
-        if self._stages.leads:
-            arrays = [own.w, *(own.slots[name] for name in names)]
-            arrays += [] if own.average is None else [own.average]
-        gathered = self._context.communicator.allgather(arrays)
+        average = [] if own.average is None else [own.average]
+        self._send(0, _STATE, 0, [own.w, *(own.slots[name] for name in names), *average])
+        if self._lines is not None:
+            self._lines.flush()
+        if self._context.rank:
+            return None
         parts = []
-        for w, *rest in (theirs for theirs in gathered if theirs):
+        for rank in self._stages.holders:
+            w, *rest = self._receive(rank, _STATE, 0)
             slots = dict(zip(names, rest, strict=False))
-            average = rest[-1] if len(rest) > len(names) else None
-            parts.append(ShardState(w, slots, own.step, own.rows, average, own.n_averaged))
+            last = rest[-1] if average else None
+            parts.append(ShardState(w, slots, own.step, own.rows, last, own.n_averaged))
         return ShardState.join(parts)
 
 

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.namespace import zeros
+from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
 from daskml_dist.ps.snapshots import LaneSnapshot, whole
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.own_steps import OwnSteps
+from daskml_dist.training.worker.loops.own_steps import OwnSteps, own_steps
 from daskml_dist.training.worker.loops.pipeline import Pipelined
 from daskml_dist.training.worker.loops.residence import Residence
 from daskml_dist.training.worker.loops.team import Team
@@ -195,9 +194,12 @@ class _Averaged:
             lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
         }
         self._own = [
-            OwnSteps(lane, self._replicas[lane.number], context.rest) for lane in context.lanes
+            own_steps(context, lane, self._replicas[lane.number]) for lane in context.lanes
         ]
         self._every = context.fit.steps.policy.average_every
+        # New memory is dearer than a mean.
+        w = self._replicas[context.lanes[0].number].w
+        self._room = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
         total = sum(context.lane_rows)
         self._shares = {
             lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
@@ -208,7 +210,8 @@ class _Averaged:
         count = self._count(clock, most)
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
-            mean = self._mean({n: self._settled(r) for n, r in self._replicas.items()})
+            # What untouched parameters owe of the penalty, each lane pays when it touches them.
+            mean = self._mean({n: r.w for n, r in self._replicas.items()}, self._room)
             for replica in self._replicas.values():
                 replica.meet(self._home.to_device(mean))
         return count
@@ -223,14 +226,10 @@ class _Averaged:
         for own in self._own:
             own.draw_ahead(count)
 
-    def _settled(self, replica: Shard) -> Any:
-        replica.settle()
-        return replica.w
-
-    def _mean(self, values: dict[int, Any]) -> Any:
+    def _mean(self, values: dict[int, Any], room: NDArray[Any] | None = None) -> Any:
         """Mean over all lanes, weighted by their rows; where they lie, or on the host."""
         if not self._fit.run.deterministic:
-            return self._context.communicator.allreduce(self._own_sum(values))
+            return self._context.communicator.allreduce(self._own_sum(values, room))
         numbers = sorted(values)
         parts = (self._home.to_host(values[n] * self._shares[n]) for n in numbers)
         own = [np.array(numbers), *parts]
@@ -242,11 +241,15 @@ class _Averaged:
             ]
         )[1]
 
-    def _own_sum(self, values: dict[int, Any]) -> Any:
-        """The own lanes' part of the mean."""
-        total, *others = (values[n] * self._shares[n] for n in sorted(values))
-        for part in others:
-            total += part
+    def _own_sum(self, values: dict[int, Any], room: NDArray[Any] | None = None) -> Any:
+        """The own lanes' part of the mean; in memory that is used again, where there is some."""
+        first, *others = sorted(values)
+        if room is None:
+            total = values[first] * self._shares[first]
+        else:
+            total = np.multiply(values[first], self._shares[first], out=room)
+        for n in others:
+            total += values[n] * self._shares[n]
         return total
 
     def left(self) -> Left:
@@ -270,7 +273,9 @@ class _Averaged:
             replica.restore(self._home.enter(shards[number]))
 
     def validation_weights(self) -> list[Any | None]:
-        return [self._replicas[lane.number].w for lane in self._lanes]
+        if not self._fit.rows.validation_fraction:
+            return [None] * len(self._lanes)
+        return [self._replicas[lane.number].published() for lane in self._lanes]
 
     def state(self) -> ShardState:
         """The mean of the lanes' parameters, with the first lane's optimizer state."""

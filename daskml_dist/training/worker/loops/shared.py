@@ -28,15 +28,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.spec import FitSpec, Left
+from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.loops.turns import Turns
-from daskml_dist.training.worker.reader import Batch
 
 __all__ = ["run_shared"]
 
@@ -44,6 +45,11 @@ __all__ = ["run_shared"]
 _MEET_EVERY = 8
 #: Where rows are steps: time between two meetings, in times of the last one (so 5 % at most).
 _MEET_AFTER = 20.0
+#: Parameters whose changes are damped at once: what is computed of them stays in the cache.
+_PIECE = 1 << 13
+#: Where rows are steps: batches that a lane may be ahead of another one of the trainer's, and the
+#: seconds after which it looks again.
+_LEAD, _NAP = 2, 5e-5
 
 
 def run_shared(context: Context) -> ShardState | None:
@@ -95,12 +101,13 @@ class _Shared:
         self._done = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
         self._told = dict(self._done)
         self._base = self.replica.w.copy()
+        self._delta = np.empty_like(self._base)
         self._clock = 0
         self._steps = self._steps_met = 0
         self._stopped = False
-        self._rows: _RowByRow | None = None
+        self._rows: _Damped | None = None
         if fit.steps.single_rows:
-            self._rows = _RowByRow(fit, self.replica, share)
+            self._rows = _Damped(self.replica, RowByRow(fit, self.replica), share)
         self._met, self._meeting_took = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
@@ -111,27 +118,37 @@ class _Shared:
             # Lanes that go on after a loss need not be at the same clock.
             for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
                 while behind := [lane for lane in lanes if self._has_steps(lane, number)]:
-                    for lane in behind:
-                        if self._stopped or self._context.failed:
-                            return
-                        self._context.rest()
-                        self._step(lane)
+                    lane = min(behind, key=lambda lane: lane.clock)
+                    self._wait_for_others(lane)
+                    if self._stopped or self._context.failed:
+                        return
+                    self._context.rest()
+                    self._step(lane)
                 if self._end_pass(number, lanes):
                     return
+
+    def _wait_for_others(self, lane: Lane) -> None:
+        """Let threads that are behind catch up: the rows of one alone would lead too far."""
+        if self._rows is None:
+            return
+        while lane.clock - min(clock for clock, _, _ in self._done.values()) >= _LEAD:
+            if self._stopped or self._context.failed:
+                return
+            self._context.rest()
+            time.sleep(_NAP)
 
     def _has_steps(self, lane: Lane, number: int) -> bool:
         return lane.clock < number * self._fit.work.n_steps
 
     def _step(self, lane: Lane) -> None:
-        batch = lane.next_batch()
         if self._rows is None:
-            self._step_by_batch(lane, batch)
+            n_rows = self._step_by_batch(lane)
         else:
             with self._turns.together():
-                self._rows.step(lane, batch)
+                n_rows = self._rows.step(lane)
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
-        self._done[lane.number] = lane.clock, rows + batch.n_rows, loss + lane.last_loss
+        self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_loss
         self._steps += 1
         if self._is_due() and self._meeting.acquire(blocking=False):
             try:
@@ -139,12 +156,13 @@ class _Shared:
             finally:
                 self._meeting.release()
 
-    def _step_by_batch(self, lane: Lane, batch: Batch) -> None:
-        replica = self.replica
+    def _step_by_batch(self, lane: Lane) -> int:
+        replica, batch = self.replica, lane.next_batch()
         w = replica.w if batch.index is None else replica.w[batch.index]
         grad = lane.new_gradient(w, batch)
         with self._turns.alone():
             replica.apply(grad, batch.n_rows, batch.index)
+        return batch.n_rows
 
     def _is_due(self) -> bool:
         if self._rows is None:
@@ -156,7 +174,8 @@ class _Shared:
         """Exchange changes with the other trainers; the lock is held."""
         since, self._steps_met = time.perf_counter(), self._steps
         progress = self._progress()
-        delta = self.replica.w - self._base
+        # In memory that is used again: new memory is dearer than the sums.
+        delta = np.subtract(self.replica.w, self._base, out=self._delta)
         if self._rows is not None:
             self._rows.damp(delta)
         self._clock += 1
@@ -166,8 +185,10 @@ class _Shared:
         pulled = self._connection.receive(self._name)
         if self._has_others:
             # Threads went on meanwhile: add what others changed rather than overwrite.
+            delta += self._base
+            others = np.subtract(pulled.w, delta, out=delta)
             with self._turns.alone():
-                self.replica.w += pulled.w - (self._base + delta)
+                self.replica.w += others
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
         self._met = time.perf_counter()
@@ -206,69 +227,32 @@ class _Shared:
             self._connection.call_all("leave", lanes=self._lanes)
 
 
-class _RowByRow:
-    """Steps of single rows on the replica's cells, by all threads of a trainer."""
+class _Damped:
+    """Row by row, where other trainers make the same steps: what they found out is averaged."""
 
-    def __init__(self, fit: FitSpec, replica: Shard, share: float) -> None:
-        self._fit = fit
-        self._counting = threading.Lock()
+    def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
         self._replica = replica
-        self._cells = replica.interleave()
         self._share = share
         self._before = self._slots()
-        self._lanes: dict[int, Any] = {}
-        self._orders: dict[int, NDArray[np.intp]] = {}
+        self.step = rows.step
 
-    def step(self, lane: Lane, batch: Batch) -> None:
-        """Step along the rows of a batch, at the learning rate of its first."""
-        replica, rate = self._replica, self._replica.learning_rate()
-        steps, order = self._steps_of(lane.number), self._order(batch.n_rows)
-        charged = replica.charged
-        lane.add_row_steps(
-            lambda pieces: steps.run(
-                [(rows.X, rows.y, rows.weight) for rows in pieces],
-                order,
-                self._cells,
-                rate,
-                charged,
-            ),
-            batch,
-        )
-        with self._counting:
-            replica.count_row_steps(batch.n_rows, rate)
-
-    def _steps_of(self, lane: int) -> Any:
-        if lane not in self._lanes:
-            from daskml_dist.backends.row_steps import RowSteps
-
-            linear, group = self._fit.steps.model.linear, self._fit.steps.rule.only
-            assert linear is not None
-            l1, l2 = group.penalty.l1, group.penalty.l2
-            self._lanes[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)
-        return self._lanes[lane]
-
-    def _order(self, n_rows: int) -> NDArray[np.intp]:
-        """A batch's rows are drawn at random, but come sorted; one order serves all batches."""
-        if n_rows not in self._orders:
-            n = np.arange(n_rows)
-            self._orders[n_rows] = (
-                np.random.default_rng(n_rows).permutation(n) if self._fit.work.shuffle else n
-            )
-        return self._orders[n_rows]
-
-    def _slots(self) -> dict[str, NDArray[Any]]:
+    def _slots(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
         if self._share >= 1:
             return {}
-        return {name: slot.copy() for name, slot in self._replica.slots.items()}
+        # Of one dimension, over which NumPy is several times faster.
+        return {name: slot[at, 0].copy() for name, slot in self._replica.slots.items()}
 
     def damp(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        slots, optimizer = self._slots(), self._fit.steps.rule.only.optimizer
-        approach = optimizer.approach(self._before, slots, self._replica.learning_rate())
-        delta *= _damping(approach, self._share)
-        self._before = slots
+        replica = self._replica
+        optimizer, rate = replica.rule.only.optimizer, replica.learning_rate()
+        for at in row_slices(len(delta), _PIECE):
+            slots, before = self._slots(at), {n: slot[at] for n, slot in self._before.items()}
+            delta[at, 0] *= _damping(optimizer.approach(before, slots, rate), self._share)
+            for name, slot in slots.items():
+                before[name][...] = slot
 
 
 def _damping(approach: Any, share: float) -> Any:

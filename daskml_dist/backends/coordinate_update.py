@@ -1,0 +1,186 @@
+"""A step in the few parameters that a sparse batch touches, in a compiled loop.
+
+Each entry's mean gradient, the l2 penalty that it owes, the optimizer's step and the l1 penalty
+follow each other, as NumPy's operations on gathered rows would, to the same bits; what is not
+touched is not read.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.base import Step
+from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.host_update import step_of
+
+__all__ = ["CoordinateUpdates", "merged"]
+
+_NONE = np.empty(0)
+
+
+# `_step` stands for a step of `host_update`.
+def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
+
+
+def _update(
+    state: Any,
+    index: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    paid: Any,
+    charged: Any,
+    charge: Any,
+    longest: Any,
+    numbers: Any,
+) -> None:
+    """Take one step.
+
+    Parameters
+    ----------
+    state : tuple of (n_parameters,) floats
+        w and the slots.
+    index : (n_rows,) integers
+        Rows of the parameters.
+    grad : (n_rows, width) floats
+        Of the summed loss; not changed.
+    rows, rate, l1, l2 : floats of the same type
+    n_penalised : int
+        Leading rows that penalties apply to.
+    paid : (n_parameter_rows,) floats
+        Up to where each row has paid its penalty; none: nothing is owed.
+    charged, charge : float
+        Sum of the learning rates with this step's, and this one's.
+    longest : float
+        Steps that the l2 penalty is paid for at most: a row not touched for long must not be thrown
+        past zero.
+    numbers : floats
+        Of the optimizer.
+    """
+    w, number, width = state[0], state[0].dtype.type, grad.shape[1]
+    for i in range(len(index)):
+        row = np.uint64(index[i])
+        elapsed = number(0)
+        if len(paid):
+            if index[i] < n_penalised:
+                elapsed = number((charged - paid[row]) / charge)
+            paid[row] = charged
+        strength = l1 * elapsed
+        for c in range(width):
+            k = row * np.uint64(width) + np.uint64(c)
+            g = grad[i, c] / rows
+            if l2 > 0:
+                g += l2 * min(elapsed, longest) * w[k]
+            _step(state, k, g, rate, strength, numbers)
+
+
+def _merge(index: Any, values: Any, other: Any, more: Any, both: Any, total: Any) -> Any:
+    """Add sorted rows to sorted rows; return how many there are in all."""
+    i, j, n = 0, 0, 0
+    while i < len(index) and j < len(other):
+        a, b = index[i], other[j]
+        both[n] = min(a, b)
+        for c in range(values.shape[1]):
+            if a < b:
+                total[n, c] = values[i, c]
+            elif b < a:
+                total[n, c] = more[j, c]
+            else:
+                total[n, c] = values[i, c] + more[j, c]
+        i += a <= b
+        j += b <= a
+        n += 1
+    for k in range(i, len(index)):
+        both[n] = index[k]
+        total[n] = values[k]
+        n += 1
+    for k in range(j, len(other)):
+        both[n] = other[k]
+        total[n] = more[k]
+        n += 1
+    return n
+
+
+def merged(
+    index: NDArray[np.int64], values: NDArray[Any], other: NDArray[np.int64], more: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Sorted union of sorted rows of two gradients, and the sum of both.
+
+    Parameters
+    ----------
+    index, other : ndarray of int64 of shape (n,), (m,)
+        Sorted and unique.
+    values, more : ndarray of shape (n, width), (m, width)
+    """
+    room = len(index) + len(other)
+    both = np.empty(room, np.int64)
+    total = np.empty((room, values.shape[1]), values.dtype)
+    n = compiled_with(_merge, exact=True)(index, values, other, more, both, total)
+    return both[:n], total[:n]
+
+
+class CoordinateUpdates:
+    """Steps of an optimizer with an `at_entry`, each in some rows of the same arrays.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    step : Step
+        Any of the steps: its arrays, which are contiguous and of one dtype, and its penalty.
+    paid : ndarray of float64 of shape (n_rows,) or None
+        Up to where each row has paid its penalty, as a sum of learning rates.
+    """
+
+    def __init__(self, optimizer: Any, step: Step, paid: NDArray[np.float64] | None) -> None:
+        self._optimizer = optimizer
+        self._number: Any = step.w.dtype.type
+        self._state = tuple(array.reshape(-1) for array in step.state(optimizer))
+        self._l1, self._l2 = (step.l1, step.l2) if paid is not None else (0.0, 0.0)
+        self._n_penalised = step.n_penalised
+        self._paid = paid if self._l1 or self._l2 else None
+        self._loops = tuple(
+            compiled_with(_update, exact=True, _step=step_of(optimizer, self._l1 * lr, lr))
+            for lr in (0.0, 1.0)
+        )
+
+    def __call__(
+        self,
+        index: NDArray[np.int64],
+        grad: NDArray[Any],
+        rows: float,
+        lr: float,
+        number: int,
+        charged: float,
+    ) -> None:
+        """Take a step.
+
+        Parameters
+        ----------
+        index : ndarray of int64 of shape (n,)
+        grad : ndarray of shape (n, width)
+            Of the summed loss; not changed.
+        rows : float
+            Rows of the gradient.
+        lr : float
+        number : int
+            Of the step, from 1.
+        charged : float
+            Sum of the learning rates, with this step's.
+        """
+        to, l2 = self._number, self._l2
+        pays = self._paid is not None and lr > 0
+        longest = 1 / (lr * l2) if pays and l2 else 0.0
+        self._loops[lr != 0](
+            self._state, index, grad, to(rows), to(lr),
+            to(self._l1 if pays else 0), to(l2 if pays else 0), self._n_penalised,
+            self._paid if pays else _NONE, charged, lr, to(longest),
+            tuple([to(x) for x in self._optimizer.numbers(number)]),
+        )  # fmt: skip
