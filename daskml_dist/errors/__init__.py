@@ -111,7 +111,21 @@ class CheckpointError(TrainingError, ValueError):
 
 
 class DivergedError(TrainingError, ValueError):
-    """The parameters became NaN or infinite."""
+    """The parameters, or the loss, became NaN or infinite.
+
+    Attributes
+    ----------
+    snapshot : ndarray or None
+        Earlier parameters whose loss was finite, where somebody kept them.
+    """
+
+    def __init__(self, message: str = "", snapshot: Any = None) -> None:
+        super().__init__(message)
+        self.snapshot = snapshot
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What Dask sends keeps the arguments alone.
+        return type(self), (*self.args, self.snapshot)
 
 
 def as_ours(error: Exception, where: str = "") -> DaskMLDistError:

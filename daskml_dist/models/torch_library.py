@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
+from daskml_dist.backends.host_memory import keeping_memory
 from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["check_torch", "drawing", "load_torch", "seeded", "threads_of_torch"]
@@ -54,13 +55,18 @@ def _missing(name: str) -> InvalidParameterError:
 
 @contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
-    """Let torch compute with so many threads meanwhile; of all its fits, the last one says."""
+    """Let torch train with so many threads meanwhile; of several fits, the last one says."""
     torch = load_torch()
     before = torch.get_num_threads()
     torch.set_num_threads(count)
+    # The mean gradient of a unit that is never active halves until it is denormal, where a
+    # processor takes a hundred times as long for it.
+    torch.set_flush_denormal(True)
     try:
-        yield
+        with keeping_memory():
+            yield
     finally:
+        torch.set_flush_denormal(False)
         torch.set_num_threads(before)
 
 

@@ -275,14 +275,13 @@ class _Lane(FlatModule):
         lane, clock = (*rows.key, 0, 0)[1:3]
         whole = bool(np.isfinite(self.flat).all())
         X = np.asarray(rows.X.toarray() if hasattr(rows.X, "toarray") else rows.X)
-        error = DivergedError(
+        return DivergedError(
             f"The loss became {loss} in step {clock + 1} of lane {lane}, on a batch of {len(X)} "
             f"rows between {X.min():.3g} and {X.max():.3g}; the parameters before it are "
             f"{'finite' if whole else 'not finite any more'}. Lower learning_rate, set clip=1.0, "
-            "or scale the inputs. The estimator keeps its last parameters whose loss was finite."
+            "or scale the inputs. The estimator keeps earlier parameters whose loss was finite.",
+            self._good,
         )
-        error.snapshot = self._good  # type: ignore[attr-defined]
-        return error
 
 
 def _shared_loss(loss: Any, w: Any) -> Any:

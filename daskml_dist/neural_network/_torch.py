@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import cloudpickle
@@ -25,6 +26,7 @@ from daskml_dist.models.torch_precision import PRECISIONS
 from daskml_dist.models.torch_probe import Trial, try_module
 from daskml_dist.models.torch_source import ModuleSource, name_of, without_weights
 from daskml_dist.neural_network._base import BaseNetwork
+from daskml_dist.neural_network._torch_export import export
 from daskml_dist.neural_network._torch_options import group_options, schedule_of
 from daskml_dist.neural_network._torch_predict import TorchOutputs, fitted_module
 from daskml_dist.policies import Policy
@@ -182,14 +184,14 @@ class BaseTorch(BaseNetwork):
             columns[argument] = Columns(tuple(map(names.index, wanted)), single, whole)
         return TorchInputs(None, columns)
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
+    def _train(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
         torch = load_torch()
         try:
             # Lanes in this process draw from torch's one stream, which is the user's.
             with torch.random.fork_rng(devices=()):
-                super()._fit(X, y, sample_weight, **how)
+                super()._train(X, y, sample_weight, **how)
         except DivergedError as error:
-            self._keep_snapshot(getattr(error, "snapshot", None))
+            self._keep_snapshot(error.snapshot)
             raise
         finally:
             self.__dict__.pop("_tried", None)
@@ -272,6 +274,25 @@ class BaseTorch(BaseNetwork):
         self._check_fitted()
         state: dict[str, Any] = self.module_.state_dict()
         return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    def export(self, path: str | Path) -> None:
+        """Write the fitted module to a file.
+
+        Parameters
+        ----------
+        path : str or Path
+            ``"m.safetensors"`` holds parameters and buffers as ``state_dict()`` has them (needs
+            safetensors), ``"m.onnx"`` the whole computation (needs onnx and onnxscript). What
+            `images` or `inputs` make of rows is not part of either: see ``module_``.
+
+        Raises
+        ------
+        InvalidParameterError
+            Another format, or a package that is missing.
+        """
+        self._check_fitted()
+        rows = np.zeros((2, *self._row_shape), self._rows_dtype)
+        export(self.module_, path, self._net.inputs(rows, torch_dtype(str(self._w.dtype))))
 
     def transform(self, X: Any, layer: str | None = None) -> Any:
         """Embeddings: what a layer gives for each row, flattened; lazy where X is.

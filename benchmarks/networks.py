@@ -1,0 +1,84 @@
+"""Training steps a second of networks on two worker processes, beside PyTorch's own ways."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import warnings
+from functools import partial
+from typing import Any
+
+from sklearn.exceptions import ConvergenceWarning
+
+from benchmarks._common import markdown, persisted, processes
+from benchmarks._torch_nets import ddp, make_net, one_process, some_rows
+from daskml_dist.neural_network import MLPClassifier, TorchClassifier
+
+#: Network, rows of a step over both processes, and steps that take about a second.
+CASES = [
+    ("MLP", 64, 1000), ("MLP", 256, 600), ("MLP", 1024, 200),
+    ("LeNet", 64, 300), ("LeNet", 256, 100), ("ResNet-8", 64, 24), ("ResNet-8", 256, 6),
+]  # fmt: skip
+#: Rows of all passes, and passes, of which the first ones warm up.
+ROWS, PASSES = 8_192, 4
+
+
+def run(tiny: bool = False) -> str:
+    """The table; NETWORKS chooses cases by name, such as ``MLP,LeNet-64``."""
+    chosen = os.environ.get("NETWORKS", "").split(",") if os.environ.get("NETWORKS") else None
+    cases = [c for c in CASES if chosen is None or {c[0], f"{c[0]}-{c[1]}"} & set(chosen)]
+    cases = [(name, batch, 2) for name, batch, _ in cases[:1]] if tiny else cases
+    n_rows = 512 if tiny else ROWS
+    columns = [f"{name}, {batch:,}" for name, batch, _ in cases]
+    lines: dict[str, list[float | None]] = {}
+    if importlib.util.find_spec("torch") is not None:
+        lines["PyTorch DDP (gloo), 2 processes"] = [*ddp(cases, n_rows)]
+        lines["PyTorch, 1 process of 1 thread"] = [*one_process(cases, n_rows)]
+    with processes(2):
+        if lines:
+            lines["TorchClassifier"] = [_ours(*case, n_rows) for case in cases]
+        lines["MLPClassifier"] = [_mlp(*case, n_rows) for case in cases]
+    told = [[name, *map(_told, rates)] for name, rates in lines.items()]
+    base = lines.get("PyTorch DDP (gloo), 2 processes")
+    if base is None:
+        told.append(["PyTorch", *["not installed"] * len(cases)])
+    else:
+        for name in ("TorchClassifier", "MLPClassifier"):
+            told.append([f"{name} of DDP", *map(_ratio, lines[name], base)])
+        alone = lines["PyTorch, 1 process of 1 thread"]
+        told.append(["TorchClassifier of 1 process", *map(_ratio, lines["TorchClassifier"], alone)])
+    title = "Steps a second, Adam, float32, rows of a step over both worker processes"
+    return markdown(title, ["", *columns], told)
+
+
+def _told(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def _ratio(rate: float | None, base: float | None) -> str:
+    return "-" if rate is None or base is None else f"{rate / base:.2f}"
+
+
+def _ours(name: str, batch: int, steps: int, n_rows: int) -> float:
+    make = partial(make_net, name)
+    return _rate(TorchClassifier(make, batch_size=batch), name, batch, steps, n_rows)
+
+
+def _mlp(name: str, batch: int, steps: int, n_rows: int) -> float | None:
+    if name != "MLP":
+        return None
+    clf = MLPClassifier((256,), alpha=0.0, batch_size=batch, policy="allreduce")
+    return _rate(clf, name, batch, steps, n_rows)
+
+
+def _rate(clf: Any, name: str, batch: int, steps: int, n_rows: int) -> float:
+    """Steps a second of the later passes: the first ones start, compile and warm up."""
+    X, y = some_rows(name, min(n_rows, batch * max(steps // 4, 2)))
+    passes = max(PASSES, -(-2 * steps * batch // len(X)))
+    clf.set_params(max_iter=passes, tol=0.0, n_iter_no_change=10**6, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        clf.fit(persisted(X, 2), persisted(y, 2))
+    later = clf.history_.records[len(clf.history_.records) // 2 :]
+    return 1 / statistics.median(record["seconds"] / record["steps"] for record in later)

@@ -1,0 +1,54 @@
+"""Memory that a process keeps between steps, where its allocator is told to give all of it back.
+
+Dask's workers run with ``MALLOC_TRIM_THRESHOLD_``, by which glibc returns every array of 128 KiB to
+the system as soon as it is let go. The next one like it is then filled with zeros page by page
+again, which takes longer than many a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["keeping_memory"]
+
+#: Numbers of glibc's parameters.
+_TRIM, _MMAP = -1, -3
+#: What glibc would come to by itself at most; and bytes at the top that are not given back.
+_LARGEST, _TOP = 1 << 25, 1 << 28
+_VARIABLE, _DEFAULT = "MALLOC_TRIM_THRESHOLD_", 1 << 17
+
+_lock = threading.Lock()
+_users = 0
+
+
+@contextmanager
+def keeping_memory() -> Iterator[None]:
+    """Keep memory of arrays for the next ones meanwhile; then give it back at once."""
+    trim = os.environ.get(_VARIABLE, "")
+    if not trim.isdecimal() or not hasattr(ctypes.CDLL(None), "mallopt"):
+        yield  # the allocator learns by itself
+        return
+    _count(1, int(trim))
+    try:
+        yield
+    finally:
+        _count(-1, int(trim))
+
+
+def _count(by: int, trim: int) -> None:
+    """Count those who want memory kept; the first and the last of them tell the allocator."""
+    global _users
+    glibc = ctypes.CDLL(None)
+    with _lock:
+        _users += by
+        if by == 1 and _users == 1:
+            glibc.mallopt(_MMAP, _LARGEST)
+            glibc.mallopt(_TRIM, _TOP)
+        elif _users == 0:
+            glibc.mallopt(_MMAP, _DEFAULT)
+            glibc.mallopt(_TRIM, trim)
+            glibc.malloc_trim(0)

@@ -1,0 +1,77 @@
+"""Files of fitted modules, for other programs."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.torch_library import load_torch
+
+__all__ = ["export"]
+
+
+def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, Any]]) -> None:
+    """Write a module to a file, in the format that its name ends with.
+
+    Parameters
+    ----------
+    module : nn.Module
+    path : str or Path
+        ``.safetensors`` holds parameters and buffers, ``.onnx`` the computation too.
+    example : (list, dict)
+        Positional and keyword arguments of the module, for rows such as it takes.
+
+    Raises
+    ------
+    InvalidParameterError
+        There is no such format, or what writes it is not installed.
+    """
+    path = Path(path)
+    write = _FORMATS.get(path.suffix)
+    if write is None:
+        raise InvalidParameterError(
+            f"path={str(path)!r}: let it end with one of {list(_FORMATS)}; for anything else, "
+            "torch.save(model.state_dict(), path)."
+        )
+    write(module, path, example)
+
+
+def _write_tensors(module: Any, path: Path, example: Any) -> None:
+    safetensors = _needed("safetensors.torch", "safetensors", path)
+    # Here they are views of one vector, of which the format wants each apart.
+    state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    safetensors.save_file(state, str(path))
+
+
+def _write_onnx(module: Any, path: Path, example: tuple[list[Any], dict[str, Any]]) -> None:
+    _needed("onnx", "onnx", path)
+    _needed("onnxscript", "onnxscript", path)
+    torch, (positional, named) = load_torch(), example
+    rows = torch.export.Dim("rows")
+    shapes = (*({0: rows} for _ in positional),) or None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch and onnxscript, about each other
+        program = torch.onnx.export(
+            module, tuple(positional), kwargs=named, dynamo=True, verbose=False,
+            dynamic_shapes=shapes if shapes else {name: {0: rows} for name in named},
+        )  # fmt: skip
+    program.save(str(path))
+
+
+_FORMATS: dict[str, Callable[[Any, Path, Any], None]] = {
+    ".safetensors": _write_tensors,
+    ".onnx": _write_onnx,
+}
+
+
+def _needed(module: str, package: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidParameterError(
+            f"{path.name} needs {package}, which is not installed: pip install {package}."
+        ) from error

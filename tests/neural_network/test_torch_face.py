@@ -1,0 +1,272 @@
+"""The face of the estimators over torch: what they take, what they tell, what they refuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import threading
+from functools import cache
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+from daskml_dist import Run
+from daskml_dist.errors import (
+    DaskMLDistError,
+    DeviceUnavailableError,
+    DivergedError,
+    InvalidDataError,
+    InvalidParameterError,
+)
+from daskml_dist.neural_network import TorchClassifier, TorchRegressor
+from daskml_dist.optimizers import AdamW
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+
+@cache
+def make_net() -> Any:
+    class Net(nn.Module):
+        def __init__(self, n_in: int = 6, hidden: int = 16, n_out: int = 3) -> None:
+            super().__init__()
+            self.first = nn.Linear(n_in, hidden)
+            self.last = nn.Linear(hidden, n_out)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.first(x).relu())
+
+    return Net
+
+
+@cache
+def rows() -> tuple[Any, Any]:
+    X = np.random.default_rng(0).normal(size=(600, 6)).astype(np.float32)
+    return X, np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])
+
+
+def classifier(module: Any = None, **params: Any) -> Any:
+    given = {"learning_rate": 0.02, "max_iter": 8, "batch_size": 50, "random_state": 0}
+    return TorchClassifier(module or make_net(), **given | params)
+
+
+def test_parameters_of_the_module_are_parameters() -> None:
+    clf = classifier(
+        module__hidden=4, criterion=nn.CrossEntropyLoss, criterion__label_smoothing=0.1
+    )
+    assert clf.get_params()["module__hidden"] == 4
+    before = torch.get_rng_state()
+    twin = clone(clf.set_params(module__hidden=8, run__n_lanes=2)).fit(*rows())
+    assert torch.equal(before, torch.get_rng_state())
+    assert twin.module_.first.weight.shape == (8, 6)
+    assert twin.score(*rows()) > 0.9
+    again = pickle.loads(pickle.dumps(classifier(_plain, module__hidden=5).fit(*rows())))
+    assert again.predict_proba(rows()[0]).sum(axis=1) == pytest.approx(np.ones(600), abs=1e-5)
+    assert cross_val_score(classifier(max_iter=3), *rows(), cv=2).min() > 0.6
+
+
+def _plain(hidden: int, n_out: int = 3) -> Any:
+    return nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, n_out))
+
+
+def test_lazy_rows_give_lazy_results(client: Client) -> None:
+    X, y = rows()
+    lazy = da.from_array(X, chunks=(150, 6))
+    found = classifier(run=Run(n_lanes=2)).fit(lazy, da.from_array(y, chunks=150))
+    for make in (found.predict, found.predict_proba, lambda X: found.transform(X, "first")):
+        assert isinstance(make(lazy), da.Array)
+        np.testing.assert_allclose(make(lazy).compute(), make(X), rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        first = found.module_.first(torch.from_numpy(X))
+    np.testing.assert_allclose(found.transform(X, "first"), first.numpy(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InvalidParameterError, match="layers are"):
+        found.transform(X, "second")
+
+
+def test_criteria_of_two_classes_agree() -> None:
+    X, y = rows()[0], np.where(rows()[1] > 1, "yes", "no")
+    one = classifier(module__n_out=1).fit(X, y)
+    named = classifier(module__n_out=1, criterion=nn.BCEWithLogitsLoss).fit(X, y)
+    np.testing.assert_array_equal(one.predict_proba(X), named.predict_proba(X))
+    two = classifier(module__n_out=2, criterion=nn.CrossEntropyLoss()).fit(X, y)
+    for found in (one, two):
+        proba = found.predict_proba(X)
+        np.testing.assert_array_equal(found.predict(X), found.classes_[(proba[:, 1] > 0.5) * 1])
+        assert found.score(X, y) > 0.95
+    several = np.stack([y == "yes", X[:, 2] > 0], axis=1).astype(int)
+    both = classifier(module__n_out=2, max_iter=15).fit(X, several)
+    assert both.predict(X).shape == (600, 2)
+    assert both.score(X, several) > 0.85
+
+
+def test_regression_of_one_target_and_several() -> None:
+    X = rows()[0]
+    targets = np.stack([X[:, 0] * X[:, 1], X[:, 2]], axis=1)
+    given = {"learning_rate": 0.02, "max_iter": 40, "batch_size": 50, "random_state": 0}
+    for y, n_out in ((targets[:, 0], 1), (targets, 2)):
+        found = TorchRegressor(make_net(), module__n_out=n_out, **given).fit(X, y)
+        assert found.predict(X).shape == y.shape
+        assert found.score(X, y) > 0.85
+
+
+def test_columns_of_a_frame_are_inputs() -> None:
+    pd = pytest.importorskip("pandas")
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(5, 4), nn.Linear(5, 3)
+
+        def forward(self, tokens: Any, size: Any) -> Any:
+            assert tokens.dtype == torch.int64
+            return self.out(torch.cat([self.words(tokens).mean(dim=1), size[:, None]], dim=1))
+
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.integers(5, size=(300, 3)), columns=["a", "b", "c"])
+    frame = frame.assign(size=rng.normal(size=300), label=(frame["a"] + frame["b"]) // 3)
+    clf = classifier(Two, inputs={"tokens": ["a", "b", "c"], "size": "size"}, max_iter=40)
+    assert clf.fit(frame, y="label").score(frame, y="label") > 0.6
+    with pytest.raises(InvalidParameterError, match=r"names \['d'\]"):
+        classifier(Two, inputs={"tokens": ["a", "d"]}).fit(frame, y="label")
+
+
+def test_groups_schedules_and_tokens() -> None:
+    X = np.random.default_rng(0).integers(7, size=(400, 5), dtype=np.int32)
+    clf = classifier(
+        lambda: nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 3)),
+        optimizer=AdamW(weight_decay=0.1), schedule="cosine", clip=1.0, micro_batch_size=20,
+        groups={"*.bias": dict(weight_decay=0), "0.*": dict(rate=0.0)},
+    )  # fmt: skip
+    clf.fit(X, X[:, 0] % 3)
+    assert clf.score(X, X[:, 0] % 3) > 0.7
+    with pytest.raises(InvalidParameterError, match=r"sets \['decay'\]"):
+        classifier(groups={"*.bias": dict(decay=0)}).fit(*rows())
+
+
+def test_fits_go_on() -> None:
+    X, y = rows()
+    clf = classifier(max_iter=2, warm_start=True).fit(X, y)
+    before = clf.history_.records[-1]["loss"]
+    assert clf.fit(X, y).history_.records[-1]["loss"] < before
+    with pytest.raises(InvalidParameterError, match=r"weight of shape \(9, 6\) was \(16, 6\)"):
+        clf.set_params(module__hidden=9).fit(X, y)
+    parts = classifier().partial_fit(X[:300], y[:300], classes=[0, 1, 2])
+    assert parts.partial_fit(X[300:], y[300:]).t_ == 600
+    made = make_net()()
+    begun = {name: value.clone() for name, value in made.state_dict().items()}
+    still = classifier(made, warm_start=True, groups={"*": dict(rate=0.0)}).fit(X, y)
+    assert all(torch.equal(value, begun[name]) for name, value in still.state_dict().items())
+
+
+def _bad(what: str) -> Any:
+    """A module that is wrong in some way."""
+    net = make_net()
+
+    class Bad(net):  # type: ignore[misc, valid-type]
+        lock = threading.Lock() if what == "lock" else None
+
+        def forward(self, x: Any) -> Any:
+            out = super().forward(x)
+            if what == "detached":
+                return out.detach()
+            if what == "list":
+                return [1]
+            if what == "reshaped" and self.training:
+                self.last = nn.Linear(16, 3)
+            return out.mean(dim=0) if what == "rows" else out
+
+    return Bad
+
+
+REFUSED = {
+    "too few classes": (lambda: classifier(module__n_out=2), "3 classes. Let its last layer"),
+    "other features": (lambda: classifier(module__n_in=5), "module__name=value"),
+    "no module": (lambda: TorchClassifier(), "give a class derived from torch.nn.Module"),
+    "an instance": (lambda: classifier(make_net()()), "warm_start=True"),
+    "no such argument": (lambda: classifier(module__deep=2), "module__name=value"),
+    "a number": (lambda: classifier(lambda: 3), "which is no module"),
+    "no parameters": (lambda: classifier(lambda: nn.Flatten()), "no parameters to train"),
+    "a mean": (lambda: classifier(criterion=lambda o, y: o.mean()), 'reduction="none"'),
+    "numbers for labels": (lambda: classifier(criterion=nn.MSELoss), "The criterion, on outputs"),
+    "detached": (lambda: classifier(_bad("detached")), "no gradient"),
+    "a list": (lambda: classifier(_bad("list")), "returns a list"),
+    "a row": (lambda: classifier(_bad("rows")), "first dimension"),
+    "reshaped": (lambda: classifier(_bad("reshaped")), "replaced or reshaped its parameters"),
+    "norms of a row": (
+        lambda: classifier(lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), batch_size=1),
+        "needs two rows of each batch",
+    ),
+    "precision": (lambda: classifier(precision="fp8"), r"use one of \[None, 'bf16', 'fp16'\]"),
+    "schedule": (lambda: classifier(schedule="sine"), "use one of"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_what_does_not_fit_is_refused(what: str) -> None:
+    make, remedy = REFUSED[what]
+    with pytest.raises(InvalidParameterError, match=remedy):
+        make().fit(*rows())
+
+
+def test_other_refusals(client: Client) -> None:
+    X, y = rows()
+    with pytest.raises(InvalidParameterError, match="has no parameter 'modul__hidden'"):
+        TorchClassifier(make_net(), modul__hidden=3)
+    with pytest.raises(InvalidDataError, match=r"[Cc]ontinuous"):
+        classifier().fit(X, X[:, 0])
+    with pytest.raises(DeviceUnavailableError, match="'bf16', or None"):
+        classifier(precision="fp16", device="cpu").fit(X, y)
+    lazy = da.from_array(X, chunks=(150, 6)), da.from_array(y, chunks=150)
+    with pytest.raises(InvalidParameterError, match="cannot be sent to workers"):
+        classifier(_bad("lock")).fit(*lazy)
+    with pytest.raises(InvalidParameterError, match="Rows of bytes come as they are"):
+        classifier().fit((X * 20).astype(np.uint8), y)
+    # Seen on the worker alone: zeros and ones are tokens of this embedding, and 6 is none.
+    tokens = classifier(lambda: nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(3, 3)))
+    with pytest.raises(DaskMLDistError, match="size of the embedding"):
+        tokens.fit(da.from_array(np.arange(600)[:, None] % 7, chunks=(150, 1)), lazy[1])
+
+
+def test_a_loss_that_is_not_finite_keeps_what_was(client: Client) -> None:
+    class Breaks(make_net()):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + torch.where(x.abs().amax() > 1e3, torch.inf, 0.0)
+
+    X, y = rows()[0].copy(), rows()[1]
+    X[590, 0] = 2e3
+    lazy = da.from_array(X, chunks=(150, 6)), da.from_array(y, chunks=150)
+    for given in ((X, y), lazy):
+        clf = classifier(Breaks, max_iter=1, shuffle=False, run=Run(n_lanes=1))
+        with pytest.raises(DivergedError, match=r"in step 12 of lane 0, .* 50 rows .* 2e\+03"):
+            clf.fit(*given)
+        assert np.isfinite(clf.predict_proba(X[:500])).all()
+
+
+def test_bfloat16_trains() -> None:
+    assert classifier(precision="bf16").fit(*rows()).score(*rows()) > 0.85
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".onnx", ".txt"])
+def test_exports_are_read_by_others(tmp_path: Any, ending: str) -> None:
+    found, path = classifier(max_iter=1).fit(*rows()), tmp_path / f"m{ending}"
+    needed = {".safetensors": ["safetensors"], ".onnx": ["onnx", "onnxscript"]}.get(ending, [])
+    if ending == ".txt" or not all(map(importlib.util.find_spec, needed)):
+        with pytest.raises(InvalidParameterError, match="pip install" if needed else r"torch.save"):
+            found.export(path)
+        return
+    found.export(path)
+    if ending == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = found.state_dict()
+        assert all(torch.equal(value, state[name]) for name, value in load_file(path).items())
+    else:
+        import onnx
+
+        assert {"Gemm", "Relu"} <= {node.op_type for node in onnx.load(path).graph.node}
