@@ -21,6 +21,7 @@ __all__ = [
     "one_hot",
     "ones",
     "scalar",
+    "stream_of",
     "total",
     "zeros",
 ]
@@ -129,3 +130,9 @@ def _place(like: Any) -> dict[str, Any]:
 
 def _is_numpys(dtype: Any) -> bool:
     return isinstance(dtype, str | type | np.dtype)
+
+
+def stream_of(array: Any) -> int:
+    """Pointer of the stream on which the library of a device's array computes now."""
+    library = namespace(array)
+    return int(library.cuda.get_current_stream().ptr)

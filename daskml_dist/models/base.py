@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,7 +229,7 @@ class StepModel(Model):
 
     parameters: Parameters
     linear: LinearForm | None = None
-    starts_threads: bool = True
+    starts_threads: ClassVar[bool] = True
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.host_memory import keeping_memory
 from daskml_dist.backends.namespace import cast, namespace, ones, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.losses import Loss
@@ -55,6 +57,8 @@ class MLP(StagedModel):
     n_classes: int
     several: bool = False
 
+    #: None but those of BLAS, which trainers limit.
+    starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)
     layers: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
 
@@ -66,6 +70,10 @@ class MLP(StagedModel):
         layers = tuple((f"coefs.{i}", f"intercepts.{i}") for i in range(len(parts) // 2))
         object.__setattr__(self, "parameters", Parameters(tuple(parts)))
         object.__setattr__(self, "layers", layers)
+
+    def computing(self, n_threads: int) -> AbstractContextManager[Any]:
+        """Context in which the memory of a step is kept for the next one."""
+        return keeping_memory()
 
     @property
     def n_outputs(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.models.base import BatchRows, Parameters, StepModel
 from daskml_dist.models.labels import label_codes
@@ -254,8 +254,8 @@ class _Lane(FlatModule):
         if self.device is None:
             return nullcontext()
         torch = load_torch()
-        stream = namespace(w).cuda.get_current_stream().ptr
-        on: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.ExternalStream(stream))
+        stream = torch.cuda.ExternalStream(stream_of(w))
+        on: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return on
 
     def _check_bound(self) -> None:

@@ -48,7 +48,15 @@ METHODS = (
 ARGUMENTS: dict[str, Any] = {
     "Blockwise": lambda: Blockwise(Plain().fit(FRAME)),
     "ColumnTransformer": lambda: ColumnTransformer([("s", StandardScaler(), ["b", "c"])]),
+    "TorchClassifier": lambda: _linear("TorchClassifier", 2),
+    "TorchRegressor": lambda: _linear("TorchRegressor", 1),
 }
+
+
+def _linear(name: str, n_outputs: int) -> Any:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    options = {"module__in_features": 4, "module__out_features": n_outputs, "max_iter": 2}
+    return PUBLIC[name](torch.nn.Linear, **options)
 
 
 def _public() -> dict[str, type]:

@@ -100,7 +100,7 @@ def one_worker() -> Iterator[Client]:
     """A client of one worker in this process."""
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
