@@ -115,10 +115,8 @@ def test_sparknet_grid(tmp_path: Path) -> None:
     assert picture.stat().st_size > 1_000
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [("rnn_text.py", 0.9), pytest.param("cnn_images.py", 0.9, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("rnn_text.py", 0.9), ("cnn_images.py", 0.9)])
 def test_networks_of_torch(name: str, least: float) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     assert float(_run(name).split("accuracy")[1].split()[0]) > least

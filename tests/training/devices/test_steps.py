@@ -218,7 +218,7 @@ def test_lanes_without_rows_step_on_a_device() -> None:
         backend=backend,
         ready_gather=None,
         next_batch=lambda: Batch([], 0, np.array([3])),
-        new_gradient=lambda w, batch: w * 0,
+        own_gradient=lambda w, batch: w * 0,
     )
     OwnSteps(lane, replica).take(2)
     assert replica.version == 2
