@@ -244,7 +244,8 @@ class _Kill:
         self.events.append(event)
 
 
-@pytest.mark.parametrize("policy", quick(EXACT, "allreduce"))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", EXACT)
 def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> None:
     params = {"policy": policy, "dropout": 0.3, "max_iter": 15}
     params["run"] = Run(n_lanes=3, deterministic=True)
