@@ -22,7 +22,7 @@ from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, fit_memory
 
-__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn"]
+__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "in_one_piece"]
 
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
 _Drawn = list[tuple[Any, Any]]
@@ -299,13 +299,18 @@ def _joined(pieces: list[BatchRows]) -> list[BatchRows]:
     """Dense rows of several blocks as one piece: a model may look at its batch as a whole."""
     if len(pieces) < 2 or isinstance(pieces[0].X, SparseRows):
         return pieces
+    return [in_one_piece(pieces)]
+
+
+def in_one_piece(pieces: list[BatchRows]) -> BatchRows:
+    """Dense rows of some pieces of a batch, one after the other."""
     first = pieces[0]
 
     def join(name: str) -> Any:
         arrays = [getattr(piece, name) for piece in pieces]
         return None if arrays[0] is None else namespace(first.X).concat(arrays)
 
-    return [BatchRows(join("X"), join("y"), join("weight"), first.key)]
+    return BatchRows(join("X"), join("y"), join("weight"), first.key)
 
 
 class _Room:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.namespace import namespace, zeros
+from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Arrays
 from daskml_dist.comm.lines import Lines
@@ -28,6 +28,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.residence import Residence
 from daskml_dist.training.worker.loops.stages import Stages, cut_evenly, seconds_of_layers
+from daskml_dist.training.worker.reader import in_one_piece
 
 __all__ = ["Pipelined"]
 
@@ -136,7 +137,7 @@ class Pipelined:
         """Send the micro-batches of a lane's next batch to where they are wanted; its rows."""
         batch = lane.next_batch()
         pieces = list(batch.pieces)
-        rows = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        rows = in_one_piece(pieces) if len(pieces) > 1 else next(iter(pieces), None)
         first, last = self._stages.holders[0], self._stages.holders[-1]
         for micro, job in enumerate(job for job in self._jobs if job.lane == lane.number):
             at = slice(batch.n_rows * micro // self._m, batch.n_rows * (micro + 1) // self._m)
@@ -297,16 +298,3 @@ class Pipelined:
             last = rest[-1] if average else None
             parts.append(ShardState(w, slots, own.step, own.rows, last, own.n_averaged))
         return ShardState.join(parts)
-
-
-def _joined(pieces: list[BatchRows]) -> BatchRows | None:
-    """Pieces of a batch as one."""
-    if not pieces:
-        return None
-    first = pieces[0]
-
-    def join(name: str) -> Any:
-        arrays = [getattr(piece, name) for piece in pieces]
-        return None if arrays[0] is None else namespace(first.X).concat(arrays)
-
-    return BatchRows(join("X"), join("y"), join("weight"), first.key)
