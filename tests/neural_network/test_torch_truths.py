@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +17,7 @@ from daskml_dist._checks import seed_of
 from daskml_dist.neural_network import TorchClassifier
 from daskml_dist.policies import POLICIES
 from tests.quick import quick
+from tests.training.recovery.strikes import Strike, kill_worker
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -131,29 +130,6 @@ class _Slow:
         time.sleep(0.003)
 
 
-class _Kill:
-    """Ends a worker by SIGKILL, once, when the fit has gone on for a while."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.events: list[Any] = []
-        self.struck = False
-        self.began = 0.0
-
-    def on_fit_begin(self, run: Any) -> None:
-        self.began = time.monotonic()
-
-    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        # By then servers have standbys.
-        if not self.struck and record["pass"] > 2 and time.monotonic() - self.began > 0.7:
-            self.struck = True
-            (pid,) = self.client.run(os.getpid, workers=[run.trainer_addresses[-1]]).values()
-            os.kill(pid, signal.SIGKILL)
-
-    def on_generation(self, run: Any, event: Any) -> None:
-        self.events.append(event)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", EXACT)
 def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> None:
@@ -162,7 +138,8 @@ def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> Non
     with Client(crew) as client:
         client.wait_for_workers(3)
         calm = classifier(**params).fit(*lazy()).state_dict()
-        kill = _Kill(client)
+        # The last trainer's worker, once servers have standbys.
+        kill = Strike(lambda run: kill_worker(client, run.trainer_addresses[-1]))
         struck = classifier(**params, callbacks=[kill, _Slow()]).fit(*lazy()).state_dict()
     assert kill.events
     assert all(torch.equal(value, struck[name]) for name, value in calm.items())
