@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.board import Board
 from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.step import Step
 
-__all__ = ["Backend", "SparseRows", "Step"]
+__all__ = ["Backend", "SparseRows"]
 
 
 class SparseRows:
@@ -52,45 +53,6 @@ class SparseRows:
     def __getitem__(self, at: slice) -> SparseRows:
         """Some of the rows."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of an optimizer over whole parameters.
-
-    Parameters
-    ----------
-    w, grad : arrays of shape (n_rows, width)
-        Parameters, and the gradient of the summed loss; None where a device is to make it.
-    slots : dict of arrays
-        The optimizer's state.
-    rows : float
-        Rows of the gradient; a step of none changes nothing.
-    lr : float
-    number : int
-        From 1.
-    l1, l2 : float
-        Strengths of the penalty.
-    n_penalised : int
-        Leading rows that it applies to.
-    coordinates : bool, default=False
-        Whether it moves only parameters that the batch's rows touch; then without a penalty.
-    """
-
-    w: Any
-    grad: Any
-    slots: dict[str, Any]
-    rows: float
-    lr: float
-    number: int
-    l1: float
-    l2: float
-    n_penalised: int
-    coordinates: bool = False
-
-    def state(self, optimizer: Any) -> list[Any]:
-        """The parameters, and the slots in the order of the optimizer's."""
-        return [self.w, *(self.slots[name] for name in optimizer.slot_names)]
 
 
 class Backend(ABC):

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows
 from daskml_dist.backends.device_gather import CsrGather, DeviceGather
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.recorded_steps import RecordedSteps
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.backends.step import Step
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["CupyBackend", "CupyRows"]

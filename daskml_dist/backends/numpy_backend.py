@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.base import Backend, Step
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.board import Board
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.host_products import add_matmul
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
+from daskml_dist.backends.step import Step
 from daskml_dist.backends.touched_columns import TouchedColumns
 
 __all__ = ["NumpyBackend"]

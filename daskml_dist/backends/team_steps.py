@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.board import Board
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.draws import Draw
@@ -26,6 +25,7 @@ from daskml_dist.backends.flags import look, nanoseconds, pause, raise_flag, rin
 from daskml_dist.backends.host_gather import HostGather
 from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.pointers import array_at, pointer
+from daskml_dist.backends.step import Step
 
 __all__ = ["TeamRun", "TeamSteps"]
 
