@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_flat import torch_dtype
-from daskml_dist.models.torch_inputs import TorchInputs
-from daskml_dist.models.torch_library import load_torch, seeded
-from daskml_dist.models.torch_losses import losses_of
-from daskml_dist.models.torch_source import ModuleSource, telling
+from daskml_dist.models.torch_modules.flat import torch_dtype
+from daskml_dist.models.torch_modules.inputs import TorchInputs
+from daskml_dist.models.torch_modules.library import load_torch, seeded
+from daskml_dist.models.torch_modules.losses import losses_of
+from daskml_dist.models.torch_modules.source import ModuleSource, telling
 
 __all__ = ["Trial", "try_module"]
 

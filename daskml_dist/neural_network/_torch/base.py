@@ -18,17 +18,17 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.inference.predict import map_rows
-from daskml_dist.models.torch_flat import flat_of, parameters_of, torch_dtype
-from daskml_dist.models.torch_inputs import IMAGES, Columns, TorchInputs
-from daskml_dist.models.torch_library import check_torch, load_torch
-from daskml_dist.models.torch_module import TorchModel
-from daskml_dist.models.torch_precision import PRECISIONS
-from daskml_dist.models.torch_probe import Trial, try_module
-from daskml_dist.models.torch_source import ModuleSource, name_of, without_weights
+from daskml_dist.models.torch_modules.flat import flat_of, parameters_of, torch_dtype
+from daskml_dist.models.torch_modules.inputs import IMAGES, Columns, TorchInputs
+from daskml_dist.models.torch_modules.library import check_torch, load_torch
+from daskml_dist.models.torch_modules.module import TorchModel
+from daskml_dist.models.torch_modules.precision import PRECISIONS
+from daskml_dist.models.torch_modules.probe import Trial, try_module
+from daskml_dist.models.torch_modules.source import ModuleSource, name_of, without_weights
 from daskml_dist.neural_network._base import BaseNetwork
-from daskml_dist.neural_network._torch_export import export
-from daskml_dist.neural_network._torch_options import group_options, schedule_of
-from daskml_dist.neural_network._torch_predict import TorchOutputs, fitted_module
+from daskml_dist.neural_network._torch.export import export
+from daskml_dist.neural_network._torch.options import group_options, schedule_of
+from daskml_dist.neural_network._torch.predict import TorchOutputs, fitted_module
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.engine import Engine, FitResult

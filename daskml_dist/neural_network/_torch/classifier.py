@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_losses import cross_entropy
+from daskml_dist.models.torch_modules.losses import cross_entropy
 from daskml_dist.neural_network._base import NetworkClassifier
-from daskml_dist.neural_network._torch import BaseTorch
-from daskml_dist.neural_network._torch_predict import (
+from daskml_dist.neural_network._torch.base import BaseTorch
+from daskml_dist.neural_network._torch.predict import (
     Above,
     either,
     nonlinearity_of,

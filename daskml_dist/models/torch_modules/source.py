@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
-from daskml_dist.models.torch_library import load_torch, seeded
+from daskml_dist.models.torch_modules.library import load_torch, seeded
 
 __all__ = ["ModuleSource", "Named", "name_of", "named_tensors", "telling", "without_weights"]
 

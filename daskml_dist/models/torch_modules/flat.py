@@ -10,8 +10,8 @@ import numpy as np
 from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters, Part
-from daskml_dist.models.torch_library import load_torch
-from daskml_dist.models.torch_source import Named, named_tensors
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.source import Named, named_tensors
 
 __all__ = ["FlatModule", "flat_of", "parameters_of", "torch_dtype"]
 

@@ -16,12 +16,12 @@ from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.models.base import BatchRows, Parameters, StepModel
 from daskml_dist.models.labels import label_codes
-from daskml_dist.models.torch_flat import FlatModule, flat_of, torch_dtype
-from daskml_dist.models.torch_inputs import TorchInputs, tensor_of
-from daskml_dist.models.torch_library import drawing, load_torch, threads_of_torch
-from daskml_dist.models.torch_losses import losses_of
-from daskml_dist.models.torch_precision import autocast
-from daskml_dist.models.torch_source import ModuleSource, telling
+from daskml_dist.models.torch_modules.flat import FlatModule, flat_of, torch_dtype
+from daskml_dist.models.torch_modules.inputs import TorchInputs, tensor_of
+from daskml_dist.models.torch_modules.library import drawing, load_torch, threads_of_torch
+from daskml_dist.models.torch_modules.losses import losses_of
+from daskml_dist.models.torch_modules.precision import autocast
+from daskml_dist.models.torch_modules.source import ModuleSource, telling
 
 __all__ = ["TorchModel"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist._run import Run
-from daskml_dist.models.torch_losses import squared_error
+from daskml_dist.models.torch_modules.losses import squared_error
 from daskml_dist.neural_network._base import NetworkRegressor
-from daskml_dist.neural_network._torch import BaseTorch
+from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.policies import Policy
 
 __all__ = ["TorchRegressor"]
