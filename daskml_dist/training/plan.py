@@ -202,6 +202,12 @@ def _policy_of_stages(settings: Settings, model: StepModel) -> Policy:
             "The stages of a pipeline hold the parameters and sum the gradients of all lanes. "
             "Use policy='allreduce' or 'sync' without servers or compression, or pipeline=None."
         )
+    stages, n_layers = settings.pipeline.stages, len(model.layers)
+    if stages > n_layers:
+        raise InvalidParameterError(
+            f"Pipeline(stages={stages}): the network has {n_layers} layers with parameters, of "
+            f"which each stage takes one at least. Use Pipeline(stages={n_layers}) or fewer."
+        )
     for name, value in [("clip", settings.clip), ("micro_batch_size", settings.micro_batch)]:
         if value is not None:
             raise InvalidParameterError(
