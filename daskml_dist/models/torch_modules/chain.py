@@ -80,7 +80,7 @@ def chain_of(
 
 @contextmanager
 def _watched(module: Any, children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
-    """What goes into the first of some children meanwhile, and what comes out of each."""
+    """Input of the first of some children meanwhile, and the output of each."""
     seen: list[Any] = []
 
     def first(_: Any, given: tuple[Any, ...]) -> None:

@@ -106,7 +106,7 @@ class TorchChain(TorchModel, StagedModel):
         stage = self._made.get(layers)
         if stage is None or stage.flat.dtype != w.dtype:
             stage = self._made[layers] = _Stage(self, layers, w)
-        return stage  # type: ignore[no-any-return]
+        return stage
 
 
 class _Stage(FlatModule):

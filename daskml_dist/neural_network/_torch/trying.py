@@ -1,4 +1,4 @@
-"""What is looked at before a fit of a module: rows that it is tried with, batches, the way out."""
+"""Checks before a fit of a module: a trial on some rows, batches, the way to the workers."""
 
 from __future__ import annotations
 
