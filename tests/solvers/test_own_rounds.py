@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
 from daskml_dist.data.collection import as_collection
-from daskml_dist.errors import InvalidParameterError, MessageError
+from daskml_dist.errors import DivergedError, InvalidParameterError, MessageError
 from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import OwnedStatistic, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.training.callbacks import CallbackList
@@ -353,13 +353,15 @@ class Asks(Solver):
         return Solution([sums(self.statistic) for _ in range(self.times)][-1])
 
 
-def _asked(solver: Solver, client: Client | None, **run: Any) -> Array:
+def _asked(
+    solver: Solver, client: Client | None, callbacks: Sequence[Any] = (), **run: Any
+) -> Array:
     settings = RunSettings(n_lanes=3, **run)
     with open_engine(as_collection(LAZY if client else X), client) as engine:
         rows = Rows.of(Survey(engine.survey(3)), None, None, False)
         lanes = engine.lanes(3, shared=True, passes=3)
         fit = make_solver_fit(Points(6), solver, rows, lanes, None, None, settings)
-        result = engine.train(fit, CallbackList([]))
+        result = engine.train(fit, CallbackList(callbacks))
     assert isinstance(result.state, Solution)
     return result.state.w
 
@@ -388,6 +390,26 @@ def test_a_question_that_nobody_can_read_ends_the_fit_soon(client: Client) -> No
     garbled = Asks(1, statistic=Garbled(note="no number"))  # type: ignore[arg-type]
     with pytest.raises(MessageError, match=r"with nobody lost.*cannot be read.*same version"):
         _asked(garbled, client)
+
+
+def test_what_a_solver_raises_ends_the_fit_at_once(client: Client) -> None:
+    """The other trainer's broken connection is often heard of before the cause of it."""
+    begun = []
+
+    class Count:
+        def on_generation(self, run: Any, event: Any) -> None:
+            begun.append(event)
+
+    @dataclass(frozen=True)
+    class Fails(Asks):
+        def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
+            sums(self.statistic)
+            raise DivergedError("It cannot go on.")
+
+    for _ in range(5):
+        with pytest.raises(DivergedError, match="It cannot go on"):
+            _asked(Fails(1), client, [Count()])
+    assert len(begun) < 5  # one now and then, where this machine is slow to tell
 
 
 def test_a_solver_may_not_ask_more_than_it_says() -> None:
