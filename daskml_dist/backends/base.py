@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.board import Board
+from daskml_dist.backends.centres import assign, nearest_of_all
 from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.backends.step import Step
 
@@ -119,6 +120,32 @@ class Backend(ABC):
         apart = X - namespace(X).take(mean, at, axis=0)
         apart *= apart
         self.add_rows(apart, at, weight, out)
+
+    def assign(self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any) -> Any:
+        """Add each row, times its weight, to the sums of its nearest centre.
+
+        Parameters
+        ----------
+        X : rows of shape (n, n_features)
+        shift : array of shape (n_features,), or None
+            Taken from each row first, so that rows lie near the origin; None: they are taken as
+            they are, as sparse ones always are.
+        centres : array of shape (k, n_features)
+            Of the dtype of the rows' arithmetic, like `shift` and `weight`.
+        weight : array of shape (n,) or None
+        out : array of float64 of shape (k, 1 + n_features)
+            Weight of each centre's rows, and their weighted sum.
+
+        Returns
+        -------
+        scalar, or array of no dimension where the rows lie
+            Sum of the weighted squared distances.
+        """
+        return assign(self, X, shift, centres, weight, out)
+
+    def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
+        """The nearest centre of each row (the first of several), and the squared distance."""
+        return nearest_of_all(self, X, shift, centres)
 
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:

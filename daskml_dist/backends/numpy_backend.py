@@ -13,7 +13,7 @@ from scipy import sparse
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.board import Board
 from daskml_dist.backends.csr_rows import CSRRows
-from daskml_dist.backends.host_products import add_matmul
+from daskml_dist.backends.host_products import add_matmul, curved_rows, whole_vectors
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
 from daskml_dist.backends.step import Step
@@ -23,12 +23,12 @@ __all__ = ["NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
-#: Bytes of scaled rows of which the symmetric product is made at once.
-_SCALED = 1 << 19
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
 FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
 _FUSED_FROM = 1 << 13
+#: Products of rows and centres from which compiled loops over them are worth it, likewise.
+_CENTRES_FROM = 1 << 20
 #: Steps of a fit that gather their rows at most, and entries of these.
 _GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
@@ -183,7 +183,7 @@ class NumpyBackend(Backend):
         run = dense_kernels.kernel(kernel, X.dtype.char, sums.dtype.char)
         n_features = X.shape[1]
         scaled = self._scratch.empty(
-            "scaled", (_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype
+            "scaled", (curved_rows(X), whole_vectors(n_features + 1)), X.dtype
         )
         scaled[:, n_features:] = 0
         loss = flat = 0.0
@@ -307,7 +307,7 @@ class NumpyBackend(Backend):
             super().add_products(X, side, weight, out)
             return
         (n, d), n_side = X.shape, side.shape[1]
-        packed = self._scratch.empty("scaled", (n, _whole_vectors(d + n_side)), X.dtype)
+        packed = self._scratch.empty("scaled", (n, whole_vectors(d + n_side)), X.dtype)
         packed[:, :d] = X
         packed[:, d : d + n_side] = side
         packed[:, d + n_side :] = 0
@@ -331,6 +331,20 @@ class NumpyBackend(Backend):
             csr_kernels.add_rows(X.X.indptr, X.X.indices, X.X.data, X.rows, at, weight, out)
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
+
+    def assign(
+        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any
+    ) -> float:
+        """Dense rows: a product, and one compiled look at it while a cache holds it."""
+        if (kernels := _centre_kernels(X, shift, centres)) is None:
+            return float(super().assign(X, shift, centres, weight, out))
+        return float(kernels.assign(X, shift, centres, weight, out, self._scratch))
+
+    def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
+        """Dense rows: likewise."""
+        if (kernels := _centre_kernels(X, shift, centres)) is None:
+            return super().nearest(X, shift, centres)
+        return tuple(kernels.nearest(X, shift, centres, self._scratch))
 
     def add_squares(
         self,
@@ -358,16 +372,15 @@ def _has_kernel(
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
 
 
-def _whole_vectors(n_columns: int) -> int:
-    """Columns with which BLAS is fastest: so many, or a few more."""
-    return -(-n_columns // 8) * 8
+def _centre_kernels(X: Any, shift: Any | None, centres: NDArray[Any]) -> Any | None:
+    """Compiled loops over centres, where they take these rows and are worth loading numba for."""
+    if shift is None or not isinstance(X, np.ndarray) or not X.flags.c_contiguous:
+        return None
+    if X.size * len(centres) < _CENTRES_FROM:
+        return None
+    from daskml_dist.backends import centre_kernels
 
-
-def _curved_rows(X: NDArray[Any]) -> int:
-    """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
-    n, n_features = X.shape
-    cached = _SCALED // (n_features * X.itemsize)
-    return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
+    return centre_kernels
 
 
 def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
