@@ -18,7 +18,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, scalar
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.race import FirstRows
+from daskml_dist.solvers.race import FirstRows, some_rows
 from daskml_dist.solvers.rows import to_rows
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds, choose
 
@@ -83,9 +83,13 @@ class Farthest(FirstRows):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         centres = to_rows(self.centres, rows.X, backend)
         shift = None if self.shift is None else to_rows(self.shift, rows.X, backend)
-        labels, apart = (backend.to_numpy(a) for a in backend.nearest(rows.X, shift, centres))
-        weight = np.ones(len(apart)) if rows.weight is None else backend.to_numpy(rows.weight)
-        self.keep(np.where(weight > 0, apart, 0.0), [labels, weight], rows.X, out, backend)
+        for part in some_rows(rows, backend):
+            found = backend.nearest(part.X, shift, centres)
+            labels, apart = (backend.to_numpy(array) for array in found)
+            weight = np.ones(len(apart)) if part.weight is None else backend.to_numpy(part.weight)
+            (at,) = np.nonzero(weight > 0)
+            facts = [labels[at], weight[at]]
+            self.keep(at, apart[at], facts, part.X, out, backend)
         return float("nan")
 
 

@@ -27,7 +27,7 @@ from daskml_dist.backends.namespace import (
 )
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Statistic
-from daskml_dist.solvers.race import FirstRows, exponentials
+from daskml_dist.solvers.race import FirstRows, drawn, some_rows
 from daskml_dist.solvers.rows import is_sparse, to_rows
 
 __all__ = ["CandidateWeights", "Closest", "Seeds", "choose"]
@@ -118,14 +118,17 @@ class Seeds(_OfCandidates, FirstRows):
     round: int
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        keys, loss = 1 / exponentials(rows, self.seed, self.round), float("nan")
-        if self.groups:
-            loss = scalar(self._meet(rows, backend))
-            keys *= backend.to_numpy(rows.state[:, 0])
-        if rows.weight is not None:
-            keys *= backend.to_numpy(rows.weight)
-        self.keep(keys, [], rows.X, out, backend)
-        return loss
+        loss = 0.0 if self.groups else float("nan")
+        for part in some_rows(rows, backend):
+            mass = np.ones(part.X.shape[0])
+            if self.groups:
+                loss = loss + self._meet(part, backend)
+                mass = backend.to_numpy(part.state[:, 0])
+            if part.weight is not None:
+                mass = mass * backend.to_numpy(part.weight)
+            at, keys = drawn(part, mass, float(out[-1, 0]), self.seed, self.round)
+            self.keep(at, keys, [], part.X, out, backend)
+        return scalar(loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +145,12 @@ class CandidateWeights(_OfCandidates, Statistic):
         return sum(map(len, self.groups)), 1
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        loss = self._meet(rows, backend)
-        labels = cast(rows.state[:, 1], namespace(rows.state).int64)
-        each = ones((labels.shape[0], 1), rows.state.dtype, like=labels)
-        backend.add_rows(each, labels, rows.weight, out)
+        loss = 0.0
+        for part in some_rows(rows, backend):
+            loss = loss + self._meet(part, backend)
+            labels = cast(part.state[:, 1], namespace(part.state).int64)
+            each = ones((labels.shape[0], 1), part.state.dtype, like=labels)
+            backend.add_rows(each, labels, part.weight, out)
         return scalar(loss)
 
 
