@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
 from daskml_dist.comm.devices import meet_devices
@@ -164,6 +165,7 @@ class Trainer:
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
                 _blas().limit(limits=1, user_api="blas"),
+                arithmetic(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_of_lane),
                 np.errstate(over="ignore", invalid="ignore"),
                 fit_memory(backend_of(self._fit), "What a step makes of its rows"),
