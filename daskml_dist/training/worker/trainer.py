@@ -251,7 +251,8 @@ class Trainer:
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             if self._fit.work.in_pairs:
                 return group
-            host = share_memory(group, self._wait, self._credentials.shared_memory)
+            allowed = self._credentials.shared_memory
+            host = share_memory(group, self._wait, allowed, own_core=bool(self._cores))
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":
                 return host
