@@ -30,6 +30,8 @@ class ServerState:
         Clock at which the lanes start.
     n_steps : int
         Steps of a lane in a pass.
+    kept : int
+        Snapshots that are kept.
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class ServerState:
         ledger: PassLedger | None,
         clock: int,
         n_steps: int,
+        kept: int,
     ) -> None:
-        self.snapshots = SnapshotKeeper(len(lanes))
+        self.snapshots = SnapshotKeeper(len(lanes), kept)
         #: Pushes that came too late or twice.
         self.dropped = 0
         self._policy = policy
