@@ -167,7 +167,7 @@ def test_a_killed_worker_changes_nothing(
 @pytest.mark.parametrize("n_lanes", quick([1, 2, 8], 8))
 def test_defaults_learn_the_digits_on_any_number_of_lanes(n_lanes: int) -> None:
     X, y = rows()
-    params = {"random_state": 0, "max_iter": 60}
+    params = {"random_state": 0, "max_iter": 30}
     found = MLPClassifier(**params, run=Run(n_lanes=n_lanes)).fit(X[::2], y[::2])
     with pytest.warns(ConvergenceWarning):
         their = theirs.MLPClassifier(**params).fit(X[::2], y[::2])
