@@ -58,11 +58,21 @@ def _sums(function: _F) -> _F:
 
 
 @_rows
+def _zeros(n: Any, dtype: Any) -> Any:
+    """Zeros; numba takes two seconds to compile its own."""
+    numbers = np.empty(n, dtype)
+    for i in range(n):
+        numbers[i] = 0
+    return numbers
+
+
+@_rows
 def _in_vectors(w: Any, n_features: Any) -> Any:
     """Coefficients, with zeros behind them that make the last vector whole."""
     n = LINE // w.itemsize
-    coef = np.zeros((n_features + n - 1) // n * n, w.dtype)
-    coef[:n_features] = w[:n_features]
+    coef = _zeros((n_features + n - 1) // n * n, w.dtype)
+    for j in range(n_features):
+        coef[j] = w[j]
     return coef
 
 
@@ -76,8 +86,10 @@ def _n_in_place(n: Any, size: Any, coef: Any) -> Any:
 def _rest_of(X: Any) -> Any:
     """Copy of rows, with zeros behind them that make groups and the last vector whole."""
     n, size = len(X), X.shape[1] * X.itemsize
-    rest = np.zeros((n + _GROUP - 1) // _GROUP * _GROUP * size + LINE, np.uint8)
-    rest[: n * size] = array_at(pointer(X.ctypes.data), n * size, np.uint8)
+    rest = _zeros((n + _GROUP - 1) // _GROUP * _GROUP * size + LINE, np.uint8)
+    given = array_at(pointer(X.ctypes.data), n * size, np.uint8)
+    for i in range(n * size):
+        rest[i] = given[i]
     return rest
 
 
@@ -85,8 +97,9 @@ def _rest_of(X: Any) -> Any:
 def _rest_of_numbers(numbers: Any, start: Any) -> Any:
     """Copy of what rows have one number of, likewise; of no numbers none."""
     n = max(len(numbers) - start, 0)
-    rest = np.zeros((n + _GROUP - 1) // _GROUP * _GROUP, numbers.dtype)
-    rest[:n] = numbers[start:]
+    rest = _zeros((n + _GROUP - 1) // _GROUP * _GROUP, numbers.dtype)
+    for i in range(n):
+        rest[i] = numbers[start + i]
     return rest
 
 
@@ -210,7 +223,8 @@ def _in_groups(
     rows, step = read.ctypes.data, max(1, _TILE // (_GROUP * size)) * _GROUP
     loss = flat = 0.0
     for start in range(0, len(y), _MOST_ROWS):
-        part[:] = 0
+        for j in range(len(part)):
+            part[j] = 0
         end = min(start + _MOST_ROWS, len(y))
         for i in range(start, end, step):
             some = slice(i, min(i + step, end))
@@ -248,7 +262,7 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any) ->
         Sum of the losses; weight of the rows without curvature, where `scaled` is asked for.
     """
     (n, n_features), size = X.shape, X.shape[1] * X.itemsize
-    sums, coef = np.zeros(len(w)), _in_vectors(w, n_features)
+    sums, coef = _zeros(len(w), np.float64), _in_vectors(w, n_features)
     bias = w[n_features] if len(w) > n_features else w.dtype.type(0)
     m = _n_in_place(n, size, coef)
     # Arrays of the same types as those of the rest: compiling takes seconds for each other one.
