@@ -14,11 +14,14 @@ from daskml_dist.comm.hosts import see_hosts
 from daskml_dist.comm.life import SocketLife
 from daskml_dist.comm.packing import pack, pack_parts, unpack
 from daskml_dist.comm.shared_group import SharedGroup
+from daskml_dist.comm.shared_memory import LONG_LOOK, LOOK
 
 __all__ = ["TwoLevels", "share_memory"]
 
 
-def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
+def share_memory(
+    peers: PeerGroup, wait: Wait, allowed: bool, own_core: bool = False
+) -> Communicator:
     """The fastest communicator of the same ranks.
 
     Parameters
@@ -28,6 +31,8 @@ def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
     wait : Wait
     allowed : bool
         Whether this rank takes part; all ranks must call, whatever they say.
+    own_core : bool
+        Whether nobody else wants this rank's processor: it then looks longer for the others.
     """
     try:
         hosts, places = see_hosts(peers, allowed)
@@ -41,7 +46,8 @@ def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
     local = None
     if len(places) > 1:
         lives = {r: SocketLife(peers.control(r)) for r in places if r != peers.rank}
-        local = SharedGroup(peers.rank, places, lives, wait, peers.close)
+        look = LONG_LOOK if own_core else LOOK
+        local = SharedGroup(peers.rank, places, lives, wait, peers.close, look)
     if len(hosts) == 1 and local is not None:
         return local
     return TwoLevels(peers, local, hosts)

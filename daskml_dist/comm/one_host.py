@@ -17,7 +17,7 @@ from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.hosts import find_memory, make_memory
 from daskml_dist.comm.life import ProcessLife
 from daskml_dist.comm.shared_group import Places, SharedGroup
-from daskml_dist.comm.shared_memory import here
+from daskml_dist.comm.shared_memory import LOOK, here
 
 __all__ = ["OneHost", "Tell"]
 
@@ -45,7 +45,9 @@ class OneHost:
         segment, bell, memory = self._own
         return [here(), os.getpid(), memory, bell.descriptor, segment.token.hex()]
 
-    def group(self, rank: int, places: list[Any], tell: Tell, wait: Wait) -> SharedGroup | None:
+    def group(
+        self, rank: int, places: list[Any], tell: Tell, wait: Wait, look: float = LOOK
+    ) -> SharedGroup | None:
         """The communicator of all ranks; None on all of them where some do not see each other.
 
         Parameters
@@ -56,6 +58,8 @@ class OneHost:
         tell : callable
             Takes what this rank says next; waits for and returns what all say.
         wait : Wait
+        look : float
+            Seconds to look for the others without sleeping.
         """
         places = [_checked(place) for place in places]
         if not places[0][0] or any(place[0] != places[0][0] for place in places):
@@ -63,7 +67,7 @@ class OneHost:
         seen = self._seen(rank, places)
         if not all(said is True for said in tell(seen is not None)) or seen is None:
             return None
-        return SharedGroup(rank, *seen, wait)
+        return SharedGroup(rank, *seen, wait, look=look)
 
     def _seen(
         self, rank: int, places: list[list[Any]]

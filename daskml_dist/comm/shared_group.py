@@ -24,7 +24,7 @@ from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.life import Life
 from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.shared_memory import Bell, SharedSegment, Sleeper, fence
+from daskml_dist.comm.shared_memory import LOOK, Bell, SharedSegment, Sleeper, fence
 from daskml_dist.comm.socket import gone
 from daskml_dist.comm.tree import merge_in_pairs
 from daskml_dist.comm.writer import Writer
@@ -57,6 +57,8 @@ class SharedGroup(Communicator):
     wait : Wait
     close : callable
         Called when the group is closed.
+    look : float
+        Seconds to look for the others without sleeping.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class SharedGroup(Communicator):
         lives: Mapping[int, Life],
         wait: Wait,
         close: Callable[[], None] = lambda: None,
+        look: float = LOOK,
     ) -> None:
         super().__init__()
         ranks = sorted(places)
@@ -82,7 +85,7 @@ class SharedGroup(Communicator):
             (
                 places[r][0].words,
                 places[r][1],
-                Sleeper(bell, self._words, _ASLEEP, lives[r], wait),
+                Sleeper(bell, self._words, _ASLEEP, lives[r], wait, look),
             )
             for r in ranks
             if r != rank

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
 from daskml_dist.comm.devices import meet_devices
@@ -21,6 +22,7 @@ from daskml_dist.comm.meet import share_memory
 from daskml_dist.comm.one_host import OneHost, Tell
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.shared_memory import LONG_LOOK, LOOK
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
@@ -165,6 +167,7 @@ class Trainer:
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
                 _blas().limit(limits=1, user_api="blas"),
+                arithmetic(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_of_lane),
                 np.errstate(over="ignore", invalid="ignore"),
                 fit_memory(backend_of(self._fit), "What a step makes of its rows"),
@@ -266,7 +269,8 @@ class Trainer:
         memory = OneHost(enough and self._credentials.shared_memory)
         try:
             places = self._take_seats(tell, memory.place)
-            return memory.group(self._spec.rank, places, tell, self._wait)
+            look = LONG_LOOK if self._cores else LOOK
+            return memory.group(self._spec.rank, places, tell, self._wait, look)
         finally:
             memory.close()
 
@@ -280,7 +284,8 @@ class Trainer:
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             if self._fit.work.in_pairs:
                 return group
-            host = share_memory(group, self._wait, self._credentials.shared_memory)
+            allowed = self._credentials.shared_memory
+            host = share_memory(group, self._wait, allowed, own_core=bool(self._cores))
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":
                 return host
