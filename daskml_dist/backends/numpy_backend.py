@@ -233,9 +233,14 @@ class NumpyBackend(Backend):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
+        few: bool = False,
     ) -> Any | None:
-        """A compiled loop reads dense rows, for losses that numba compiles and one output."""
-        if shape[1] > 1 or loss.at_row is None or n_rows > _AT_ONCE:
+        """A compiled loop reads rows, for losses that numba compiles and one output."""
+        if shape[1] > 1 or loss.at_row is None:
+            return None
+        if few:
+            return _csr_gather(loss, shape, blocks, n_rows)
+        if n_rows > _AT_ONCE:
             return None
         if any(sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values()):
             return None
@@ -263,6 +268,10 @@ class NumpyBackend(Backend):
         """One compiled loop, for optimizers with an `at_entry`."""
         if not _compiles(gather.dtype, optimizer, step):
             return None
+        if step.coordinates:
+            from daskml_dist.backends import csr_team
+
+            return csr_team.CSRSteps(gather, optimizer, step)
         from daskml_dist.backends import host_gather
 
         return host_gather.BatchSteps(gather, optimizer, step)
@@ -274,6 +283,10 @@ class NumpyBackend(Backend):
         kinds = {gather.dtype for gather in gathers if gather is not None}
         if len(kinds) != 1 or not _compiles(kinds.pop(), optimizer, step):
             return None
+        if step.coordinates:
+            from daskml_dist.backends import csr_team
+
+            return csr_team.CSRTeam(gathers, optimizer, step, board)
         from daskml_dist.backends import team_steps
 
         return team_steps.TeamSteps(gathers, optimizer, step, board)
@@ -367,6 +380,22 @@ def _curved_rows(X: NDArray[Any]) -> int:
     n, n_features = X.shape
     cached = _SCALED // (n_features * X.itemsize)
     return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
+
+
+def _csr_gather(
+    loss: Any,
+    shape: tuple[int, int],
+    blocks: Mapping[int, tuple[Any, Any, Any | None]],
+    n_rows: int,
+) -> Any | None:
+    """Gather of CSR rows, where `csr_gradient` would make their gradients."""
+    same = all(X.dtype == y.dtype and X.dtype.kind == "f" for X, y, _ in blocks.values())
+    csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
+    if not (same and csr) or shape[0] > np.iinfo(np.int32).max:
+        return None
+    from daskml_dist.backends import csr_gather
+
+    return csr_gather.make(loss, blocks, n_rows)
 
 
 def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
