@@ -54,7 +54,9 @@ def _part(
         if i + _ENDS_AHEAD < n_rows:
             prefetch(here[0] + rows[i + _ENDS_AHEAD] * index_item)
         if i + _ENTRIES_AHEAD < n_rows:
-            ahead = array_at(pointer(here[0] + rows[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype)
+            ahead = array_at(
+                pointer(here[0] + rows[i + _ENTRIES_AHEAD] * index_item), 2, like.dtype
+            )
             a, b = np.int64(ahead[0]), np.int64(ahead[1])
             for at in range(here[1] + a * index_item, here[1] + b * index_item, 64):
                 prefetch(at)
@@ -87,11 +89,11 @@ def _part(
             j: Any = np.uint64(column[k])
             # Half of the columns are new, which no processor guesses: so there is no branch.
             had = np.int64(place[j])
-            at = n if had < 0 else had
-            place[j], index[np.uint64(n)] = at, column[k]
+            to = n if had < 0 else had
+            place[j], index[np.uint64(n)] = to, column[k]
             n += had < 0
             values[np.uint64(n)] = 0
-            values[np.uint64(at)] += x[k] * g
+            values[np.uint64(to)] += x[k] * g
     return total, slopes, n
 
 
@@ -112,11 +114,11 @@ def _gradient(
     while p < len(parts) and parts[p, 0] == batch:
         n_runs, counted = parts[p, 4], parts[p, 3] != 0
         starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
-        rows = starts
+        rows: Any = starts
         if counted:
             counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
             rows = np.empty(counts.sum(), np.int64)
-            at = 0
+            at = np.int64(0)
             for r in range(n_runs):
                 for i in range(counts[r]):
                     rows[at + i] = starts[r] + i
@@ -184,7 +186,9 @@ def make(
 def _arrays(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> list[Any]:
     # All are so nearly always, and nothing is copied.
     indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
-    values = (None if a is None else np.require(a, X.dtype, ["C", "A"]) for a in (X.data, y, weight))
+    values = (
+        None if a is None else np.require(a, X.dtype, ["C", "A"]) for a in (X.data, y, weight)
+    )
     return [indptr, indices, *values]
 
 

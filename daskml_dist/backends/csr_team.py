@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
-from daskml_dist.backends.board import Board, OwnBoard
+from daskml_dist.backends.board import OwnBoard
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.coordinate_update import update_at
 from daskml_dist.backends.csr_gather import CSRGather
@@ -38,7 +38,7 @@ def _gradient(
     place: Any, parameters: Any, n_features: Any,
 ) -> Any: ...  # fmt: skip
 def _tell(own: Any, turn: Any, others: Any) -> None: ...
-def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool: ...
+def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
 def _update(
     state: Any, index: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any,
     paid: Any, charged: Any, charge: Any, longest: Any, numbers: Any,
@@ -97,7 +97,9 @@ def _read(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, valu
         values[begin + i] = sums[i]
 
 
-def _add_up(order: Any, sizes: Any, index: Any, values: Any, place: Any, union: Any, total: Any) -> Any:
+def _add_up(
+    order: Any, sizes: Any, index: Any, values: Any, place: Any, union: Any, total: Any
+) -> Any:
     """Add up the gradients of all lanes, in their order; return how many columns there are."""
     n = np.int64(0)
     for at in range(len(order)):

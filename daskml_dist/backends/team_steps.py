@@ -23,7 +23,6 @@ from daskml_dist.backends.board import Board
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.flags import look, nanoseconds, pause, raise_flag, ring, yield_processor
-from daskml_dist.backends.host_gather import HostGather
 from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.pointers import array_at, pointer
 
@@ -43,7 +42,7 @@ def _update(
 
 
 def _tell(own: Any, turn: Any, others: Any) -> None: ...
-def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool: ...
+def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
 
 
 _rest = _update  # at a learning rate of 0
@@ -194,7 +193,7 @@ class TeamSteps:
 
     Parameters
     ----------
-    gathers : list of HostGather or None
+    gathers : list of HostGather, CSRGather or None
         Of each own lane, of one loss and dtype; None of one without rows.
     optimizer : Optimizer
         With an `at_entry`.
@@ -205,7 +204,7 @@ class TeamSteps:
     """
 
     def __init__(
-        self, gathers: Sequence[HostGather | None], optimizer: Any, step: Step, board: Board
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
     ) -> None:
         some = [gather for gather in gathers if gather is not None]
         first = some[0]
@@ -258,14 +257,14 @@ class TeamSteps:
         return self._run(self._loop, self._board, where, parts, counts, rest)
 
     def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
-        """What the loop is given of each step."""
+        """Numbers of each step."""
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
         numbers = [self._optimizer.numbers(step.number) for step in steps]
         return rows, rates, np.array(numbers, steps[0].w.dtype)
 
     def _arrays(self, step: Step) -> tuple[Any, ...]:
-        """What the loop changes."""
+        """Arrays that the loop changes."""
         return (tuple(array.reshape(-1) for array in self._state),)
 
     def _run(self, *given: Any) -> TeamRun:
@@ -273,7 +272,7 @@ class TeamSteps:
 
     def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
         """Batches of all own lanes, by step."""
-        found, blocks = [], 0
+        blocks, found = 0, list[NDArray[np.int64]]()
         for place, (gather, batches) in enumerate(zip(self._gathers, lanes, strict=True)):
             if gather is None:
                 continue
