@@ -74,11 +74,9 @@ class Step:
     n_penalised : int
         Leading rows that it applies to.
     coordinates : bool, default=False
-        Whether it moves only parameters that the batch's rows touch; on devices without a penalty.
-    paid : float64 array of shape (n_rows,), optional
-        Up to where each row has paid its penalty, as a sum of learning rates.
-    charged : float, default=0.0
-        Sum of the learning rates with this step's.
+        Whether it moves only parameters that rows touch; on devices without a penalty.
+    paid, charged : float64 array of shape (n_rows,) or None, float
+        Up to where each row has paid its penalty, and the sum of the learning rates by now.
     """
 
     w: Any

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.draws import Draw
@@ -177,10 +178,17 @@ class CSRGather:
 
 
 def make(
-    loss: Any, blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int
+    loss: Any,
+    shape: tuple[int, int],
+    blocks: Mapping[int, tuple[Any, Any, Any | None]],
+    n_rows: int,
 ) -> CSRGather | None:
-    """A gather, for losses whose gradient along sparse rows is one loop elsewhere too."""
-    return CSRGather(loss, blocks, n_rows) if loss.kernel in AT_ROW else None
+    """A gather, where `csr_gradient` has one loop for the gradients of such rows."""
+    csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
+    if not csr or loss.kernel not in AT_ROW or shape[0] > np.iinfo(np.int32).max:
+        return None
+    kinds = {array.dtype for X, y, _ in blocks.values() for array in (X, y)}
+    return CSRGather(loss, blocks, n_rows) if len(kinds) == 1 else None
 
 
 def _arrays(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> list[Any]:

@@ -239,7 +239,9 @@ class NumpyBackend(Backend):
         if shape[1] > 1 or loss.at_row is None:
             return None
         if few:
-            return _csr_gather(loss, shape, blocks, n_rows)
+            from daskml_dist.backends import csr_gather
+
+            return csr_gather.make(loss, shape, blocks, n_rows)
         if n_rows > _AT_ONCE:
             return None
         if any(sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values()):
@@ -380,22 +382,6 @@ def _curved_rows(X: NDArray[Any]) -> int:
     n, n_features = X.shape
     cached = _SCALED // (n_features * X.itemsize)
     return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
-
-
-def _csr_gather(
-    loss: Any,
-    shape: tuple[int, int],
-    blocks: Mapping[int, tuple[Any, Any, Any | None]],
-    n_rows: int,
-) -> Any | None:
-    """Gather of CSR rows, where `csr_gradient` would make their gradients."""
-    same = all(X.dtype == y.dtype and X.dtype.kind == "f" for X, y, _ in blocks.values())
-    csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
-    if not (same and csr) or shape[0] > np.iinfo(np.int32).max:
-        return None
-    from daskml_dist.backends import csr_gather
-
-    return csr_gather.make(loss, blocks, n_rows)
 
 
 def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
