@@ -74,7 +74,9 @@ class Step:
     n_penalised : int
         Leading rows that it applies to.
     coordinates : bool, default=False
-        Whether it moves only parameters that the batch's rows touch; then without a penalty.
+        Whether it moves only parameters that rows touch; on devices without a penalty.
+    paid, charged : float64 array of shape (n_rows,) or None, float
+        Up to where each row has paid its penalty, and the sum of the learning rates by now.
     """
 
     w: Any
@@ -87,6 +89,8 @@ class Step:
     l2: float
     n_penalised: int
     coordinates: bool = False
+    paid: Any = None
+    charged: float = 0.0
 
     def state(self, optimizer: Any) -> list[Any]:
         """The parameters, and the slots in the order of the optimizer's."""
@@ -275,6 +279,7 @@ class Backend(ABC):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
+        few: bool = False,
     ) -> Any | None:
         """Gather of rows of blocks, without copying them.
 
@@ -287,10 +292,12 @@ class Backend(ABC):
             On the device.
         n_rows : int
             Of a batch at most.
+        few : bool
+            Whether steps move only parameters that the batch's rows touch.
 
         Returns
         -------
-        DeviceGather, HostGather or None
+        DeviceGather, HostGather, CSRGather or None
             Called with some draws of rows (at most as many as its `most`), it returns a function
             for each: of `w` and `out`, which adds the gradient of the rows' summed loss to `out`
             and returns the loss. None where rows are gathered by :meth:`rows`.

@@ -238,9 +238,16 @@ class NumpyBackend(Backend):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
+        few: bool = False,
     ) -> Any | None:
-        """A compiled loop reads dense rows, for losses that numba compiles and one output."""
-        if shape[1] > 1 or loss.at_row is None or n_rows > _AT_ONCE:
+        """A compiled loop reads rows, for losses that numba compiles and one output."""
+        if shape[1] > 1 or loss.at_row is None:
+            return None
+        if few:
+            from daskml_dist.backends import csr_gather
+
+            return csr_gather.make(loss, shape, blocks, n_rows)
+        if n_rows > _AT_ONCE:
             return None
         if any(sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values()):
             return None
@@ -268,6 +275,10 @@ class NumpyBackend(Backend):
         """One compiled loop, for optimizers with an `at_entry`."""
         if not _compiles(gather.dtype, optimizer, step):
             return None
+        if step.coordinates:
+            from daskml_dist.backends import csr_team
+
+            return csr_team.CSRSteps(gather, optimizer, step)
         from daskml_dist.backends import host_gather
 
         return host_gather.BatchSteps(gather, optimizer, step)
@@ -279,6 +290,10 @@ class NumpyBackend(Backend):
         kinds = {gather.dtype for gather in gathers if gather is not None}
         if len(kinds) != 1 or not _compiles(kinds.pop(), optimizer, step):
             return None
+        if step.coordinates:
+            from daskml_dist.backends import csr_team
+
+            return csr_team.CSRTeam(gathers, optimizer, step, board)
         from daskml_dist.backends import team_steps
 
         return team_steps.TeamSteps(gathers, optimizer, step, board)

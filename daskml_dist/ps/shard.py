@@ -151,8 +151,9 @@ class Shard:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once, where the state lies."""
-        known = not self.on_device or knows(self.rule.groups[0].optimizer)
-        return known and self.rule.steps_alone
+        if not self.on_device:
+            return self.rule.steps_alone
+        return self.rule.kernels_alone and knows(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
         """The step that comes next, of no rows, which changes nothing."""
@@ -173,7 +174,8 @@ class Shard:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self.step, 1)  # an empty one may be described before the first
-        return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k, few)
+        arrays = self.w, grad, self.slots
+        return Step(*arrays, rows, rate, number, l1, l2, k, few, self._paid, self._charged)
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -108,6 +108,8 @@ def make_fit(
     """
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
+    if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
+        settings = replace(settings, policy=settings.policy.of_single_rows())
     single_rows = _steps_row_by_row(settings, survey, model)
     most = _SPARSE_ROWS if _touches_few(survey, _SPARSE_ROWS) else _DENSE_ROWS
     batch_size = _batch_size(settings.batch_size, lanes, streaming, most)
@@ -127,7 +129,7 @@ def make_fit(
         rule=_rule(
             settings,
             model,
-            schedule=_schedule(settings, survey, model, few=single_rows or few),
+            schedule=_schedule(settings, survey, model, single_rows, few),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or few,
         ),
@@ -223,16 +225,26 @@ def _policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Poli
     return policy
 
 
-def _schedule(settings: Settings, survey: Survey, model: StepModel, few: bool) -> Schedule:
-    """The learning rates; an automatic one is in the units in which parameters must move.
+def _default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
+    """Learning rate where none is asked for.
 
-    Where a step touches `few` of the parameters, each has few steps to reach its place in.
+    Where a step touches `few` of the parameters, each has few steps to reach its place in; those of
+    batches are fewer than those of single rows.
     """
+    sparse, rows = optimizer.sparse_learning_rate, optimizer.row_learning_rate
+    if single_rows and rows is not None:
+        return rows
+    if (single_rows or few) and sparse is not None:
+        return sparse
+    return optimizer.default_learning_rate
+
+
+def _schedule(
+    settings: Settings, survey: Survey, model: StepModel, single_rows: bool, few: bool
+) -> Schedule:
+    """The learning rates; an automatic one is in the units in which parameters must move."""
     loss = None if model.linear is None else model.linear.loss
-    optimizer = settings.optimizer
-    default = optimizer.default_learning_rate
-    if few and optimizer.sparse_learning_rate is not None:
-        default = optimizer.sparse_learning_rate
+    default = _default_rate(settings.optimizer, single_rows, few)
     if settings.auto_rate and loss and loss.in_target_units and settings.optimizer.adaptive:
         spread = survey.target_spread
         if loss.center == "median":  # which a few targets far away do not move
@@ -301,16 +313,21 @@ def _batch_size(
 
 
 def _steps_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:
-    """Whether each row is an update of its own: sparse rows of many features, lanes that meet
-    seldom.
-    """
+    """Whether each row is an update of its own: where it may be, and lanes meet seldom."""
+    seldom = settings.policy.loop == "shared" or settings.policy.averages
+    return seldom and _may_step_row_by_row(settings, survey, model)
+
+
+def _may_step_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:
+    """Whether each row could be an update of its own: sparse rows of many features."""
     return (
         model.linear is not None
         and model.linear.loss.at_row is not None
-        and (settings.policy.loop == "shared" or settings.policy.averages)
         and settings.run.device != "gpu"
+        and settings.run.compression is None
         and settings.batch_size in ("auto", 1)
         and settings.average is None
+        and not settings.schedule.scales_with_staleness
         and model.parameters.width == 1
         and settings.optimizer.at_entry is not None
         and settings.optimizer.single_rows
