@@ -52,7 +52,7 @@ class BaseTorch(BaseNetwork):
     """
 
     _tensors = True
-    _run_used = tuple(name for name in BaseSteps._run_used if name != "compute_dtype")
+    _run_used = tuple(n for n in BaseSteps._run_used if n not in ("compute_dtype", "shard"))
     module: Any
     criterion: Any
     images: str | None

@@ -13,6 +13,7 @@ from daskml_dist.data.scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import StepModel
+from daskml_dist.models.columned import ColumnModel
 from daskml_dist.models.staged import StagedModel
 from daskml_dist.optimizers import NAG, GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
@@ -29,7 +30,7 @@ from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork
 
-__all__ = ["Settings", "make_fit", "make_target_shift"]
+__all__ = ["Settings", "check_columns", "make_fit", "make_target_shift"]
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
@@ -88,6 +89,7 @@ def make_fit(
     streaming: Streaming | None = None,
     scales: Scales | None = None,
     on_one_host: bool = False,
+    columns: tuple[int, ...] | None = None,
 ) -> FitSpec:
     """Put the maths of a fit together.
 
@@ -105,6 +107,8 @@ def make_fit(
         Of the features, where the optimizer uses them.
     on_one_host : bool
         Whether the lanes' workers share memory.
+    columns : tuple of int, or None
+        First column of each lane, and their number, where lanes hold columns.
     """
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
@@ -121,6 +125,8 @@ def make_fit(
     policy = _policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
         policy = _policy_of_stages(settings, model)
+    if columns is not None:
+        policy = _policy_of_columns(settings, model, streaming)
     work = StepWork(
         model=model,
         policy=policy,
@@ -143,6 +149,7 @@ def make_fit(
         compression=run.compression,
         micro_batch=settings.micro_batch,
         pipeline=settings.pipeline,
+        columns=columns,
     )
     lane_rows = training_rows(lanes, fraction)
     spec = rows.spec(dtype, lane_rows, streaming, fraction, run.compute_dtype)
@@ -209,6 +216,57 @@ def _policy_of_stages(settings: Settings, model: StepModel) -> Policy:
                 f"Pipeline(micro_batches=) cuts the batches. Use {name}=None."
             )
     return policy
+
+
+def check_columns(settings: Settings) -> None:
+    """Check settings of a fit whose lanes hold columns, as far as can be told before the fit.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    policy, run = settings.policy.of_one_host(), settings.run
+    if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
+        raise InvalidParameterError(
+            f'shard="features" under policy={settings.policy.name!r}: lanes that hold columns '
+            "make each step together, and the parameters stay with them. Use policy='allreduce' "
+            "or 'sync' without backup workers, servers or compression, or shard=\"rows\"."
+        )
+    if settings.pipeline is not None:
+        raise InvalidParameterError(
+            'shard="features" cuts the columns of the first layer, and a pipeline cuts between '
+            'layers. Use pipeline=None, or shard="rows".'
+        )
+    if run.on_lost_data == "skip":
+        raise InvalidParameterError(
+            'shard="features" with on_lost_data="skip": of rows that are lost, other lanes would '
+            'still have the other columns. Use on_lost_data="raise", or shard="rows".'
+        )
+    if settings.micro_batch is not None:
+        raise InvalidParameterError(
+            f'micro_batch_size={settings.micro_batch!r} with shard="features": the sums over a '
+            "batch are added up at once. Use micro_batch_size=None and a smaller batch_size."
+        )
+
+
+def _policy_of_columns(settings: Settings, model: StepModel, streaming: Streaming | None) -> Policy:
+    """Policy of lanes that hold columns: they step together, and hold the parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if not isinstance(model, ColumnModel):
+        raise InvalidParameterError(
+            f"{type(model).__name__} does not begin with products of the columns of X, which "
+            'could be added up. Use shard="rows".'
+        )
+    if streaming is not None:
+        raise InvalidParameterError(
+            'shard="features" keeps its rows in memory, and they do not fit. Use more workers, a '
+            'larger memory_budget, float32 or sparse rows, or shard="rows".'
+        )
+    return settings.policy.of_one_host()
 
 
 def _schedule(settings: Settings, survey: Survey, model: StepModel, few: bool) -> Schedule:

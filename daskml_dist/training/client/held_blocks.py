@@ -70,6 +70,10 @@ class HeldBlocks:
         #: Blocks that are made together at first.
         self.bundles: list[tuple[int, ...]] = []
 
+    def take(self, collection: Collection) -> None:
+        """Take the same rows cut otherwise, before any block is made."""
+        self._collection = collection
+
     # -- making --------------------------------------------------------------------------------
 
     def lazy(self) -> list[Any]:
@@ -124,7 +128,12 @@ class HeldBlocks:
             self._sources[key] = Future(key, self._client)
 
     def spread(self, n_blocks: int) -> int:
-        """Cut rows in memory into blocks, of a row at least; return how many."""
+        """Cut rows in memory into blocks, of a row at least; return how many.
+
+        Parts that hold columns are a block each.
+        """
+        if self._collection.columns is not None:
+            return len(self._collection.parts)
         n_rows = self._collection.n_rows or 0
         n_blocks = max(1, min(n_blocks, n_rows))
         self._cuts = np.arange(n_blocks + 1) * n_rows // n_blocks
@@ -205,19 +214,25 @@ class HeldBlocks:
         return self._sources[value.key] if isinstance(value, Delayed) else value
 
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
-        ((X, y, weight),) = self._collection.parts
-        make = self._collection.block_maker
-        whole = make(0, X, y, weight)
-        columns = (whole.X, whole.y, whole.sample_weight)
-        parts = [
-            [None if v is None else v[a:b] for v in columns]
-            for a, b in (self._cuts[i : i + 2] for i in numbers)
-        ]
+        make, parts = self._collection.block_maker, self._here(numbers)
         rows = self._client.scatter(parts, hash=False) if parts else []
         return {
             i: self._client.submit(make_bundle, make, (i,), [part], pure=False)
             for i, part in zip(numbers, rows, strict=True)
         }
+
+    def _here(self, numbers: list[int]) -> list[list[Any]]:
+        """X, y and weights of some blocks of rows in memory."""
+        make, parts = self._collection.block_maker, self._collection.parts
+        if self._collection.columns is not None:
+            made = (make(i, *parts[i]) for i in numbers)
+            return [[block.X, block.y, block.sample_weight] for block in made]
+        whole = make(0, *parts[0])
+        columns = (whole.X, whole.y, whole.sample_weight)
+        return [
+            [None if v is None else v[a:b] for v in columns]
+            for a, b in (self._cuts[i : i + 2] for i in numbers)
+        ]
 
     # -- losses --------------------------------------------------------------------------------
 

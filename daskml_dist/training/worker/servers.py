@@ -12,7 +12,7 @@ import numpy as np
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.ps.snapshots import LaneSnapshot, ServerSnapshot, whole
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
@@ -68,6 +68,9 @@ def joined_state(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
     """State that a fit ends with, from whoever holds it."""
+    ranges = [r.state for r in results if isinstance(r.state, StateParts)]
+    if ranges:
+        return StateParts.join(ranges)
     held = next((r.state for r in results if r.state is not None), None)
     parts = [s for s in shards if s is not None]
     if not parts:
@@ -90,7 +93,7 @@ def joined_left(
     Left, or None before the first step, and where parameters are not finite.
     """
     lefts = [r.left for r in results if r.left is not None]
-    lefts += [Left(r.state) for r in results if r.state is not None]
+    lefts += [Left(r.state) for r in results if isinstance(r.state, ShardState | Solution)]
     rows = sum(left.rows for left in lefts)
     if fit.work.uses_shards:
         if any(shard is None for shard in shards):

@@ -173,7 +173,9 @@ class Trainer:
     def _lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
         fit = self._fit
         if fit.rows.streaming is None:
-            return [Lane(s.lane, fit, self._rows(s), ready) for s in self._spec.lanes]
+            return [
+                Lane(s.lane, fit.of_lane(s.lane), self._rows(s), ready) for s in self._spec.lanes
+            ]
         readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
         # Reads that have begun end by themselves; nobody waits for them.
         stack.callback(readers.shutdown, wait=False, cancel_futures=True)
