@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,29 +11,20 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.models.base import BatchRows
 
-__all__ = ["ColumnModel"]
+__all__ = ["ColumnModel", "ColumnPart"]
 
 
 class ColumnModel(ABC):
     """Base class, beside `StepModel`, of models that are a function of ``X @ V``: their *head*.
 
-    Some columns of X and the rows of V that belong to them make up a model of their own; the sum
-    of the products of all such parts is what the head goes on with. What belongs to no column (an
-    intercept, parameters of the head) is of the last part.
-
-    Attributes
-    ----------
-    n_features : int
-        Columns of X.
-    has_head : bool
-        Whether the head has parameters; else every part can go on from the sum.
+    Some columns of X and the rows of V that belong to them make up a `ColumnPart`; the sum of the
+    products of all parts is what the head goes on with. What belongs to no column (an intercept,
+    parameters of the head) is of the last part.
     """
 
-    has_head: ClassVar[bool] = False
-
     @abstractmethod
-    def of_columns(self, start: int, stop: int) -> Any:
-        """The model of some neighbouring columns, itself a `StepModel` and a `ColumnModel`.
+    def of_columns(self, start: int, stop: int) -> ColumnPart:
+        """The part of some neighbouring columns, itself a `StepModel`.
 
         Its parameters are those of :meth:`rows_of_columns`; it begins where the whole one does.
         """
@@ -45,9 +36,21 @@ class ColumnModel(ABC):
         Those of the last columns are followed by those that belong to no column.
         """
 
+
+class ColumnPart(ABC):
+    """Base class, beside `StepModel`, of the part of a model that belongs to some columns of X.
+
+    Attributes
+    ----------
+    has_head : bool
+        Whether the head has parameters; else every part can go on from the sum of the products.
+    """
+
+    has_head: bool = False
+
     @abstractmethod
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """This part's share of what the head begins with.
+        """Share of the part in what the head begins with.
 
         Parameters
         ----------

@@ -13,14 +13,14 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, scalar, total, zeros
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
-from daskml_dist.models.columned import ColumnModel
+from daskml_dist.models.columned import ColumnModel, ColumnPart
 from daskml_dist.models.labels import label_codes
 
 __all__ = ["LinearModel"]
 
 
 @dataclass(frozen=True)
-class LinearModel(StepModel, ColumnModel):
+class LinearModel(StepModel, ColumnModel, ColumnPart):
     """A generalised linear model with one or more outputs.
 
     The parameters are one matrix `w` of shape ``(n_features + fit_intercept, width)``: a row
@@ -230,11 +230,11 @@ class LinearModel(StepModel, ColumnModel):
         return slice(start, stop + int(self.fit_intercept and is_last))
 
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """As in :class:`ColumnModel`: the raw predictions."""
+        """As in :class:`ColumnPart`: the raw predictions."""
         return self.raw_prediction(w, X, backend)
 
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
-        """As in :class:`ColumnModel`."""
+        """As in :class:`ColumnPart`."""
         if self.fit_intercept:
             backend.add_tdot(X, slope, out[:-1, :])
             out[-1, :] += total(slope, axis=0)
@@ -242,11 +242,11 @@ class LinearModel(StepModel, ColumnModel):
             backend.add_tdot(X, slope, out)
 
     def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """As in :class:`ColumnModel`."""
+        """As in :class:`ColumnPart`."""
         return self._loss_gradient(total, rows.y, rows.weight)
 
     def head_sums(self, w: Any, total: Any, rows: BatchRows, backend: Backend) -> Any:
-        """As in :class:`ColumnModel`."""
+        """As in :class:`ColumnPart`."""
         return self._scored(total, rows)
 
     # -- held-out rows -------------------------------------------------------------------------
