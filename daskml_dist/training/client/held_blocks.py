@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 from dask.delayed import Delayed, delayed
 from distributed import Client, Future
 
@@ -21,6 +20,7 @@ from daskml_dist.errors import DataLostError
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.rows_here import RowsHere
 from daskml_dist.training.client.telling import ask_of_bundles
 from daskml_dist.training.dask_internals import (
     free_tasks,
@@ -60,7 +60,7 @@ class HeldBlocks:
         self.hopeless: dict[int, str] = {}
         self._failed: Counter[int] = Counter()
         self._killed: Counter[int] = Counter()
-        self._cuts: Any = None
+        self._here: RowsHere | None = None
         #: Futures of the user's that blocks are made of, by key.
         self._sources: dict[Any, Any] = {}
         #: The run's first actor, which is submitted with the first blocks.
@@ -128,16 +128,9 @@ class HeldBlocks:
             self._sources[key] = Future(key, self._client)
 
     def spread(self, n_blocks: int) -> int:
-        """Cut rows in memory into blocks, of a row at least; return how many.
-
-        Parts that hold columns are a block each.
-        """
-        if self._collection.columns is not None:
-            return len(self._collection.parts)
-        n_rows = self._collection.n_rows or 0
-        n_blocks = max(1, min(n_blocks, n_rows))
-        self._cuts = np.arange(n_blocks + 1) * n_rows // n_blocks
-        return n_blocks
+        """Cut rows in memory into blocks; return how many."""
+        self._here = RowsHere(self._collection, n_blocks)
+        return len(self._here)
 
     def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
         """Start tasks, each on its part's worker where it has one: stealing must not move it."""
@@ -152,8 +145,16 @@ class HeldBlocks:
         return futures
 
     def _home(self, number: int) -> str | None:
-        home = self.homes[number] if self.homes else None
+        home = self.homes[number] if self.homes else self._owner(number)
         return home if home in self._membership.ready else None
+
+    def _owner(self, number: int) -> str | None:
+        """Worker of the lane that holds a block's columns; of data on workers Dask finds it."""
+        columns, ready = self._collection.columns, sorted(self._membership.ready)
+        if columns is None or self._sources or not ready:
+            return None
+        part = number * (len(columns) - 1) // len(self._collection.parts)
+        return ready[part * len(ready) // (len(columns) - 1)]
 
     def pin(self, number: int) -> list[str] | None:
         """Workers to look at a block on: its home, if that is there."""
@@ -214,25 +215,13 @@ class HeldBlocks:
         return self._sources[value.key] if isinstance(value, Delayed) else value
 
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
-        make, parts = self._collection.block_maker, self._here(numbers)
+        assert self._here is not None
+        make, parts = self._collection.block_maker, self._here.parts(numbers)
         rows = self._client.scatter(parts, hash=False) if parts else []
         return {
             i: self._client.submit(make_bundle, make, (i,), [part], pure=False)
             for i, part in zip(numbers, rows, strict=True)
         }
-
-    def _here(self, numbers: list[int]) -> list[list[Any]]:
-        """X, y and weights of some blocks of rows in memory."""
-        make, parts = self._collection.block_maker, self._collection.parts
-        if self._collection.columns is not None:
-            made = (make(i, *parts[i]) for i in numbers)
-            return [[block.X, block.y, block.sample_weight] for block in made]
-        whole = make(0, *parts[0])
-        columns = (whole.X, whole.y, whole.sample_weight)
-        return [
-            [None if v is None else v[a:b] for v in columns]
-            for a, b in (self._cuts[i : i + 2] for i in numbers)
-        ]
 
     # -- losses --------------------------------------------------------------------------------
 

@@ -68,10 +68,10 @@ def joined_state(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
     """State that a fit ends with, from whoever holds it."""
-    ranges = [r.state for r in results if isinstance(r.state, StateParts)]
-    if ranges:
+    if ranges := [r.state for r in results if isinstance(r.state, StateParts)]:
         return StateParts.join(ranges)
-    held = next((r.state for r in results if r.state is not None), None)
+    whole_ones = (r.state for r in results if not isinstance(r.state, StateParts))
+    held = next((state for state in whole_ones if state is not None), None)
     parts = [s for s in shards if s is not None]
     if not parts:
         assert held is not None

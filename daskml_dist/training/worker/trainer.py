@@ -24,7 +24,7 @@ from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
@@ -139,7 +139,7 @@ class Trainer:
             left=None if left is None else left(),
         )
 
-    def _run_generation(self, ready: Any) -> ShardState | Solution | None:
+    def _run_generation(self, ready: Any) -> ShardState | StateParts | Solution | None:
         spec = self._spec
         # Its own, since a loop may add conditions to it.
         self._wait = dataclasses.replace(self._bound)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.models.base import BatchRows
@@ -127,7 +128,7 @@ class Columns:
         return self._context.communicator.allreduce(total)
 
     def _in_lane_order(self, own: list[Any]) -> Any:
-        everyone = [
+        everyone: list[tuple[int, NDArray[np.int64] | None, NDArray[Any]]] = [
             (lane, None, part)
             for lanes, *theirs in self._context.communicator.allgather(own)
             for lane, part in zip(lanes.tolist(), theirs, strict=True)
@@ -197,7 +198,7 @@ class Columns:
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Go on from each lane's own parameters."""
         for own in self._ranges:
-            own.shard.restore(self._home.enter(lanes[own.lane.number].shard))
+            own.shard.restore(self._home.enter(lanes[own.lane.number].held))
 
     def left(self) -> Left | None:
         """The parameters as far as they came, where one trainer holds all."""
@@ -223,8 +224,10 @@ class Columns:
             )
 
     def state(self) -> StateParts:
-        """State of each lane's parameters."""
-        return StateParts({own.start: self._home.leave(own.shard.state()) for own in self._ranges})
+        """State of each lane's parameters, at the end: its own arrays, since they may be large."""
+        return StateParts(
+            {own.start: self._home.leave(own.shard.state(copy=False)) for own in self._ranges}
+        )
 
 
 def _all_rows(pieces: tuple[BatchRows, ...]) -> BatchRows:

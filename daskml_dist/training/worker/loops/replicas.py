@@ -85,7 +85,9 @@ def _draw_ahead(context: Context, run: _Run, done: int) -> None:
 
 def _restore(context: Context, connection: ShardedConnection, run: _Run) -> None:
     """Go on from the snapshots of the lanes that the fit went back to."""
-    snapshots: dict[int, LaneSnapshot] = connection.call("restore")["blob"]
+    own = [lane.number for lane in context.lanes]
+    some = {} if context.fit.steps.columns is None else {"lanes": own}
+    snapshots: dict[int, LaneSnapshot] = connection.call("restore", **some)["blob"]
     for lane in context.lanes:
         snapshot = snapshots[lane.number]
         lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
@@ -174,7 +176,7 @@ class _Summed:
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Go on from the parameters that came with the first lane."""
-        self._replica.restore(self._home.enter(lanes[0].shard))
+        self._replica.restore(self._home.enter(lanes[0].held))
 
     def left(self) -> Left:
         """The replica, as far as it came."""
@@ -276,7 +278,7 @@ class _Averaged:
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Go on from each lane's own parameters."""
         for number, replica in self._replicas.items():
-            replica.restore(self._home.enter(lanes[number].shard))
+            replica.restore(self._home.enter(lanes[number].held))
 
     def validation_weights(self) -> list[Any | None]:
         if not self._fit.rows.validation_fraction:
