@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.namespace import cast, is_host, namespace, zeros
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard
@@ -109,7 +109,7 @@ class Columns:
         own.w = own.out = None
         if not own.pieces:
             return None
-        own.w = shard.w if own.index is None else shard.w[own.index]
+        own.w = self._computed(shard.w if own.index is None else shard.w[own.index])
         found = [own.model.products(own.w, piece.X, own.lane.backend) for piece in own.pieces]
         own.busy = time.perf_counter() - since
         return found[0] if len(found) == 1 else namespace(found[0]).concat(found)
@@ -121,7 +121,7 @@ class Columns:
         if self._context.fit.run.deterministic:
             own = [np.array([each.lane.number for each in self._ranges])]
             own += [self._home.to_host(part) for part in parts]
-            return self._home.to_device(self._in_lane_order(own))
+            return self._computed(self._in_lane_order(own))
         total = parts[0]
         for part in parts[1:]:
             total += part
@@ -149,7 +149,11 @@ class Columns:
             given = [np.array(float(loss)), self._home.to_host(slope)]
             head.busy += time.perf_counter() - since
         (found,) = (theirs for theirs in self._context.communicator.allgather(given) if theirs)
-        return float(found[0]), self._home.to_device(found[1])
+        return float(found[0]), self._computed(found[1])
+
+    def _computed(self, array: Any) -> Any:
+        """An array where the lanes compute."""
+        return array if self._backend.device == "cpu" else self._backend.to_device(array)
 
     def _make_room(self, own: _Range) -> None:
         if own.out is None:
@@ -178,7 +182,9 @@ class Columns:
 
     def _step(self, own: _Range, n_rows: int) -> None:
         since = time.perf_counter()
-        own.shard.apply(own.out, n_rows, own.index if n_rows else None)
+        # Parameters of which few are touched may lie on the host.
+        gradient = self._home.to_host(own.out) if is_host(own.shard.w) else own.out
+        own.shard.apply(gradient, n_rows, own.index if n_rows else None)
         own.busy += time.perf_counter() - since
 
     def draw_ahead(self, clock: int, most: int) -> None:
@@ -217,10 +223,12 @@ class Columns:
     def _score(self, rows: tuple[BatchRows, ...]) -> None:
         """Score some held-out rows, which each lane has its columns of."""
         pairs = zip(self._ranges, rows, strict=True)
-        total = self._sum([o.model.products(o.shard.w, r.X, o.lane.backend) for o, r in pairs])
+        total = self._sum(
+            [o.model.products(self._computed(o.shard.w), r.X, o.lane.backend) for o, r in pairs]
+        )
         if (head := self._head) is not None:
             head.lane.add_validation(
-                head.model.head_sums(head.shard.w, total, rows[-1], self._backend)
+                head.model.head_sums(self._computed(head.shard.w), total, rows[-1], self._backend)
             )
 
     def state(self) -> StateParts:
