@@ -52,7 +52,7 @@ class BaseClassifier(ClassifierMixin, Supervised):
             found = classes
         if found.dtype.kind == "f" and (found % 1).any():
             raise InvalidDataError(
-                "Unknown label type: continuous. Use SGDRegressor for a continuous target."
+                "Unknown label type: continuous. Use a regressor for a continuous target."
             )
         if len(found) < self._min_classes:
             raise InvalidDataError(
@@ -141,4 +141,4 @@ def _check_labels(y: Any) -> None:
     try:
         check_classification_targets(labels)
     except ValueError as error:
-        raise InvalidDataError(f"{error} Use SGDRegressor for a continuous target.") from error
+        raise InvalidDataError(f"{error} Use a regressor for a continuous target.") from error

@@ -1,7 +1,7 @@
 """Networks: multi-layer perceptrons by the names of scikit-learn, and modules of PyTorch."""
 
-from daskml_dist.neural_network._torch_classifier import TorchClassifier
-from daskml_dist.neural_network._torch_regressor import TorchRegressor
+from daskml_dist.neural_network._torch.classifier import TorchClassifier
+from daskml_dist.neural_network._torch.regressor import TorchRegressor
 from daskml_dist.neural_network.mlp_classifier import MLPClassifier
 from daskml_dist.neural_network.mlp_regressor import MLPRegressor
 

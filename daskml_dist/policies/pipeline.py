@@ -26,6 +26,7 @@ class Pipeline:
     Parameters
     ----------
     stages : int, default=2
+        As many as layers with parameters, at most.
     micro_batches : int, default=4
         Parts of the batch of each lane. While the first fill the stages and the last leave them,
         ``stages - 1`` of ``lanes * micro_batches + stages - 1`` turns are idle.

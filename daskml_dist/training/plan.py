@@ -124,7 +124,7 @@ def make_fit(
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
     policy = _policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
-        policy = _policy_of_stages(settings, model)
+        policy = _policy_of_stages(settings, settings.pipeline.stages, model)
     if columns is not None:
         policy = _policy_of_columns(settings, model, streaming)
     work = StepWork(
@@ -191,7 +191,7 @@ def _policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
     return settings.policy.of_one_host() if n_lanes > 1 else settings.policy.of_one_lane()
 
 
-def _policy_of_stages(settings: Settings, model: StepModel) -> Policy:
+def _policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Policy:
     """Policy of a pipeline, whose stages sum gradients and hold the parameters.
 
     Raises
@@ -208,6 +208,11 @@ def _policy_of_stages(settings: Settings, model: StepModel) -> Policy:
         raise InvalidParameterError(
             "The stages of a pipeline hold the parameters and sum the gradients of all lanes. "
             "Use policy='allreduce' or 'sync' without servers or compression, or pipeline=None."
+        )
+    if stages > len(model.layers):
+        raise InvalidParameterError(
+            f"Pipeline(stages={stages}): each stage takes a layer with parameters at least, and "
+            f"the network has {len(model.layers)}. Use Pipeline(stages={len(model.layers)})."
         )
     for name, value in [("clip", settings.clip), ("micro_batch_size", settings.micro_batch)]:
         if value is not None:

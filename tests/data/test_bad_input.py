@@ -144,7 +144,7 @@ def test_continuous_targets_are_no_labels(n_rows: int) -> None:
     y = np.arange(n_rows) % 3.0
     SGDClassifier(max_iter=1, tol=None).fit(rows, y)
     y[-1] = 0.5
-    with pytest.raises(InvalidDataError, match="SGDRegressor for a continuous target"):
+    with pytest.raises(InvalidDataError, match="a regressor for a continuous target"):
         SGDClassifier().fit(rows, y)
     y[-1] = np.nan
     with pytest.raises(InvalidDataError, match="Input y contains NaN"):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import dask
 import dask.array as da
@@ -28,15 +28,9 @@ from daskml_dist._checks import check_count
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
-from daskml_dist.data.collection import as_collection
-from daskml_dist.errors import InvalidParameterError, MessageError
 from daskml_dist.models.base import BatchRows, Model
-from daskml_dist.solvers import OwnedStatistic, RowState, Solution, Solver, Statistic, Sums
-from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.run import open_engine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import Rows, make_solver_fit
-from daskml_dist.training.survey import Survey
+from daskml_dist.solvers import RowState, Solution, Solver, Statistic, Sums
+from daskml_dist.training.solver_plan import Rows
 
 Array = NDArray[np.float64]
 
@@ -306,90 +300,3 @@ def test_a_killed_worker_changes_nothing(
 
 
 # --- a sum that each trainer finishes a range of --------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Quartiles(OwnedStatistic):
-    """The bins in which the quarters of each feature end, of histograms that nobody has whole."""
-
-    remembered: ClassVar[bool] = False
-    n_bins: int = 32
-
-    def shape(self, model: Points) -> tuple[int, ...]:
-        return model.n_features, self.n_bins
-
-    def answer_shape(self, model: Points) -> tuple[int, ...]:
-        return model.n_features, 3
-
-    def add(self, model: Points, rows: BatchRows, out: Any, backend: Backend) -> float:
-        bins = np.clip(rows.X + self.n_bins // 2, 0, self.n_bins - 1).astype(int)
-        for feature, column in enumerate(bins.T):
-            out[feature] += np.bincount(column, minlength=self.n_bins)
-        return 0.0
-
-    def finish(self, model: Points, own: Array, at: slice) -> Array:
-        assert len(own) == at.stop - at.start
-        shares = own.cumsum(axis=1) / own.sum(axis=1, keepdims=True)
-        return np.stack([(shares < q).sum(axis=1) for q in (0.25, 0.5, 0.75)], axis=1)
-
-
-class MergedQuartiles(Quartiles):
-    """The same, said not to add."""
-
-    additive = False
-
-
-@dataclass(frozen=True)
-class Asks(Solver):
-    """Asks so many times, and finds the last answer."""
-
-    name = "asks"
-    times: int
-    max_passes: int = 3
-    statistic: Statistic = Quartiles()
-
-    def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
-        assert start is None
-        return Solution([sums(self.statistic) for _ in range(self.times)][-1])
-
-
-def _asked(solver: Solver, client: Client | None, **run: Any) -> Array:
-    settings = RunSettings(n_lanes=3, **run)
-    with open_engine(as_collection(LAZY if client else X), client) as engine:
-        rows = Rows.of(Survey(engine.survey(3)), None, None, False)
-        lanes = engine.lanes(3, shared=True, passes=3)
-        fit = make_solver_fit(Points(6), solver, rows, lanes, None, None, settings)
-        result = engine.train(fit, CallbackList([]))
-    assert isinstance(result.state, Solution)
-    return result.state.w
-
-
-def test_each_trainer_finishes_a_range_of_its_own(client: Client) -> None:
-    out = np.zeros((6, 32))
-    Quartiles().add(Points(6), BatchRows(X), out, None)  # type: ignore[arg-type]
-    truth = Quartiles().finish(Points(6), out, slice(0, 6))
-    for where in (client, None):
-        for statistic, exact in (
-            (Quartiles(), True),
-            (Quartiles(), False),
-            (MergedQuartiles(), False),
-        ):
-            found = _asked(Asks(2, statistic=statistic), where, deterministic=exact)
-            np.testing.assert_array_equal(found, truth)
-
-
-def test_a_question_that_nobody_can_read_ends_the_fit_soon(client: Client) -> None:
-    """Its sender would send it again in every generation."""
-
-    @dataclass(frozen=True)
-    class Garbled(Quartiles):
-        note: int = 0
-
-    garbled = Asks(1, statistic=Garbled(note="no number"))  # type: ignore[arg-type]
-    with pytest.raises(MessageError, match=r"with nobody lost.*cannot be read.*same version"):
-        _asked(garbled, client)
-
-
-def test_a_solver_may_not_ask_more_than_it_says() -> None:
-    with pytest.raises(InvalidParameterError, match="max_passes=3 sums"):
-        _asked(Asks(4), None)

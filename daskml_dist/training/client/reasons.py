@@ -75,16 +75,8 @@ class Reasons:
 
     def trouble(self) -> str | None:
         """Reason to begin a new generation, from what was heard; None: all is well."""
-        for seat in self._crew.seats:
-            if seat.future.status in {"lost", "cancelled"}:
-                return self._who_is_gone() or f"worker {seat.address} lost a part of the fit"
-            if seat.future.status == "error":
-                error = seat.future.exception(timeout=_FETCH)
-                if not is_consequence(error) and not is_dasks(error):
-                    if seat.address in self._crew.not_begun and self._rows.missing():
-                        return f"a block could not be made again: {error!r}"
-                    raise error
-                return self._who_is_gone() or f"a trainer stopped: {error}"
+        if reason := self._who_ended():
+            return reason
         alarms, self._alarms = self._alarms, []
         if not alarms:
             return None
@@ -146,10 +138,44 @@ class Reasons:
             return None
         return f"worker {', '.join(sorted(slow))} is slow"
 
+    def _who_ended(self) -> str | None:
+        """Reason to begin anew, from the tasks of trainers; None: they run, or have ended well."""
+        for seat in self._crew.seats:
+            if seat.future.status in {"lost", "cancelled"}:
+                return self._who_is_gone() or f"worker {seat.address} lost a part of the fit"
+            if seat.future.status == "error":
+                error = seat.future.exception(timeout=_FETCH)
+                return self._who_is_gone() or f"a trainer stopped: {error}"
+        return None
+
+    def _own_error(self) -> str | None:
+        """Raise what a trainer raised that would come again in every generation.
+
+        Returns
+        -------
+        str, or None where there is no such error
+            Reason for a new generation, where its cause is that rows were lost.
+        """
+        for seat in self._crew.seats:
+            if seat.future.status != "error":
+                continue
+            error = seat.future.exception(timeout=_FETCH)
+            if is_consequence(error) or is_dasks(error):
+                continue
+            if seat.address in self._crew.not_begun and self._rows.missing():
+                return f"a block could not be made again: {error!r}"
+            raise error
+        return None
+
     def _who_is_gone(self) -> str | None:
-        """A closed connection is often seen before the scheduler notes the worker's loss."""
+        """A closed connection is often seen before the scheduler notes the worker's loss.
+
+        Or before it tells what the trainer at its other end has raised, which is raised here.
+        """
         deadline = time.monotonic() + _SOON
         while True:
+            if reason := self._own_error():
+                return reason
             if gone := sorted(self._crew.members.difference(self._membership.call())):
                 return f"worker {', '.join(gone)} was lost"
             if time.monotonic() > deadline:

@@ -8,6 +8,7 @@ and updates its range of the parameters.
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ class Pipelined:
         assert pipeline is not None
         self._context = context
         self._m = pipeline.micro_batches
-        self._model: StagedModel = context.fit.steps.model  # type: ignore[assignment]
+        # A model may keep what it makes of its layers, and trainers of one process share the fit's.
+        self._model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
         self._home = Residence(context, alone=False)
         self._backend = context.lanes[0].backend
         self._stages = self._cut(min(pipeline.stages, context.communicator.size))

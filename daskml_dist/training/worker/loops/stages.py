@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Sequence
@@ -126,7 +127,8 @@ def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
     lane = max(context.lanes, key=lambda lane: lane.n_rows)
     lane.seek(context.clock)
     rows = next(iter(lane.next_batch().pieces), None)
-    model: StagedModel = context.fit.steps.model  # type: ignore[assignment]
+    # What it keeps of single layers is of no use later.
+    model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
     if rows is None:  # its pass is over
         return [1.0] * len(model.layers)
     y, weight = (None if a is None else a[:n_rows] for a in (rows.y, rows.weight))

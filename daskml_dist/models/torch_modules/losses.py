@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_library import load_torch
-from daskml_dist.models.torch_source import telling
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.source import telling
 
 __all__ = ["cross_entropy", "losses_of", "squared_error"]
 

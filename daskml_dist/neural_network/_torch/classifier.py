@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_losses import cross_entropy
+from daskml_dist.models.torch_modules.losses import cross_entropy
 from daskml_dist.neural_network._base import NetworkClassifier
-from daskml_dist.neural_network._torch import BaseTorch
-from daskml_dist.neural_network._torch_predict import (
+from daskml_dist.neural_network._torch.base import BaseTorch
+from daskml_dist.neural_network._torch.predict import (
     Above,
     either,
     nonlinearity_of,
     sigmoid,
 )
-from daskml_dist.policies import Policy
+from daskml_dist.policies import Pipeline, Policy
 
 __all__ = ["TorchClassifier"]
 
@@ -72,6 +72,9 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
         Weights of the classes, by label.
     policy : str or Policy, default="allreduce"
         Who may run ahead, and how gradients meet (:doc:`policies`).
+    pipeline : Pipeline or None, default=None
+        Spread the layers of a ``torch.nn.Sequential`` over the trainers, with policy
+        ``"allreduce"`` or ``"sync"`` (:class:`~daskml_dist.policies.Pipeline`).
     tol : float or None, default=None
         Stop once the loss (or the score) has not improved by so much for `n_iter_no_change` passes.
     n_iter_no_change : int, default=5
@@ -148,6 +151,7 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
         predict_nonlinearity: Any = "auto",
         class_weight: Any = None,
         policy: Any = "allreduce",
+        pipeline: Pipeline | None = None,
         tol: float | None = None,
         n_iter_no_change: int = 5,
         early_stopping: bool = False,
@@ -181,6 +185,7 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
         self.predict_nonlinearity = predict_nonlinearity
         self.class_weight = class_weight
         self.policy = policy
+        self.pipeline = pipeline
         self.tol = tol
         self.n_iter_no_change = n_iter_no_change
         self.early_stopping = early_stopping

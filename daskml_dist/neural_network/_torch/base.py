@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,18 +16,24 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.inference.predict import map_rows
-from daskml_dist.models.torch_flat import flat_of, parameters_of, torch_dtype
-from daskml_dist.models.torch_inputs import IMAGES, Columns, TorchInputs
-from daskml_dist.models.torch_library import check_torch, load_torch
-from daskml_dist.models.torch_module import TorchModel
-from daskml_dist.models.torch_precision import PRECISIONS
-from daskml_dist.models.torch_probe import Trial, try_module
-from daskml_dist.models.torch_source import ModuleSource, name_of, without_weights
+from daskml_dist.models.torch_modules.flat import flat_of, parameters_of, torch_dtype
+from daskml_dist.models.torch_modules.inputs import IMAGES, Columns, TorchInputs
+from daskml_dist.models.torch_modules.library import check_torch, load_torch
+from daskml_dist.models.torch_modules.module import TorchModel
+from daskml_dist.models.torch_modules.precision import PRECISIONS
+from daskml_dist.models.torch_modules.source import ModuleSource, without_weights
+from daskml_dist.models.torch_modules.staged import TorchChain
 from daskml_dist.neural_network._base import BaseNetwork
-from daskml_dist.neural_network._torch_export import export
-from daskml_dist.neural_network._torch_options import group_options, schedule_of
-from daskml_dist.neural_network._torch_predict import TorchOutputs, fitted_module
-from daskml_dist.policies import Policy
+from daskml_dist.neural_network._torch.export import export
+from daskml_dist.neural_network._torch.options import group_options, schedule_of
+from daskml_dist.neural_network._torch.predict import TorchOutputs, fitted_module
+from daskml_dist.neural_network._torch.trying import (
+    Tried,
+    check_batches,
+    check_shapes,
+    check_travels,
+)
+from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_process import InProcessEngine
@@ -59,6 +63,7 @@ class BaseTorch(BaseNetwork):
     inputs: Mapping[str, Any] | None
     layer: str | None
     precision: str | None
+    pipeline: Pipeline | None
     #: Of the last fit.
     _net: TorchModel
     _w: NDArray[Any]
@@ -154,7 +159,7 @@ class BaseTorch(BaseNetwork):
 
     def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         collection = super()._collection(X, y, sample_weight, reset=reset)
-        self._tried = _Tried(self._rows_to_try(collection), self._inputs_of(X, collection))
+        self._tried = Tried(self._rows_to_try(collection), self._inputs_of(X, collection))
         return collection
 
     @staticmethod
@@ -204,13 +209,15 @@ class BaseTorch(BaseNetwork):
         n_classes = None if rows.classes is None or n_targets else len(rows.classes)
         module = source.make_seeded(0, kind)
         parameters = parameters_of(module)
-        _check_shapes(source.name, parameters, last)
-        found = tried.by(source, module, rows, dtype, n_classes, n_targets)
+        check_shapes(source.name, parameters, last)
+        chained = self.pipeline is not None
+        found = tried.by(source, module, rows, dtype, n_classes, n_targets, chained)
         start = None
         if isinstance(self.module, load_torch().nn.Module):
             start = flat_of(self.module, dtype)
         target = "binary" if n_targets and rows.classes is not None else found.target
-        model = TorchModel(
+        make: Any = TorchModel if found.chain is None else partial(TorchChain, chain=found.chain)
+        model: TorchModel = make(
             source, parameters, tried.inputs, target, self._threshold(), self.precision, start,
             fewest_rows=found.fewest_rows,
         )  # fmt: skip
@@ -223,21 +230,10 @@ class BaseTorch(BaseNetwork):
         if initial is None:
             model = model.checked(settings.seed, settings.dtype_of(rows.survey))
         fit = super()._plan(settings, model, rows, initial, engine)
-        self._check_batches(fit, model)
+        check_batches(fit, model)
         if not isinstance(engine, InProcessEngine):
-            _check_travels(model)
+            check_travels(model)
         return fit
-
-    @staticmethod
-    def _check_batches(fit: FitSpec, model: TorchModel) -> None:
-        fewest = min((n for n in fit.rows.lane_rows if n), default=0) // fit.work.n_steps
-        if fewest < model.fewest_rows and model.fewest_rows > 1:
-            raise InvalidParameterError(
-                f"{model.source.name} has a batch normalisation, which needs two rows of each "
-                f"batch, and of {fit.work.n_steps} steps a pass some have {fewest} in a lane of "
-                f"{min(n for n in fit.rows.lane_rows if n)} rows. Use a larger batch_size, chunks "
-                "of more even sizes, or fewer lanes (run=Run(n_lanes=...))."
-            )
 
     def _keep(self, model: Any, result: FitResult, rows: Rows, more: bool) -> None:
         super()._keep(model, result, rows, more)
@@ -327,60 +323,3 @@ class BaseTorch(BaseNetwork):
             outputs, X, dtype=self._w.dtype, n_outputs=n_outputs, row_shape=self._row_shape,
             tensors=True, then=then,
         )  # fmt: skip
-
-
-class _Tried:
-    """Rows that a fit tries a module with, and the model that it begins."""
-
-    def __init__(self, sample: NDArray[Any] | None, inputs: TorchInputs) -> None:
-        self.sample = sample
-        self.inputs = inputs
-        self.begun: tuple[TorchModel, Rows] | None = None
-
-    def by(
-        self,
-        source: ModuleSource,
-        module: Any,
-        rows: Rows,
-        dtype: str,
-        n_classes: int | None,
-        n_targets: int | None,
-    ) -> Trial:
-        """Findings on rows that are here, or on such as could be there."""
-        shape, kind = (2, *rows.survey.row_shape), np.dtype(rows.survey.rows_dtype)
-        samples = [np.zeros(shape, kind), np.ones(shape, kind)]
-        if self.sample is not None and len(self.sample):
-            samples = [self.sample]
-        errors = []
-        for sample in samples:
-            try:
-                return try_module(source, module, self.inputs, sample, dtype, n_classes, n_targets)
-            except InvalidParameterError as error:
-                errors.append(error)
-        raise errors[0]
-
-
-def _check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:
-    """Check that the parameters are those of the fit that this one goes on from."""
-    if last is None or last.parameters == parameters:
-        return
-    before = {part.name: part.shape for part in last.parameters.parts}
-    now = {part.name: part.shape for part in parameters.parts}
-    odd = [k for k in {**before, **now} if before.get(k) != now.get(k)]
-    raise InvalidParameterError(
-        f"{name} has other parameters than in the fit that this one goes on from: "
-        + ", ".join(f"{k} of shape {now.get(k)} was {before.get(k)}" for k in odd[:5])
-        + ". Keep its arguments, or set warm_start=False and call fit."
-    )
-
-
-def _check_travels(model: TorchModel) -> None:
-    try:
-        cloudpickle.dumps(dataclasses.replace(model, start=None))
-    except Exception as error:
-        where = inspect.getmodule(model.source.module)
-        raise InvalidParameterError(
-            f"module={name_of(model.source.module)} (of {getattr(where, '__name__', '?')}) or its "
-            f"arguments cannot be sent to workers: {type(error).__name__}: {error}. Keep open "
-            "files, locks and connections out of the class and what it refers to."
-        ) from error

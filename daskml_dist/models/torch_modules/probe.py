@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_flat import torch_dtype
-from daskml_dist.models.torch_inputs import TorchInputs
-from daskml_dist.models.torch_library import load_torch, seeded
-from daskml_dist.models.torch_losses import losses_of
-from daskml_dist.models.torch_source import ModuleSource, telling
+from daskml_dist.models.torch_modules.chain import chain_of
+from daskml_dist.models.torch_modules.flat import torch_dtype
+from daskml_dist.models.torch_modules.inputs import TorchInputs
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.losses import losses_of
+from daskml_dist.models.torch_modules.source import ModuleSource, telling
+from daskml_dist.models.torch_modules.stream import seeded
 
 __all__ = ["Trial", "try_module"]
 
@@ -30,11 +32,14 @@ class Trial:
         Of a row.
     fewest_rows : int
         Rows that a batch must have.
+    chain : tuple of tuple of str, or None
+        Layers, each the paths of its children, where they were asked for.
     """
 
     target: str
     output_shape: tuple[int, ...]
     fewest_rows: int
+    chain: tuple[tuple[str, ...], ...] | None
 
 
 def try_module(
@@ -45,6 +50,7 @@ def try_module(
     dtype: str,
     n_classes: int | None,
     n_targets: int | None,
+    chained: bool,
 ) -> Trial:
     """Call a module and its criterion on a few rows; the module is left in another state.
 
@@ -62,6 +68,8 @@ def try_module(
         None for regression.
     n_targets : int or None
         Columns of the targets; None: they have one dimension.
+    chained : bool
+        Whether the module must be a chain of layers.
 
     Raises
     ------
@@ -89,6 +97,7 @@ def try_module(
             target if n_classes else "numbers",
             tuple(first.shape[1:]),
             _fewest_rows(module, inputs, rows, kind),
+            chain_of(source.name, module.eval(), positional, named) if chained else None,
         )
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_flat import FlatModule, torch_dtype
-from daskml_dist.models.torch_library import load_torch
-from daskml_dist.models.torch_module import TorchModel
-from daskml_dist.models.torch_source import name_of, telling
+from daskml_dist.models.torch_modules.flat import FlatModule, torch_dtype
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.module import TorchModel
+from daskml_dist.models.torch_modules.source import name_of, telling
 
 __all__ = ["Above", "TorchOutputs", "either", "fitted_module", "nonlinearity_of", "sigmoid"]
 

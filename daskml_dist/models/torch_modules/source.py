@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
-from daskml_dist.models.torch_library import load_torch, seeded
+from daskml_dist.models.torch_modules.chain import children_of_chain
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.stream import seeded
 
 __all__ = ["ModuleSource", "Named", "name_of", "named_tensors", "telling", "without_weights"]
 
@@ -136,12 +138,10 @@ def named_tensors(module: Any) -> list[Named]:
     Of any other module parameters come first. Those without gradients count among the buffers,
     which come after, in their order, floating-point ones before others.
     """
-    torch = load_torch()
-    if not isinstance(module, torch.nn.Sequential):
+    children = children_of_chain(module)
+    if children is None:
         return _in_order(_own(module, ""))
-    found: list[Named] = []
-    for name, child in module.named_children():
-        found += _in_order(_own(child, f"{name}."))
+    found = [n for path, child in children for n in _in_order(_own(child, f"{path}."))]
     seen: set[int] = set()
     return [n for n in found if not (id(n.tensor) in seen or seen.add(id(n.tensor)))]  # type: ignore[func-returns-value]
 

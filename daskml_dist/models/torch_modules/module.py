@@ -6,6 +6,7 @@ import math
 import zlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.models.base import BatchRows, Parameters, StepModel
 from daskml_dist.models.labels import label_codes
-from daskml_dist.models.torch_flat import FlatModule, flat_of, torch_dtype
-from daskml_dist.models.torch_inputs import TorchInputs, tensor_of
-from daskml_dist.models.torch_library import drawing, load_torch, threads_of_torch
-from daskml_dist.models.torch_losses import losses_of
-from daskml_dist.models.torch_precision import autocast
-from daskml_dist.models.torch_source import ModuleSource, telling
+from daskml_dist.models.torch_modules.flat import FlatModule, flat_of, torch_dtype
+from daskml_dist.models.torch_modules.inputs import TorchInputs, tensor_of
+from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
+from daskml_dist.models.torch_modules.losses import losses_of
+from daskml_dist.models.torch_modules.precision import autocast
+from daskml_dist.models.torch_modules.source import ModuleSource, telling
+from daskml_dist.models.torch_modules.stream import Drawing, Seed
 
 __all__ = ["TorchModel"]
 
@@ -62,8 +64,8 @@ class TorchModel(StepModel):
     start: NDArray[Any] | None = None
     checksum: int | None = None
     fewest_rows: int = 1
-    #: The module of each lane.
-    _lanes: dict[int, _Lane] = field(default_factory=dict, repr=False)
+    #: Modules with parameters of their own, by the number of their lane, or by their layers.
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     #: Torch's are those of OpenMP, of which one thread alone needs no others.
     starts_threads = False
@@ -73,11 +75,11 @@ class TorchModel(StepModel):
         return threads_of_torch(n_threads)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lanes": {}}
+        return {**self.__dict__, "_made": {}}
 
     def at_rest(self) -> TorchModel:
         """The model without what fits need."""
-        return replace(self, start=None, checksum=None, _lanes={})
+        return replace(self, start=None, checksum=None, _made={})
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters that the module begins with, drawn from torch's stream of the seed.
@@ -127,9 +129,9 @@ class TorchModel(StepModel):
 
     def _lane(self, rows: BatchRows, w: Any) -> _Lane:
         number = rows.key[1] if len(rows.key) > 1 else 0
-        lane = self._lanes.get(number)
+        lane = self._made.get(number)
         if lane is None or lane.flat.dtype != w.dtype:
-            lane = self._lanes[number] = _Lane(self, w)
+            lane = self._made[number] = _Lane(self, w)
         return lane
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
@@ -177,8 +179,7 @@ class _Lane(FlatModule):
             self.criterion.to(self.device)
         self.module.train()
         self._cast = autocast(model.precision, self.device)
-        #: Whether a forward pass draws random numbers; None: nobody has looked.
-        self._draws: bool | None = None
+        self._drawing = Drawing(self.device is not None)
         self._steps = 0
         self._good: Any = None
 
@@ -187,7 +188,7 @@ class _Lane(FlatModule):
         self.enter(w)
         self._gradient.zero_()
         with self._on_stream(w), torch.enable_grad():
-            loss = self._forward(rows)
+            loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
             with telling(f"The backward pass of {self.model.source.name}"):
                 loss.backward()
             if self._steps == 0:
@@ -200,19 +201,9 @@ class _Lane(FlatModule):
         self._add(w, len(rows.X) if hasattr(rows.X, "__len__") else rows.X.shape[0], out)
         return found
 
-    def _forward(self, rows: BatchRows) -> Any:
+    def _loss(self, rows: BatchRows, seed: Seed) -> Any:
         """Sum of the weighted losses, as a tensor."""
-        if self._draws is False:
-            return self._loss(rows)
-        torch = load_torch()
-        with drawing(rows.key):
-            before = torch.get_rng_state() if self._draws is None else None
-            loss = self._loss(rows)
-            if before is not None and self.device is None:
-                self._draws = not torch.equal(before, torch.get_rng_state())
-        return loss
-
-    def _loss(self, rows: BatchRows) -> Any:
+        seed(rows.key)
         positional, named = self.model.inputs(rows.X, self.dtype, self.device)
         y = tensor_of(rows.y)
         name = self.model.source.name

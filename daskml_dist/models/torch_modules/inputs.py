@@ -8,7 +8,7 @@ from typing import Any
 
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_library import load_torch
+from daskml_dist.models.torch_modules.library import load_torch
 
 __all__ = ["IMAGES", "Columns", "TorchInputs", "tensor_of"]
 

@@ -1,21 +1,16 @@
-"""PyTorch where it is installed: loaded when a network first needs it, and its random stream."""
+"""PyTorch where it is installed: loaded when a network first needs it."""
 
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import Any
 
 from daskml_dist.backends.host_memory import keeping_memory
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["check_torch", "drawing", "load_torch", "seeded", "threads_of_torch"]
-
-#: Of the process's one random stream: modules of several threads draw from it in turn.
-_STREAM = threading.Lock()
+__all__ = ["check_torch", "load_torch", "threads_of_torch"]
 
 
 def check_torch(name: str) -> None:
@@ -68,25 +63,3 @@ def threads_of_torch(count: int) -> Iterator[None]:
     finally:
         torch.set_flush_denormal(False)
         torch.set_num_threads(before)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Draw torch's random numbers from a seed meanwhile; its stream is then as it was."""
-    torch = load_torch()
-    with _STREAM:
-        before = torch.get_rng_state()
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            torch.set_rng_state(before)
-
-
-@contextmanager
-def drawing(key: tuple[int, ...]) -> Iterator[None]:
-    """Draw torch's random numbers from a stream of some rows meanwhile."""
-    digest = blake2b(repr(key).encode(), digest_size=7).digest()
-    with _STREAM:
-        load_torch().manual_seed(int.from_bytes(digest))
-        yield

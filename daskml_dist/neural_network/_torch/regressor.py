@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist._run import Run
-from daskml_dist.models.torch_losses import squared_error
+from daskml_dist.models.torch_modules.losses import squared_error
 from daskml_dist.neural_network._base import NetworkRegressor
-from daskml_dist.neural_network._torch import BaseTorch
-from daskml_dist.policies import Policy
+from daskml_dist.neural_network._torch.base import BaseTorch
+from daskml_dist.policies import Pipeline, Policy
 
 __all__ = ["TorchRegressor"]
 
@@ -56,6 +56,9 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         Layer whose output :meth:`transform` returns.
     policy : str or Policy, default="allreduce"
         Who may run ahead, and how gradients meet (:doc:`policies`).
+    pipeline : Pipeline or None, default=None
+        Spread the layers of a ``torch.nn.Sequential`` over the trainers, with policy
+        ``"allreduce"`` or ``"sync"`` (:class:`~daskml_dist.policies.Pipeline`).
     tol : float or None, default=None
         Stop once the loss (or the score) has not improved by so much for `n_iter_no_change` passes.
     n_iter_no_change : int, default=5
@@ -129,6 +132,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         inputs: Any = None,
         layer: str | None = None,
         policy: Any = "allreduce",
+        pipeline: Pipeline | None = None,
         tol: float | None = None,
         n_iter_no_change: int = 5,
         early_stopping: bool = False,
@@ -160,6 +164,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         self.inputs = inputs
         self.layer = layer
         self.policy = policy
+        self.pipeline = pipeline
         self.tol = tol
         self.n_iter_no_change = n_iter_no_change
         self.early_stopping = early_stopping

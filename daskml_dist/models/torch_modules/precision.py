@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from daskml_dist.errors import DeviceUnavailableError
-from daskml_dist.models.torch_library import load_torch
+from daskml_dist.models.torch_modules.library import load_torch
 
 __all__ = ["PRECISIONS", "autocast"]
 

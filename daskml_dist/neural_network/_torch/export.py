@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_library import load_torch
+from daskml_dist.models.torch_modules.library import load_torch
 
 __all__ = ["export"]
 

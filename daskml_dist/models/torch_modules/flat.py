@@ -10,8 +10,8 @@ import numpy as np
 from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters, Part
-from daskml_dist.models.torch_library import load_torch
-from daskml_dist.models.torch_source import Named, named_tensors
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.source import Named, named_tensors
 
 __all__ = ["FlatModule", "flat_of", "parameters_of", "torch_dtype"]
 
@@ -126,11 +126,13 @@ class FlatModule:
         if dtype == self.dtype:
             return self._flat[rows]
         store = load_torch().zeros(rows.stop - rows.start, dtype=dtype, device=self.device)
-        self._beside.append((self._flat[rows], store))
+        self._beside.append((self._flat[rows].data, store))
         return store
 
     def _bind_one(self, n: Named, values: Any, rows: slice) -> None:
-        view = values.view(n.tensor.shape)
+        # A count of changes of its own: autograd refuses a backward where what a forward pass has
+        # looked at has changed since, and it would see the change of any buffer as one of all.
+        view = values.view(n.tensor.shape).data
         if n.is_buffer:
             n.owner._buffers[n.key] = view
             self._buffers.append((n.owner._buffers, n.key, view))

@@ -1,0 +1,1 @@
+"""Modules of PyTorch behind the model door."""

@@ -1,0 +1,174 @@
+"""A chain of torch's layers, of which each stage of a pipeline computes some."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.errors import DivergedError
+from daskml_dist.models.base import BatchRows, Parameters
+from daskml_dist.models.staged import StagedModel
+from daskml_dist.models.torch_modules.chain import keep_children
+from daskml_dist.models.torch_modules.flat import FlatModule, torch_dtype
+from daskml_dist.models.torch_modules.inputs import tensor_of
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.losses import losses_of
+from daskml_dist.models.torch_modules.module import TorchModel
+from daskml_dist.models.torch_modules.precision import autocast
+from daskml_dist.models.torch_modules.source import telling
+from daskml_dist.models.torch_modules.stream import Drawing, Seed
+
+__all__ = ["TorchChain"]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchChain(TorchModel, StagedModel):
+    """A module of torch whose children form a chain.
+
+    Parameters
+    ----------
+    chain : tuple of tuple of str
+        Paths of the children of each layer.
+    """
+
+    chain: tuple[tuple[str, ...], ...] = ()
+
+    @cached_property
+    def layers(self) -> tuple[tuple[str, ...], ...]:  # type: ignore[override]
+        """Names of the parts of each layer."""
+        names = [part.name for part in self.parameters.parts]
+        return tuple(
+            tuple(n for n in names if any(n.startswith(f"{path}.") for path in paths))
+            for paths in self.chain
+        )
+
+    def forward(
+        self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
+    ) -> tuple[Any, Any]:
+        """As in :class:`StagedModel`."""
+        return self._stage(layers, w).forward(w, x, rows)
+
+    def backward(
+        self,
+        w: Any,
+        memory: Any,
+        gradient: Any,
+        out: Any,
+        layers: range,
+        rows: BatchRows,
+        backend: Backend,
+        *,
+        wants_input: bool,
+    ) -> Any:
+        """As in :class:`StagedModel`."""
+        return self._stage(layers, w).backward(memory, gradient, out)
+
+    def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
+        """As in :class:`StagedModel`.
+
+        Raises
+        ------
+        DivergedError
+        """
+        torch = load_torch()
+        leaf = tensor_of(output).detach().requires_grad_()
+        device = None if is_host(output) else leaf.device
+        criterion = self._criterion(leaf)
+        with torch.enable_grad(), autocast(self.precision, device)():
+            losses = losses_of(criterion, leaf, tensor_of(rows.y), self.source.name)
+        losses = losses.to(leaf.dtype)
+        if rows.weight is not None:
+            losses = losses * tensor_of(rows.weight)
+        loss = losses.sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        found = loss.item()
+        if not math.isfinite(found):
+            lane, clock = (*rows.key, 0, 0)[1:3]
+            raise DivergedError(
+                f"The loss became {found} in step {clock + 1} of lane {lane}, on a micro-batch of "
+                f"{len(losses)} rows. Lower learning_rate, or scale the inputs. Without a pipeline "
+                "the estimator would keep earlier parameters whose loss was finite."
+            )
+        return found, _as(gradient, output)
+
+    def _criterion(self, leaf: Any) -> Any:
+        key = "criterion", leaf.dtype
+        if key not in self._made:
+            made = self.source.make_criterion(leaf.dtype)
+            self._made[key] = made.to(leaf.device) if hasattr(made, "to") else made
+        return self._made[key]
+
+    def _stage(self, layers: range, w: Any) -> _Stage:
+        stage = self._made.get(layers)
+        if stage is None or stage.flat.dtype != w.dtype:
+            stage = self._made[layers] = _Stage(self, layers, w)
+        return stage
+
+
+class _Stage(FlatModule):
+    """Some neighbouring layers. Used by one thread."""
+
+    def __init__(self, model: TorchChain, layers: range, w: Any) -> None:
+        module = model.source.make_seeded(0, torch_dtype(str(w.dtype)))
+        paths = {path for layer in layers for path in model.chain[layer]}
+        names = {name for layer in layers for name in model.layers[layer]}
+        children = keep_children(module, paths)
+        own = Parameters(tuple(part for part in model.parameters.parts if part.name in names))
+        super().__init__(module.train(), own, w, trained=True)
+        self._model = model
+        self._begins = layers.start == 0
+        self._layers = [(n, [children[path] for path in model.chain[n]]) for n in layers]
+        self._drawing = Drawing(self.device is not None)
+        self._cast = autocast(model.precision, self.device)
+
+    def forward(self, w: Any, x: Any, rows: BatchRows) -> tuple[Any, Any]:
+        """Output, and what is remembered: input, output and the gradients of the buffers."""
+        leaf = None
+        if self._begins:
+            ((value,), _) = self._model.inputs(x, self.dtype, self.device)
+        else:
+            leaf = tensor_of(x).detach().requires_grad_()
+            # A layer may work in place, which nothing may that has gradients of its own.
+            value = leaf.clone()
+        self.enter(w)
+        with load_torch().enable_grad(), telling(f"{self._model.source.name}.forward"):
+            output = self._drawing.call(
+                partial(self._through, value, rows.key), lambda: self.enter(w)
+            )
+        self.collect()
+        n_rows, flat = x.shape[0], namespace(w).reshape(w, (-1,))
+        moved = [n_rows * (flat[at] - self.flat[at]) for at in self.means]
+        return _as(output.detach(), w), (leaf, output, moved)
+
+    def _through(self, value: Any, key: tuple[int, ...], seed: Seed) -> Any:
+        for number, children in self._layers:
+            seed((*key, number))
+            with self._cast():
+                for child in children:
+                    value = child(value)
+            # Wherever the chain is cut, what goes over is of one dtype.
+            value = value.to(self.dtype)
+        return value
+
+    def backward(self, memory: Any, gradient: Any, out: Any) -> Any:
+        """Add the gradient of the parameters; that of the input, where it has one."""
+        leaf, output, moved = memory
+        self._gradient.zero_()
+        if output.requires_grad:
+            output.backward(tensor_of(gradient))
+        for at, change in zip(self.means, moved, strict=True):
+            self.gradient[at] = change
+        out += namespace(out).reshape(self.gradient, out.shape)
+        if leaf is None:
+            return None
+        return _as(load_torch().zeros_like(leaf) if leaf.grad is None else leaf.grad, out)
+
+
+def _as(tensor: Any, like: Any) -> Any:
+    """A tensor as an array of the library of another."""
+    tensor = tensor.contiguous()
+    return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)

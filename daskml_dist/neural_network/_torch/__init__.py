@@ -1,0 +1,1 @@
+"""Estimators over modules of PyTorch."""

@@ -1,0 +1,177 @@
+"""Chains of torch's layers over several trainers make the steps of one that holds them all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.neural_network import TorchClassifier
+from daskml_dist.policies import Pipeline
+from tests.training.recovery.strikes import Strike, kill_worker
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+N_ROWS = 960
+
+
+@cache
+def make_chain() -> Any:
+    """Maker of a chain, made in a function so that it travels to workers whole."""
+
+    def chain(dropout: float = 0.3, norm: bool = True) -> Any:
+        """Layers in place, without parameters, and in a chain of their own."""
+        from torch import nn
+
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(16, 12, bias=False),
+            nn.BatchNorm1d(12) if norm else nn.Identity(),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
+            nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Dropout(dropout)),
+            nn.Linear(12, 3),
+        )
+
+    return chain
+
+
+@cache
+def make_holder() -> Any:
+    make = make_chain()
+
+    class Holder(nn.Module):
+        """Holds a chain, and does as it is told with it."""
+
+        def __init__(self, residual: bool = False) -> None:
+            super().__init__()
+            self.layers, self.residual = make(dropout=0.0, norm=False), residual
+
+        def forward(self, x: Any) -> Any:
+            return self.layers(x) + x.mean() if self.residual else self.layers(x)
+
+    return Holder
+
+
+@cache
+def rows() -> tuple[Any, Any]:
+    X = np.random.default_rng(0).normal(size=(N_ROWS, 4, 4))
+    return X, np.digitize(X[:, 0, 0] + X[:, 1, 1], [-0.6, 0.6])
+
+
+def lazy() -> tuple[Any, Any]:
+    X, y = rows()
+    return da.from_array(X, chunks=(120, 4, 4)), da.from_array(y, chunks=120)
+
+
+def classifier(module: Any = None, **params: Any) -> Any:
+    given = {
+        "dtype": "float64", "learning_rate": 0.01, "max_iter": 3, "batch_size": 96,
+        "random_state": 0, "pipeline": Pipeline(2, 3),
+        "run": Run(n_lanes=4, deterministic=True),
+    }  # fmt: skip
+    return TorchClassifier(module or make_chain(), **given | params)
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Client]:
+    """A client of a worker whose trainer holds all layers."""
+    with threads(1) as client:
+        yield client
+
+
+@contextmanager
+def threads(n_workers: int) -> Iterator[Client]:
+    """A client of workers in this process."""
+    with (
+        LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def assert_equal(found: Any, calm: Any) -> None:
+    state = calm.state_dict()
+    for name, value in found.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_two_processes_make_the_steps_of_one(client: Client, one: Client) -> None:
+    """With a batch normalisation, and masks of each layer and micro-batch."""
+    found = classifier().fit(*lazy(), client=client)
+    assert_equal(found, classifier().fit(*lazy(), client=one))
+    assert found.score(*rows()) > 0.6
+
+
+def test_a_pipeline_makes_the_steps_of_plain_gradients(client: Client) -> None:
+    """Of a module that holds a chain and nothing else."""
+    params: dict[str, Any] = {"module": make_holder(), "early_stopping": True}
+    found = classifier(**params).fit(*lazy(), client=client)
+    plain = classifier(**params, pipeline=None).fit(*lazy(), client=client)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-10, atol=1e-12)
+    assert found.history_.records[-1]["val_score"] == plain.history_.records[-1]["val_score"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_pipelines_beside_each_other(one: Client, stages: int) -> None:
+    with threads(4) as four:
+        params = {"pipeline": Pipeline(stages, 2)}
+        assert_equal(
+            classifier(**params).fit(*lazy(), client=four),
+            classifier(**params).fit(*lazy(), client=one),
+        )
+
+
+@pytest.mark.slow
+def test_a_killed_stage_changes_nothing(crew: LocalCluster, one: Client) -> None:
+    class Slow:
+        def on_step_end(self, step: Any) -> None:
+            time.sleep(0.003)
+
+    params = {"pipeline": Pipeline(3, 2), "run": Run(n_lanes=3, deterministic=True)}
+    params |= {"max_iter": 25}
+    with Client(crew) as client:
+        client.wait_for_workers(3)
+        kill = Strike(lambda run: kill_worker(client, run.trainer_addresses[-1]))
+        struck = classifier(**params, callbacks=[kill, Slow()]).fit(*lazy(), client=client)
+    assert kill.events
+    assert_equal(struck, classifier(**params).fit(*lazy(), client=one))
+
+
+def _tied() -> Any:
+    first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+    last.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, last, nn.Linear(16, 3))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no chain": (
+        lambda: classifier(make_holder(), module__residual=True),
+        "torch.nn.Sequential",
+    ),
+    "few layers": (lambda: classifier(pipeline=Pipeline(5)), r"Use Pipeline\(stages=4\)"),
+    "shared": (lambda: classifier(_tied), "2.weight in several layers"),
+    "clip": (lambda: classifier(clip=1.0), "clip=None"),
+    "a row": (lambda: classifier(batch_size=8), "needs two rows of each batch"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_for_pipelines_says_so(what: str) -> None:
+    make, remedy = REFUSED[what]
+    with pytest.raises(InvalidParameterError, match=remedy):
+        make().fit(*rows())

@@ -1,0 +1,148 @@
+"""Questions of a user's own solvers: ranges that trainers finish, and what ends a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.data.collection import as_collection
+from daskml_dist.errors import DivergedError, InvalidParameterError, MessageError
+from daskml_dist.models.base import BatchRows, Model
+from daskml_dist.solvers import OwnedStatistic, Solution, Solver, Statistic, Sums
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_plan import Rows, make_solver_fit
+from daskml_dist.training.survey import Survey
+
+Array = NDArray[np.float64]
+
+X = np.random.default_rng(0).normal(scale=6.0, size=(1200, 6))
+LAZY = da.from_array(X, chunks=(400, -1))
+
+
+@dataclass(frozen=True)
+class Points(Model):
+    """Rows without targets."""
+
+    n_features: int
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Quartiles(OwnedStatistic):
+    """The bins in which the quarters of each feature end, of histograms that nobody has whole."""
+
+    remembered: ClassVar[bool] = False
+    n_bins: int = 32
+
+    def shape(self, model: Points) -> tuple[int, ...]:
+        return model.n_features, self.n_bins
+
+    def answer_shape(self, model: Points) -> tuple[int, ...]:
+        return model.n_features, 3
+
+    def add(self, model: Points, rows: BatchRows, out: Any, backend: Backend) -> float:
+        bins = np.clip(rows.X + self.n_bins // 2, 0, self.n_bins - 1).astype(int)
+        for feature, column in enumerate(bins.T):
+            out[feature] += np.bincount(column, minlength=self.n_bins)
+        return 0.0
+
+    def finish(self, model: Points, own: Array, at: slice) -> Array:
+        assert len(own) == at.stop - at.start
+        shares = own.cumsum(axis=1) / own.sum(axis=1, keepdims=True)
+        return np.stack([(shares < q).sum(axis=1) for q in (0.25, 0.5, 0.75)], axis=1)
+
+
+class MergedQuartiles(Quartiles):
+    """The same, said not to add."""
+
+    additive = False
+
+
+@dataclass(frozen=True)
+class Asks(Solver):
+    """Asks so many times, and finds the last answer."""
+
+    name = "asks"
+    times: int
+    max_passes: int = 3
+    statistic: Statistic = Quartiles()
+
+    def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
+        assert start is None
+        return Solution([sums(self.statistic) for _ in range(self.times)][-1])
+
+
+def _asked(
+    solver: Solver, client: Client | None, callbacks: Sequence[Any] = (), **run: Any
+) -> Array:
+    settings = RunSettings(n_lanes=3, **run)
+    with open_engine(as_collection(LAZY if client else X), client) as engine:
+        rows = Rows.of(Survey(engine.survey(3)), None, None, False)
+        lanes = engine.lanes(3, shared=True, passes=3)
+        fit = make_solver_fit(Points(6), solver, rows, lanes, None, None, settings)
+        result = engine.train(fit, CallbackList(callbacks))
+    assert isinstance(result.state, Solution)
+    return result.state.w
+
+
+def test_each_trainer_finishes_a_range_of_its_own(client: Client) -> None:
+    out = np.zeros((6, 32))
+    Quartiles().add(Points(6), BatchRows(X), out, None)  # type: ignore[arg-type]
+    truth = Quartiles().finish(Points(6), out, slice(0, 6))
+    for where in (client, None):
+        for statistic, exact in (
+            (Quartiles(), True),
+            (Quartiles(), False),
+            (MergedQuartiles(), False),
+        ):
+            found = _asked(Asks(2, statistic=statistic), where, deterministic=exact)
+            np.testing.assert_array_equal(found, truth)
+
+
+def test_a_question_that_nobody_can_read_ends_the_fit_soon(client: Client) -> None:
+    """Its sender would send it again in every generation."""
+
+    @dataclass(frozen=True)
+    class Garbled(Quartiles):
+        note: int = 0
+
+    garbled = Asks(1, statistic=Garbled(note="no number"))  # type: ignore[arg-type]
+    with pytest.raises(MessageError, match=r"with nobody lost.*cannot be read.*same version"):
+        _asked(garbled, client)
+
+
+def test_what_a_solver_raises_ends_the_fit_at_once(client: Client) -> None:
+    """The other trainer's broken connection is often heard of before the cause of it."""
+    begun = []
+
+    class Count:
+        def on_generation(self, run: Any, event: Any) -> None:
+            begun.append(event)
+
+    @dataclass(frozen=True)
+    class Fails(Asks):
+        def solve(self, model: Points, sums: Sums, start: Array | None) -> Solution:
+            sums(self.statistic)
+            raise DivergedError("It cannot go on.")
+
+    for _ in range(5):
+        with pytest.raises(DivergedError, match="It cannot go on"):
+            _asked(Fails(1), client, [Count()])
+    assert len(begun) < 5  # one now and then, where this machine is slow to tell
+
+
+def test_a_solver_may_not_ask_more_than_it_says() -> None:
+    with pytest.raises(InvalidParameterError, match="max_passes=3 sums"):
+        _asked(Asks(4), None)
