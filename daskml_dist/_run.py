@@ -21,9 +21,9 @@ class Run:
     ``set_params`` and in a search's grid, also of an estimator whose `run` is None, which stands
     for ``Run()``. Values are checked when an estimator is fitted. A value other than the default
     that an estimator does not use is an error: estimators fitted by a
-    :mod:`solver <daskml_dist.solvers>` have no parameter server and use neither `n_servers` nor
-    `compression`, and of them :class:`~daskml_dist.linear_model.LogisticRegression` alone uses
-    `compute_dtype`.
+    :mod:`solver <daskml_dist.solvers>` have no parameter server and use neither `n_servers`,
+    `compression` nor `shard`, and of them
+    :class:`~daskml_dist.linear_model.LogisticRegression` alone uses `compute_dtype`.
 
     Parameters
     ----------

@@ -308,6 +308,37 @@ def test_cuts_are_near_the_edges_of_chunks() -> None:
     assert [part[0].compute().shape for part in parts] == [(300, 33)] * 4 + [(300, 34)] * 2
 
 
+@pytest.mark.slow
+def test_a_worker_holds_its_share_alone(client: Client) -> None:
+    """Of 16 million parameters and as many sums of squares, while steps are made."""
+    at = np.sort(np.random.default_rng(0).integers(0, 1 << 22, (400, 40)), axis=1)
+    entries = np.ones(at.size, np.float32), at.ravel(), np.arange(0, at.size + 1, 40)
+    X = sparse.csr_matrix(entries, shape=(400, 1 << 22))
+    y, grown = np.arange(400) % 4, []
+
+    class Look:
+        def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+            now = client.run(_resident)
+            grown.append([now[address] - before[address] for address in now])
+
+    params = {"optimizer": "adagrad", "batch_size": 20, "run": Run(shard="features")}
+    classifier(**params).fit(X[:, :5_000], y, client=client)  # what is loaded and compiled
+    before = client.run(_resident)
+    clf = classifier(**params, max_iter=40, callbacks=[Look()]).fit(X, y, client=client)
+    whole = 2 * clf.coef_.nbytes
+    assert clf.coef_.size == 1 << 24
+    assert grown
+    assert max(map(max, grown)) < 0.85 * whole
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has."""
+    import psutil
+
+    found: int = psutil.Process().memory_info().rss
+    return found
+
+
 # --- what cannot be -------------------------------------------------------------------------------
 
 
@@ -342,6 +373,13 @@ def test_what_is_not_for_columns_says_so(make: Callable[[Any], Any], message: st
 def test_runs_without_columns_say_so(run: Run, message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         classifier(run=run).fit(rows(), labels(rows(), 2))
+
+
+def test_rows_that_are_streamed_are_refused(client: Client) -> None:
+    X, y = da.from_array(rows(), chunks=(100, -1)), da.from_array(labels(rows(), 2), chunks=100)
+    run = Run(shard="features", memory_budget=2_000)
+    with pytest.raises(InvalidParameterError, match="they do not fit"):
+        classifier(run=run).fit(X, y, client=client)
 
 
 def test_rows_without_columns_say_so() -> None:
