@@ -35,12 +35,15 @@ class Subject:
         Makes the estimator; takes its constructor's keywords.
     batch : int
         What `batch_size` is for 32 rows a lane.
+    in_order : bool
+        Whether sums are made in the order of the lanes: their rounding grows in networks.
     """
 
     name: str
     rows: Callable[[], tuple[Any, Any]]
     make: Callable[..., Any]
     batch: int
+    in_order: bool = False
 
     def lazy(self) -> tuple[Any, Any]:
         """The rows as Dask arrays."""
@@ -59,7 +62,7 @@ class Subject:
             tol=None,
             max_iter=passes,
             random_state=0,
-            run=Run(n_lanes=WORKERS),
+            run=Run(n_lanes=WORKERS, deterministic=self.in_order),
             callbacks=list(callbacks),
         ).fit(X, y)
 
@@ -80,6 +83,7 @@ def networks() -> list[Subject]:
             lambda: logistic_rows(ROWS, FEATURES),
             lambda **params: MLPClassifier((64,), **params),
             BATCH * WORKERS,
+            True,
         )
     ]
     if importlib.util.find_spec("torch"):
@@ -89,6 +93,7 @@ def networks() -> list[Subject]:
                 _images,
                 lambda **params: TorchClassifier(_net(), **params),
                 BATCH * WORKERS,
+                True,
             )
         )
     return found
@@ -115,6 +120,7 @@ def _net() -> Any:
             self.out = nn.Linear(8 * 36, 3)
 
         def forward(self, x: Any) -> Any:
+            x = x.float() / 255
             x = self.norm(self.conv(x.reshape(-1, 1, 8, 8))).relu()
             return self.out(self.drop(x.flatten(1)))
 

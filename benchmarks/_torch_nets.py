@@ -106,6 +106,7 @@ def _alone(rank: int, cases: list[tuple[str, int, int]], n_rows: int, found: Any
     import torch
 
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     rates = []
     for name, batch, steps in cases:
         rates.append(_rate(_step(make_net(name), some_rows(name, n_rows), batch, 0), steps))
@@ -130,6 +131,8 @@ def _replica(
     import torch
 
     torch.set_num_threads(1)
+    # Else moments of dead units take most of the time; new threads do as this one.
+    torch.set_flush_denormal(True)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
     )

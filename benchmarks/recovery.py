@@ -92,7 +92,7 @@ def _killed_and_stopped(size: _Size) -> list[str]:
 
 
 def _killed_networks(size: _Size) -> str:
-    """The same of networks."""
+    """The same of networks, with `deterministic=True`."""
     with _workers() as client:
         few = replace(size, fits=min(size.fits, 2))
         return "\n\n".join(_kill_table(client, subject, few) for subject in networks())

@@ -32,8 +32,9 @@ _FUSED_FROM = 1 << 13
 _GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
 _MOVED = 1 << 26
-#: The module of compiled loops, and the steps from which one more is worth it where it is loaded.
-_LOOPS, _UPDATES = "daskml_dist.backends.compiled", 1 << 12
+#: The module of compiled loops; where it is loaded, steps, or entries that these have moved, from
+#: which one more loop is worth it.
+_LOOPS, _UPDATES, _MOVED_SINCE = "daskml_dist.backends.compiled", 1 << 12, 1 << 23
 #: Rows of a batch whose gradients are added up in the dtype of X.
 _AT_ONCE = 1 << 13
 
@@ -197,7 +198,8 @@ class NumpyBackend(Backend):
         """Once steps have taken about a third of the time in which numba is loaded."""
         if number * n_entries > _MOVED:
             return True
-        return any_way and number > _UPDATES and _LOOPS in sys.modules
+        many = number > _UPDATES or number * n_entries > _MOVED_SINCE
+        return many and any_way and _LOOPS in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """One compiled pass, for optimizers with an `at_entry`."""

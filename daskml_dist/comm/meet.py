@@ -12,11 +12,14 @@ from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.packing import pack, pack_parts, unpack
 from daskml_dist.comm.shared_group import SharedGroup, see_hosts
+from daskml_dist.comm.shared_memory import LONG_LOOK, LOOK
 
 __all__ = ["TwoLevels", "share_memory"]
 
 
-def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
+def share_memory(
+    peers: PeerGroup, wait: Wait, allowed: bool, own_core: bool = False
+) -> Communicator:
     """The fastest communicator of the same ranks.
 
     Parameters
@@ -26,6 +29,8 @@ def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
     wait : Wait
     allowed : bool
         Whether this rank takes part; all ranks must call, whatever they say.
+    own_core : bool
+        Whether nobody else wants this rank's processor: it then looks longer for the others.
     """
     try:
         hosts, places = see_hosts(peers, allowed)
@@ -36,7 +41,8 @@ def share_memory(peers: PeerGroup, wait: Wait, allowed: bool) -> Communicator:
     peers.bytes_sent = peers.bytes_received = 0
     if len(hosts) == peers.size:
         return peers
-    local = SharedGroup(peers, places, wait) if len(places) > 1 else None
+    look = LONG_LOOK if own_core else LOOK
+    local = SharedGroup(peers, places, wait, look) if len(places) > 1 else None
     if len(hosts) == 1 and local is not None:
         return local
     return TwoLevels(peers, local, hosts)

@@ -26,7 +26,15 @@ from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.bounds import malformed
 from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.shared_memory import TOKEN, Bell, SharedSegment, Sleeper, fence, here
+from daskml_dist.comm.shared_memory import (
+    LOOK,
+    TOKEN,
+    Bell,
+    SharedSegment,
+    Sleeper,
+    fence,
+    here,
+)
 from daskml_dist.comm.socket import gone
 from daskml_dist.comm.tree import merge_in_pairs
 from daskml_dist.comm.writer import Writer
@@ -132,9 +140,11 @@ class SharedGroup(Communicator):
     places : dict of int to (SharedSegment, Bell)
         Of each rank of the host, by its number among all.
     wait : Wait
+    look : float
+        Seconds to look for the others without sleeping.
     """
 
-    def __init__(self, peers: PeerGroup, places: Places, wait: Wait) -> None:
+    def __init__(self, peers: PeerGroup, places: Places, wait: Wait, look: float = LOOK) -> None:
         super().__init__()
         ranks = sorted(places)
         self.rank, self.size = ranks.index(peers.rank), len(ranks)
@@ -150,7 +160,7 @@ class SharedGroup(Communicator):
             (
                 places[r][0].words,
                 places[r][1],
-                Sleeper(bell, self._words, _ASLEEP, peers.control(r), wait),
+                Sleeper(bell, self._words, _ASLEEP, peers.control(r), wait, look),
             )
             for r in ranks
             if r != peers.rank

@@ -29,7 +29,17 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import SLICE, Wait
 
-__all__ = ["TOKEN", "WORD", "Bell", "SharedSegment", "Sleeper", "fence", "here"]
+__all__ = [
+    "LONG_LOOK",
+    "LOOK",
+    "TOKEN",
+    "WORD",
+    "Bell",
+    "SharedSegment",
+    "Sleeper",
+    "fence",
+    "here",
+]
 
 #: Bytes of the token that proves a segment.
 TOKEN = 32
@@ -39,7 +49,9 @@ WORD = 16
 _HEAD = 4096
 _TOKEN_AT = _HEAD - TOKEN
 #: Seconds to look without sleeping: about what going to sleep and waking up cost.
-_SPIN = 30e-6
+LOOK = 30e-6
+#: Where nobody else wants the processor: in as long, trainers that meet at each step have met.
+LONG_LOOK = 1e-3
 
 
 def fence() -> None:
@@ -200,14 +212,23 @@ class Sleeper:
         Its end of file means that the other side is gone.
     wait : Wait or None
         Bound of the wait; None: none but the other side's life.
+    look : float
+        Seconds to look without sleeping.
     """
 
     def __init__(
-        self, bell: Bell, words: Any, index: int, control: socket.socket, wait: Wait | None
+        self,
+        bell: Bell,
+        words: Any,
+        index: int,
+        control: socket.socket,
+        wait: Wait | None,
+        look: float = LOOK,
     ) -> None:
         self._bell, self._words, self._index = bell, words, index
         self._control, self._wait = control, wait
-        self._spin = _SPIN if wait else 0.0
+        self._look = look if wait else 0.0
+        self._spin = self._look
         self._poll = select.poll()
         self._poll.register(bell.descriptor, select.POLLIN)
         self._poll.register(control, select.POLLIN)
@@ -229,7 +250,7 @@ class Sleeper:
             return self._asleep_until(words, index, value)
         finally:
             # Looking pays where it is short; else another process wants the processor.
-            self._spin = _SPIN if self._wait and now() - start < 3 * _SPIN else 0.0
+            self._spin = self._look if now() - start < 3 * self._look else 0.0
 
     def _asleep_until(self, words: Any, index: int, value: int) -> bool:
         since = time.monotonic()

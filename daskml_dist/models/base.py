@@ -175,7 +175,14 @@ class Model(ABC):
 
     Immutable, since it travels to trainers. Pure functions of arrays, written in the functions of
     the array API standard, run on every backend.
+
+    Attributes
+    ----------
+    flushes : bool
+        Whether numbers too small to be normal count as 0, wherever the host computes for it.
     """
+
+    flushes: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:

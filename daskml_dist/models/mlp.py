@@ -61,6 +61,7 @@ class MLP(StagedModel, ColumnModel):
 
     #: None but those of BLAS, which trainers limit.
     starts_threads: ClassVar[bool] = False
+    flushes: ClassVar[bool] = True
     parameters: Parameters = field(init=False, repr=False, compare=False)
     layers: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
 

@@ -16,7 +16,7 @@ __all__ = ["GroupSteps", "knows"]
 
 #: Entries that go through a step's operations together on the host: what these make of them stays
 #: in a cache, and is small enough that a worker of Dask keeps the memory.
-_ENTRIES = 1 << 13
+_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,12 @@ class SnapshotKeeper:
     ----------
     n_lanes : int
         Lanes whose snapshots make a whole one, where trainers hold the parameters.
+    most : int
+        Snapshots that are kept.
     """
 
-    def __init__(self, n_lanes: int) -> None:
-        self.kept = Snapshots()
+    def __init__(self, n_lanes: int, most: int) -> None:
+        self.kept = Snapshots(most)
         #: The lanes' snapshots that this generation goes on from; none at the start.
         self.lanes: dict[int, LaneSnapshot] = {}
         self._n_lanes = n_lanes

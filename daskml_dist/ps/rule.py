@@ -144,6 +144,8 @@ class UpdateRule:
         Bengio 2013); longer ones are scaled down to it. Of whole parameters only.
     outer : OuterStep or None
         Step towards the mean where lanes meet; None: they take the mean.
+    flushes : bool
+        Whether numbers too small to be normal count as 0, as in the model's gradients.
     """
 
     groups: tuple[Group, ...]
@@ -154,6 +156,7 @@ class UpdateRule:
     share: float = 1.0
     clip: float | None = None
     outer: OuterStep | None = None
+    flushes: bool = False
 
     @property
     def only(self) -> Group:

@@ -26,7 +26,7 @@ from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import Call, CallReply, Reply, Request, Status, ok
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import Holding, ServerSnapshot, standby_of
+from daskml_dist.ps.snapshots import KEPT, Holding, ServerSnapshot, standby_of
 from daskml_dist.ps.state import ServerState
 
 __all__ = ["ParameterServer"]
@@ -55,6 +55,8 @@ class ParameterServer:
         Steps of a lane in a pass.
     compression : Compressor or None
         What trainers compress their pushes with.
+    kept : int
+        Snapshots that are kept.
     """
 
     def __init__(
@@ -68,12 +70,13 @@ class ParameterServer:
         clock: int = 0,
         n_steps: int = 1,
         compression: Compressor | None = None,
+        kept: int = KEPT,
     ) -> None:
         self.generation = generation
         self.shard = shard
         self.ledger = ledger
         self._policy = policy
-        self._state = ServerState(policy, lanes, shard, ledger, clock, n_steps)
+        self._state = ServerState(policy, lanes, shard, ledger, clock, n_steps, kept)
         self._snapshots = self._state.snapshots
         self._n_lanes = len(lanes)
         self._n_trainers = n_trainers

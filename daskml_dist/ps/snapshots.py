@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot
 from daskml_dist.ps.shard_state import ShardSnapshot
 
-__all__ = ["SENT", "Holding", "LaneSnapshot", "ServerSnapshot", "Snapshots", "standby_of",
+__all__ = ["KEPT", "SENT", "Holding", "LaneSnapshot", "ServerSnapshot", "Snapshots", "standby_of",
            "whole"]  # fmt: skip
 
-#: Snapshots that are kept of one server: servers in lock-step are one round apart at most, so the
-#: last three of each have one in common.
-_KEPT = 3
+#: Snapshots that are kept of one server of several: in lock-step these are one round apart at
+#: most, so the last three of each have one in common.
+KEPT = 3
 
 
 def standby_of(generation: int) -> int:
@@ -113,10 +113,16 @@ class Holding:
 
 
 class Snapshots:
-    """The last snapshots of a server, by their place."""
+    """The last snapshots of a server, by their place.
 
-    def __init__(self) -> None:
-        self._kept: deque[ServerSnapshot] = deque(maxlen=_KEPT)
+    Parameters
+    ----------
+    most : int
+        That are kept.
+    """
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._kept: deque[ServerSnapshot] = deque(maxlen=most)
 
     def add(self, snapshot: ServerSnapshot) -> None:
         """Keep a snapshot; one of the same place is replaced, the oldest is dropped."""
@@ -125,7 +131,7 @@ class Snapshots:
 
     def drop_from(self, at: int) -> None:
         """Drop the snapshots of a place and later: the server has gone back."""
-        self._kept = deque((kept for kept in self._kept if kept.at < at), maxlen=_KEPT)
+        self._kept = deque((kept for kept in self._kept if kept.at < at), self._kept.maxlen)
 
     @property
     def last(self) -> ServerSnapshot | None:

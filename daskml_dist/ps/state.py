@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.policies import Consistency
 from daskml_dist.ps.keeper import Ship, SnapshotKeeper
 from daskml_dist.ps.ledger import PassLedger
@@ -29,6 +30,8 @@ class ServerState:
         Clock at which the lanes start.
     n_steps : int
         Steps of a lane in a pass.
+    kept : int
+        Snapshots that are kept.
     """
 
     def __init__(
@@ -39,8 +42,9 @@ class ServerState:
         ledger: PassLedger | None,
         clock: int,
         n_steps: int,
+        kept: int,
     ) -> None:
-        self.snapshots = SnapshotKeeper(len(lanes))
+        self.snapshots = SnapshotKeeper(len(lanes), kept)
         #: Pushes that came too late or twice.
         self.dropped = 0
         self._policy = policy
@@ -75,6 +79,11 @@ class ServerState:
     def _apply(self, pushes: list[Request]) -> None:
         shard = self._shard
         assert shard is not None
+        with arithmetic(shard.rule.flushes):
+            self._step(shard, pushes)
+        self._snapshot_when_due(shard.version)
+
+    def _step(self, shard: Shard, pushes: list[Request]) -> None:
         staleness = max(shard.version - push.version for push in pushes)
         rows = sum(push.rows for push in pushes)
         if self._ledger is not None:
@@ -86,7 +95,6 @@ class ServerState:
             {p.lanes[0] for p in pushes if p.owned},
         )
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
-        self._snapshot_when_due(shard.version)
 
     def _accept_change(self, request: Request) -> None:
         """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
@@ -104,7 +112,8 @@ class ServerState:
             self._gate.join(lane, int(clock))
             if self._ledger is not None:
                 self._ledger.count(self._pass_of(int(clock)), rows, loss, steps)
-        shard.add(request.values, request.rows)
+        with arithmetic(shard.rule.flushes):
+            shard.add(request.values, request.rows)
         self._snapshot_when_due(shard.version)
 
     def _pass_of(self, clock: int) -> int:

@@ -172,7 +172,14 @@ def _rule(
     groups = make_groups(model.parameters, settings.optimizer, settings.penalty, settings.groups)
     average, clip, outer = settings.average, settings.clip, _outer(settings.policy)
     return UpdateRule(
-        groups, schedule, steps_per_pass, average, coordinates, clip=clip, outer=outer
+        groups,
+        schedule,
+        steps_per_pass,
+        average,
+        coordinates,
+        clip=clip,
+        outer=outer,
+        flushes=model.flushes,
     )
 
 

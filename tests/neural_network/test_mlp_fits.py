@@ -142,9 +142,19 @@ class _Strike:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", EXACT)
-def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> None:
-    params = {"policy": policy, "max_iter": 60, "run": Run(n_lanes=3, deterministic=True)}
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        *[(policy, {}) for policy in EXACT],
+        # A million parameters, of which one snapshot is kept.
+        ("allreduce", {"hidden_layer_sizes": (14_000,), "batch_size": 600, "max_iter": 20}),
+    ],
+)
+def test_a_killed_worker_changes_nothing(
+    crew: LocalCluster, policy: str, changes: dict[str, Any]
+) -> None:
+    exact = {"max_iter": 60, "run": Run(n_lanes=3, deterministic=True)}
+    params: dict[str, Any] = {"policy": policy, **exact, **changes}
     with Client(crew) as client:
         client.wait_for_workers(3)
         calm = classifier(**params).fit(*lazy(6))
@@ -157,7 +167,7 @@ def test_a_killed_worker_changes_nothing(crew: LocalCluster, policy: str) -> Non
 @pytest.mark.parametrize("n_lanes", quick([1, 2, 8], 8))
 def test_defaults_learn_the_digits_on_any_number_of_lanes(n_lanes: int) -> None:
     X, y = rows()
-    params = {"random_state": 0, "max_iter": 60}
+    params = {"random_state": 0, "max_iter": 30}
     found = MLPClassifier(**params, run=Run(n_lanes=n_lanes)).fit(X[::2], y[::2])
     with pytest.warns(ConvergenceWarning):
         their = theirs.MLPClassifier(**params).fit(X[::2], y[::2])

@@ -114,6 +114,11 @@ def test_snapshots_keep_the_last_three_and_forget_a_future_that_was_left() -> No
     assert snapshots.clocks == {32: {0: 32}, 64: {0: 1}}
     assert snapshots.last is snapshots[64]
     assert snapshots.get(96) is None
+    alone = Snapshots(1)
+    for at in (0, 32):
+        alone.add(ServerSnapshot(at, {0: at}))
+        alone.drop_from(at + 1)
+    assert list(alone.clocks) == [32]
 
 
 # --- snapshots of servers ------------------------------------------------------------------------

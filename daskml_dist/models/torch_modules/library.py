@@ -54,12 +54,8 @@ def threads_of_torch(count: int) -> Iterator[None]:
     torch = load_torch()
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    # The mean gradient of a unit that is never active halves until it is denormal, where a
-    # processor takes a hundred times as long for it.
-    torch.set_flush_denormal(True)
     try:
         with keeping_memory():
             yield
     finally:
-        torch.set_flush_denormal(False)
         torch.set_num_threads(before)

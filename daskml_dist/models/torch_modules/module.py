@@ -69,6 +69,7 @@ class TorchModel(StepModel):
 
     #: Torch's are those of OpenMP, of which one thread alone needs no others.
     starts_threads = False
+    flushes = True
 
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
         """Context in which torch uses so many threads for each lane."""

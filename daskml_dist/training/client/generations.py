@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 _PAUSE, _DELIVERY = 2.0, 3.0
 #: Bytes of snapshots that the client keeps in memory at most; more go to its disk.
 _MOST_SAVED = 2**25
+#: Times by which snapshots of large parameters are rarer at most, where a step is as large.
+_MOST_LARGER = 32
 
 
 class Generations:
@@ -376,14 +378,16 @@ def _snapshot_every(fit: FitSpec) -> int:
     """Updates between two snapshots of a server, or steps between those of trainers' own state.
 
     A standby is at most two snapshots behind, ``daskml_dist.standby_lag`` updates (64 by default),
-    and so many times more as there are times 16,384 parameters.
+    and so many times more as there are times 16,384 parameters: 32 times at most where a step
+    touches all of them, since it then takes as much longer.
     """
     every = max(1, int(dask.config.get("daskml_dist.standby_lag", 64)) // 2)
     if fit.work.replays:
         return 2 * every
     policy = fit.steps.policy
     # A step costs little next to a snapshot of many parameters.
-    every *= max(1, math.prod(fit.steps.shape) // 2**14)
+    larger = max(1, math.prod(fit.steps.shape) // 2**14)
+    every *= larger if fit.work.coordinates else min(larger, _MOST_LARGER)
     if policy.averages and not policy.average_every:
         return 8 * every
     if not policy.uses_shards:

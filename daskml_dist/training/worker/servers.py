@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,14 @@ from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState, StateParts
-from daskml_dist.ps.snapshots import LaneSnapshot, ServerSnapshot, whole
+from daskml_dist.ps.snapshots import KEPT, LaneSnapshot, ServerSnapshot, whole
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
 __all__ = ["joined_left", "joined_state", "left_in", "make_server", "n_servers", "revived"]
+
+#: Parameters from which on a snapshot more is worth minding.
+_LARGE = 1 << 20
 
 
 def n_servers(fit: FitSpec) -> int:
@@ -60,8 +64,15 @@ def make_server(
         )
     return ParameterServer(
         work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,
-        work.compression,
+        work.compression, _kept(fit),
     )  # fmt: skip
+
+
+def _kept(fit: FitSpec) -> int:
+    """Snapshots that a server keeps: the last one alone, where it is large and no other's."""
+    alone = n_servers(fit) == 1
+    large = not fit.work.replays and math.prod(fit.steps.shape) >= _LARGE
+    return 1 if alone and large else KEPT
 
 
 def joined_state(

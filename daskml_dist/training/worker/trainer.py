@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
 from daskml_dist.comm.devices import meet_devices
@@ -164,6 +165,7 @@ class Trainer:
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
                 _blas().limit(limits=1, user_api="blas"),
+                arithmetic(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_of_lane),
                 np.errstate(over="ignore", invalid="ignore"),
                 fit_memory(backend_of(self._fit), "What a step makes of its rows"),
@@ -251,7 +253,8 @@ class Trainer:
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             if self._fit.work.in_pairs:
                 return group
-            host = share_memory(group, self._wait, self._credentials.shared_memory)
+            allowed = self._credentials.shared_memory
+            host = share_memory(group, self._wait, allowed, own_core=bool(self._cores))
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":
                 return host

@@ -1,0 +1,71 @@
+"""Numbers too small to be normal, which a thread may count as 0.
+
+A processor takes a hundred times as long for a product with one of them, and networks make many:
+the moments of a unit that is never active shrink at each step until they are such, and stay so.
+Whether they count as 0 is a mode of each thread; a new thread has that of the one that starts it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+__all__ = ["arithmetic"]
+
+#: Of each kind of processor: 32-bit word of C's ``fenv_t`` that holds the mode, and its bits
+#: (x86-64: MXCSR, results and operands; 64-bit ARM: FPCR, both in one).
+_WORDS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
+
+# As large as any system's, and larger.
+_Environment = ctypes.c_uint32 * 64
+
+
+def arithmetic(flushes: bool) -> AbstractContextManager[None]:
+    """Context in which the calling thread, and those that it starts, compute.
+
+    Parameters
+    ----------
+    flushes : bool
+        Whether numbers too small to be normal count as 0, where the system can be told. The
+        thread's own mode comes back at the end.
+    """
+    return _flushing() if flushes else nullcontext()
+
+
+@contextmanager
+def _flushing() -> Iterator[None]:
+    calls = _calls()
+    if calls is None:
+        yield
+        return
+    (get, put), (word, bits) = calls, _WORDS[platform.machine()]
+    environment = _Environment()
+    get(environment)
+    before = environment[word] & bits
+    environment[word] |= bits
+    put(environment)
+    try:
+        yield
+    finally:
+        # Other modes may have been changed meanwhile; only this one is put back.
+        get(environment)
+        environment[word] = environment[word] & ~bits | before
+        put(environment)
+
+
+@functools.cache
+def _calls() -> tuple[Callable[..., int], Callable[..., int]] | None:
+    """C's calls that read and write the modes of a thread; None on systems not known here."""
+    if sys.platform != "linux" or platform.machine() not in _WORDS:
+        return None
+    for name in ("libm.so.6", None):
+        try:
+            library = ctypes.CDLL(name)
+            return library.fegetenv, library.fesetenv
+        except (OSError, AttributeError):
+            continue
+    return None

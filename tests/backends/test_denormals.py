@@ -1,0 +1,67 @@
+"""Numbers too small to be normal: a thread's mode, and moments of networks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist import Run
+from daskml_dist.backends.denormals import _calls, arithmetic
+from daskml_dist.neural_network import MLPClassifier
+
+pytestmark = pytest.mark.skipif(_calls() is None, reason="a system whose modes are not known")
+
+SMALL = np.full(64, 1e-39, np.float32)
+
+
+def is_kept() -> bool:
+    """Whether the product of a number too small to be normal is another one."""
+    return bool((SMALL * np.float32(0.5)).any())
+
+
+def test_the_mode_is_that_of_a_thread_and_of_those_it_starts() -> None:
+    found: list[bool] = []
+
+    def fail_inside() -> None:
+        with arithmetic(True):
+            found.append(is_kept())
+            thread = threading.Thread(target=lambda: found.append(is_kept()))
+            thread.start()
+            thread.join()
+            with arithmetic(True):
+                pass
+            found.append(is_kept())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert found == [False, False, False]
+    with arithmetic(False):
+        assert is_kept()
+    assert is_kept()
+
+
+@pytest.mark.parametrize("n_servers", [1, 2])
+def test_moments_of_networks_end_at_nothing(client: Client, n_servers: int) -> None:
+    # A feature that is seen no more after the first pass: its moments shrink at each step.
+    rng = np.random.default_rng(0)
+    X, y = rng.random((400, 4), np.float32), rng.integers(2, size=400)
+    # One server alone on this host leaves the steps to the trainers.
+    model: Any = MLPClassifier(
+        (8,), alpha=0.0, beta_1=0.6, batch_size=2, policy="sync", run=Run(n_servers=n_servers)
+    )
+    for n, factor in ((40, 1), (400, np.array([1, 1, 1, 0], np.float32))):
+        size = n // 2
+        rows = da.from_array(X[:n] * factor, chunks=(size, -1)), da.from_array(y[:n], chunks=size)
+        model.partial_fit(*rows, classes=[0, 1])
+    m = np.abs(model._state.slots["m"])
+    least = np.finfo(np.float32).tiny
+    assert not ((m > 0) & (m < least)).any()
+    assert (model.coefs_[0] != 0).all()
+    assert (m[24:32] == 0).all()
+    assert is_kept()
