@@ -17,12 +17,16 @@ from numpy.typing import NDArray
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.ps.group_steps import GroupSteps, knows
 from daskml_dist.ps.rule import Group, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
 
 __all__ = ["Shard"]
+
+#: Rows that pay what they owe together.
+_SETTLED = 1 << 18
 
 
 class Shard:
@@ -283,10 +287,11 @@ class Shard:
         k, penalty = self._only.n_penalised, self._only.penalty
         if not (penalty.l1 or penalty.l2) or k == 0:
             return
-        owed = (self._charged - self._paid[:k]).astype(self.w.dtype)[:, None]
-        self.w[:k] /= 1 + owed * penalty.l2
-        if penalty.l1:
-            soft_threshold(self.w[:k], owed * penalty.l1)
+        for at in row_slices(k, _SETTLED):
+            owed = (self._charged - self._paid[at]).astype(self.w.dtype)[:, None]
+            self.w[at] /= 1 + owed * penalty.l2
+            if penalty.l1:
+                soft_threshold(self.w[at], owed * penalty.l1)
         self._paid[:] = self._charged
         self._published = None
 
@@ -345,11 +350,14 @@ class Shard:
             self._published.flags.writeable = False
         return self._published
 
-    def state(self) -> ShardState:
-        """Settle, and return a copy of everything a later fit needs."""
+    def state(self, copy: bool = True) -> ShardState:
+        """Settle, and return a copy of everything a later fit needs.
+
+        Without `copy` the shard's own arrays, which it must not change any more.
+        """
         self.settle()
         average = None
         if self._sum is not None:
             average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
-        return whole.part(slice(None))
+        return whole.part(slice(None)) if copy else whole
