@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from daskml_dist.backends.board import Board
 from daskml_dist.comm.shared_memory import WORD, Bell, SharedSegment
 
-__all__ = ["ASLEEP", "TURN", "AreaBoard", "room"]
+__all__ = ["ASLEEP", "ENDED", "TURN", "AreaBoard", "room"]
 
-#: Words of a rank: the turn that it has written, and whether it sleeps.
-TURN, ASLEEP = 0, WORD
+#: Words of a rank: the turn that it has written, whether it sleeps, and whether it is done.
+TURN, ASLEEP, ENDED = 0, WORD, 2 * WORD
 #: Bytes that processors pass to each other: what two write lies in different ones.
 _LINE = 128
 #: Nanoseconds that a loop looks for the others before it goes to sleep: some gradients' worth.

@@ -26,6 +26,7 @@ class _Call:
         self._endpoint, self._credentials = endpoint, credentials
         self._deadline = Deadline(credentials.patience)
         self._sock: socket.socket | None = None
+        self._open: tuple[socket.socket, Session, Offer] | None = None
         with self._reaching():
             address = endpoint.host, endpoint.port
             self._sock = sock = socket.create_connection(address, timeout=credentials.patience)
@@ -55,40 +56,51 @@ class _Call:
             secret, hello = self._credentials.secret, self._hello
             return self._sock, introduce(self._sock, self._deadline, secret, self._endpoint, hello)
 
-    def channel(self) -> Channel:
-        """The channel that it is to be."""
+    def offer(self) -> None:
+        """Offer memory for the channel that it is to be, without waiting for the answer."""
         sock, session = self.answered()
         offer = Offer(self._credentials.shared_memory)
-        try:
+        self._open = sock, session, offer
+        with self._connecting():
             session.say(CALLER, offer.data)
-            return Channel(sock, offer.taken(session.hear(ANSWER, Offer.ANSWER)))
-        except OSError as error:
-            close_socket(sock)
-            raise CommunicationError(gone("connecting to", error)) from error
+
+    def channel(self) -> Channel:
+        """The channel that it is to be, once the offer is answered."""
+        assert self._open is not None
+        sock, session, offer = self._open
+        try:
+            with self._connecting():
+                return Channel(sock, offer.taken(session.hear(ANSWER, Offer.ANSWER)))
         finally:
             offer.close()
 
+    @contextmanager
+    def _connecting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise CommunicationError(gone("connecting to", error)) from error
+
     def close(self) -> None:
         """Hang up."""
+        if self._open is not None:
+            self._open[2].close()
         if self._sock is not None:
             close_socket(self._sock)
-
-
-def _open_channel(
-    endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
-) -> Channel:
-    return _Call(endpoint, credentials, role, name).channel()
 
 
 def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel, Channel]:
     """Open a connection: the channel to send on, and the one to receive from."""
     name = secrets.token_bytes(NAME)
     with ExitStack() as failed:
-        # Both knock before the first one waits for its answer.
+        # Both say what they can before the first one waits for its answer.
         up = _Call(endpoint, credentials, UP, name)
         failed.callback(up.close)
         down = _Call(endpoint, credentials, DOWN, name)
         failed.callback(down.close)
+        for call in (up, down):
+            call.offer()
         channels = up.channel(), down.channel()
         failed.pop_all()
     return channels

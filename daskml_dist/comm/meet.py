@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
+from daskml_dist.comm.hosts import see_hosts
+from daskml_dist.comm.life import SocketLife
 from daskml_dist.comm.packing import pack, pack_parts, unpack
-from daskml_dist.comm.shared_group import SharedGroup, see_hosts
+from daskml_dist.comm.shared_group import SharedGroup
 from daskml_dist.comm.shared_memory import LONG_LOOK, LOOK
 
 __all__ = ["TwoLevels", "share_memory"]
@@ -41,8 +43,11 @@ def share_memory(
     peers.bytes_sent = peers.bytes_received = 0
     if len(hosts) == peers.size:
         return peers
-    look = LONG_LOOK if own_core else LOOK
-    local = SharedGroup(peers, places, wait, look) if len(places) > 1 else None
+    local = None
+    if len(places) > 1:
+        lives = {r: SocketLife(peers.control(r)) for r in places if r != peers.rank}
+        look = LONG_LOOK if own_core else LOOK
+        local = SharedGroup(peers.rank, places, lives, wait, peers.close, look)
     if len(hosts) == 1 and local is not None:
         return local
     return TwoLevels(peers, local, hosts)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.comm.base import Wait
+from daskml_dist.comm.life import SocketLife
 from daskml_dist.comm.shared_memory import TOKEN, WORD, Bell, SharedSegment, Sleeper, fence, here
 from daskml_dist.comm.socket import SEND_TIMEOUT, Inbox, Outbox, gone
 from daskml_dist.comm.wire import Buffers
@@ -126,7 +127,7 @@ class RingOutbox(Outbox):
         self._small = self._data.data
         self._head = self._posted = self._tail = 0
         wait = wait or Wait(SEND_TIMEOUT)
-        self._sleeper = Sleeper(ring.writer, self._words, _WRITER, control, wait)
+        self._sleeper = Sleeper(ring.writer, self._words, _WRITER, SocketLife(control), wait)
 
     def _put(self, buffers: Buffers, size: int) -> None:
         try:
@@ -184,7 +185,7 @@ class RingInbox(Inbox):
         self._words, self._data = ring.segment.words, ring.segment.data
         self._small = self._data.data
         self._head = self._tail = self._told = 0
-        self._sleeper = Sleeper(ring.reader, self._words, _READER, control, wait)
+        self._sleeper = Sleeper(ring.reader, self._words, _READER, SocketLife(control), wait)
 
     def read_into(self, target: memoryview) -> None:
         """Fill `target`."""

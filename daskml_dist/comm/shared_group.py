@@ -7,127 +7,40 @@ reading the one before the last, so an area is free again when its next turn com
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 from array import array as row
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.board import Board
-from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.area_board import ASLEEP as _ASLEEP
+from daskml_dist.comm.area_board import ENDED as _ENDED
 from daskml_dist.comm.area_board import TURN as _TURN
 from daskml_dist.comm.area_board import AreaBoard, room
 from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
-from daskml_dist.comm.bounds import malformed
+from daskml_dist.comm.life import Life
 from daskml_dist.comm.memory import UsedAgain
 from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.shared_memory import (
-    LOOK,
-    TOKEN,
-    Bell,
-    SharedSegment,
-    Sleeper,
-    fence,
-    here,
-)
+from daskml_dist.comm.shared_memory import LOOK, Bell, SharedSegment, Sleeper, fence
 from daskml_dist.comm.socket import gone
 from daskml_dist.comm.tree import merge_in_pairs
 from daskml_dist.comm.writer import Writer
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["Places", "SharedGroup", "see_hosts"]
+__all__ = ["SEGMENT", "Places", "SharedGroup"]
 
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
 _AREA = 1 << 18
+#: Bytes of a rank's memory.
+SEGMENT = 2 * _AREA
 #: Bytes up to which more than two ranks add everything themselves, in one turn.
 _ONE_HOP = 1 << 15
 _BYTE = np.dtype(np.uint8)
-_NOWHERE = np.zeros(4, dtype=np.int64)
-
 
 Places = dict[int, tuple[SharedSegment, Bell]]
-
-
-def see_hosts(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], Places]:
-    """Ranks that share memory: those of each host, and what this rank sees of its own's.
-
-    Parameters
-    ----------
-    peers : PeerGroup
-    allowed : bool
-        Whether this rank takes part; all ranks must call, whatever they say.
-    """
-    own = _make() if allowed else None
-    place = _NOWHERE
-    if own is not None:
-        place = np.array([here(), os.getpid(), own[2], own[1].descriptor])
-    try:
-        places = [_numbers(arrays) for arrays in peers.allgather([place])]
-        seen = {
-            rank: pair
-            for rank, place in enumerate(places)
-            if own is not None and (pair := own[:2] if rank == peers.rank else _find(place))
-        }
-        read = np.zeros((peers.size, TOKEN), np.uint8)
-        for rank, (segment, _) in seen.items():
-            read[rank] = np.frombuffer(segment.token, np.uint8)
-        tokens = [_tokens(arrays, peers.size) for arrays in peers.allgather([read])]
-    finally:
-        if own is not None:
-            os.close(own[2])
-    hosts = _hosts(tokens)
-    mine = next(ranks for ranks in hosts if peers.rank in ranks)
-    return hosts, {rank: seen[rank] for rank in mine if rank in seen}
-
-
-def _numbers(arrays: list[NDArray[Any]]) -> list[int]:
-    """Numbers of a rank's memory, as it tells the others."""
-    if [(a.dtype, a.shape) for a in arrays] != [(_NOWHERE.dtype, _NOWHERE.shape)]:
-        raise malformed("no place of its memory")
-    return [int(number) for number in arrays[0]]
-
-
-def _tokens(arrays: list[NDArray[Any]], size: int) -> NDArray[np.uint8]:
-    """Tokens that a rank has read in the others' memory."""
-    if [(a.dtype, a.shape) for a in arrays] != [(np.dtype(np.uint8), (size, TOKEN))]:
-        raise malformed("no tokens")
-    return arrays[0]
-
-
-def _hosts(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
-    """The ranks of each host; ``tokens[q][r]`` is what rank q read in the segment of rank r."""
-    ranks = range(len(tokens))
-
-    def sees(q: int, r: int) -> bool:
-        return q == r or bool(tokens[q][r].any() and (tokens[q][r] == tokens[r][r]).all())
-
-    seen = [[r for r in ranks if sees(q, r)] for q in ranks]
-    # Where some see each other and some do not, nobody shares.
-    if any(seen[r] != seen[q] for q in ranks for r in seen[q]):
-        return [[r] for r in ranks]
-    return [some for rank, some in enumerate(seen) if some[0] == rank]
-
-
-def _make() -> tuple[SharedSegment, Bell, int] | None:
-    try:
-        bell = Bell.make()
-        segment, memory = SharedSegment.make(2 * _AREA)
-    except OSError:
-        return None
-    return segment, bell, memory
-
-
-def _find(place: list[int]) -> tuple[SharedSegment, Bell] | None:
-    host, pid, memory, bell = place
-    if host and host == here():
-        with contextlib.suppress(OSError):
-            return SharedSegment.find(pid, memory, 2 * _AREA), Bell.find(pid, bell)
-    return None
 
 
 class SharedGroup(Communicator):
@@ -135,23 +48,35 @@ class SharedGroup(Communicator):
 
     Parameters
     ----------
-    peers : PeerGroup
-        Closed with the group; its sockets tell that a rank has ended.
+    rank : int
+        The own number among all.
     places : dict of int to (SharedSegment, Bell)
         Of each rank of the host, by its number among all.
+    lives : mapping of int to Life
+        Of each other rank of the host.
     wait : Wait
+    close : callable
+        Called when the group is closed.
     look : float
         Seconds to look for the others without sleeping.
     """
 
-    def __init__(self, peers: PeerGroup, places: Places, wait: Wait, look: float = LOOK) -> None:
+    def __init__(
+        self,
+        rank: int,
+        places: Places,
+        lives: Mapping[int, Life],
+        wait: Wait,
+        close: Callable[[], None] = lambda: None,
+        look: float = LOOK,
+    ) -> None:
         super().__init__()
         ranks = sorted(places)
-        self.rank, self.size = ranks.index(peers.rank), len(ranks)
-        self._peers = peers
+        self.rank, self.size = ranks.index(rank), len(ranks)
+        self._close = close
         self._turn = 0
         self._memory = UsedAgain()
-        own, bell = places[peers.rank]
+        own, bell = places[rank]
         self._places = [places[r] for r in ranks]
         self._words = own.words
         self._areas = [[places[r][0].data[:_AREA], places[r][0].data[_AREA:]] for r in ranks]
@@ -160,10 +85,10 @@ class SharedGroup(Communicator):
             (
                 places[r][0].words,
                 places[r][1],
-                Sleeper(bell, self._words, _ASLEEP, peers.control(r), wait, look),
+                Sleeper(bell, self._words, _ASLEEP, lives[r], wait, look),
             )
             for r in ranks
-            if r != peers.rank
+            if r != rank
         ]
 
     # -- the one move --------------------------------------------------------------------------
@@ -385,9 +310,13 @@ class SharedGroup(Communicator):
         return had
 
     def close(self) -> None:
-        """Close the sockets; the memory goes with its last user."""
+        """Tell the others that this rank is done; the memory goes with its last user."""
         super().close()
-        self._peers.close()
+        self._words[_ENDED] = 1
+        fence()
+        for _, bell, _ in self._others:
+            bell.ring()
+        self._close()
 
 
 def _lengths(writers: list[Writer]) -> memoryview:

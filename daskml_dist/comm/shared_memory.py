@@ -16,8 +16,6 @@ import mmap
 import os
 import secrets
 import select
-import socket
-import ssl
 import stat
 import threading
 import time
@@ -28,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import SLICE, Wait
+from daskml_dist.comm.life import Life
 
 __all__ = [
     "LONG_LOOK",
@@ -208,8 +207,8 @@ class Sleeper:
     bell : Bell
     asleep : memoryview, int
         Words and the index of the one that tells the other side to ring.
-    control : socket
-        Its end of file means that the other side is gone.
+    life : Life
+        Of the other side.
     wait : Wait or None
         Bound of the wait; None: none but the other side's life.
     look : float
@@ -221,17 +220,17 @@ class Sleeper:
         bell: Bell,
         words: Any,
         index: int,
-        control: socket.socket,
+        life: Life,
         wait: Wait | None,
         look: float = LOOK,
     ) -> None:
         self._bell, self._words, self._index = bell, words, index
-        self._control, self._wait = control, wait
+        self._life, self._wait = life, wait
         self._look = look if wait else 0.0
         self._spin = self._look
         self._poll = select.poll()
         self._poll.register(bell.descriptor, select.POLLIN)
-        self._poll.register(control, select.POLLIN)
+        self._poll.register(life.fileno(), select.POLLIN)
 
     def until(self, words: Any, index: int, value: int) -> bool:
         """Wait until ``words[index] >= value``; False where the other side is gone before.
@@ -261,7 +260,7 @@ class Sleeper:
                 fence()
                 if words[index] >= value:
                     return True
-                if not self._sleep(since):
+                if self._life.has_said() or not self._sleep(since):
                     # What it did before it went counts.
                     return bool(words[index] >= value)
         finally:
@@ -272,21 +271,10 @@ class Sleeper:
         for descriptor, _ in events:
             if descriptor == self._bell.descriptor:
                 self._bell.quiet()
-            elif _is_gone(self._control):
+            elif self._life.is_gone():
                 return False
         if not events:
             if self._wait is not None:
                 self._wait.check(since, "the other side of a connection")
-            return self._control.fileno() >= 0
-        return True
-
-
-def _is_gone(control: socket.socket) -> bool:
-    """Whether the other side, or this one, has closed a control socket; nothing is sent on it."""
-    try:
-        control.setblocking(False)
-        return len(control.recv(1)) == 0
-    except (BlockingIOError, ssl.SSLWantReadError):
-        return False
-    except OSError:
+            return not self._life.is_gone()
         return True

@@ -31,12 +31,16 @@ class Callers:
         self._at_pass_end: list[tuple[int, CallReply]] = []
 
     def arrive(self, rank: int, info: Any, reply: CallReply, n_trainers: int) -> Ready:
-        """Take a trainer at the rendezvous; once all are there, each is told of the others."""
+        """Take a trainer at a rendezvous; once all are there, each is told of the others.
+
+        They may meet again, as often as they need.
+        """
         self._arrived[rank] = info
         self._at_rendezvous.append(reply)
         if len(self._arrived) < n_trainers:
             return []
         peers = [self._arrived[rank] for rank in sorted(self._arrived)]
+        self._arrived.clear()
         waiting, self._at_rendezvous = self._at_rendezvous, []
         return [partial(r, ok(peers=peers)) for r in waiting]
 

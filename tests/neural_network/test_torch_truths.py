@@ -22,6 +22,7 @@ from tests.training.recovery.strikes import Strike, kill_worker
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 N_ROWS = 1_200
+ALONE = Run(deterministic=True)
 EXACT = ["sync", "allreduce", "local", "average"]
 
 
@@ -61,30 +62,84 @@ def lazy() -> tuple[Any, Any]:
     return da.from_array(X, chunks=(200, 8, 8)), da.from_array(y, chunks=200)
 
 
-def classifier(**params: Any) -> Any:
+def classifier(module: Any = None, **params: Any) -> Any:
     given = {
         "images": "channels_first", "learning_rate": 0.005, "max_iter": 4, "batch_size": 64,
         "random_state": 0, "run": Run(n_lanes=2, deterministic=True),
     }  # fmt: skip
-    return TorchClassifier(make_net(), **given | params)
+    return TorchClassifier(module or make_net(), **given | params)
 
 
-def test_one_lane_is_a_loop_of_torch() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "near"),
+    [
+        ("float64", {"rtol": 0, "atol": 1e-12}),
+        # Convolutions of images that lie pixel after pixel sum in another order, and Adam makes
+        # steps of equal length of gradients of any size.
+        ("float32", {"rtol": 1e-4, "atol": 2e-6}),
+    ],
+)
+def test_one_lane_is_a_loop_of_torch(dtype: str, near: dict[str, float]) -> None:
     """60 steps of Adam; running means and the count of batches too."""
     X, y = (values[:300] for values in rows())
-    found = classifier(max_iter=60, batch_size=None, run=None).fit(X, y)
+    found = classifier(max_iter=60, batch_size=None, run=ALONE, dtype=dtype).fit(X, y)
     torch.manual_seed(seed_of(0))
-    net, loss = make_net()(), torch.nn.CrossEntropyLoss()
+    kind = getattr(torch, dtype)
+    net, loss = make_net()().to(kind), torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.005)
     for _ in range(60):
         optimizer.zero_grad()
-        loss(net(torch.from_numpy(X)[:, None] / 255), torch.from_numpy(y)).backward()
+        loss(net(torch.from_numpy(X)[:, None].to(kind) / 255), torch.from_numpy(y)).backward()
         optimizer.step()
     state, theirs = found.state_dict(), net.state_dict()
     assert list(state) == list(theirs)
     for name, value in theirs.items():
-        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=2e-6, msg=name)
+        torch.testing.assert_close(state[name], value, **near, msg=name)
     assert state["norm.num_batches_tracked"] == 60
+    assert found._net.pixelwise == (dtype == "float32")
+
+
+def test_kernels_lie_as_the_module_bears_it() -> None:
+    """A ``view`` looks at the memory of what a convolution gives, and there is none by pixel."""
+
+    class Views(make_net()):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            x = self.norm(self.conv(x.reshape(-1, 1, 8, 8))).relu()
+            return self.out(x.view(len(x), -1))
+
+    X, y = rows()
+    plain = classifier(Views, max_iter=2, run=ALONE).fit(X, y)
+    found = classifier(max_iter=2, run=ALONE).fit(X, y)
+    assert (plain._net.pixelwise, found._net.pixelwise) == (False, True)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+@cache
+def make_late() -> Any:
+    class Late(make_net()):  # type: ignore[misc]
+        """Drops nothing in its first steps."""
+
+        def __init__(self) -> None:
+            super().__init__(dropout=0.5)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            if self.training:
+                self.calls += 1
+            self.drop.train(self.training and bool(self.calls > 20))
+            return super().forward(x)
+
+    return Late
+
+
+def test_masks_that_begin_late_are_the_lanes(client: Client, one_worker: Client) -> None:
+    one, two = (
+        classifier(make_late(), max_iter=2).fit(*lazy(), client=c) for c in (one_worker, client)
+    )
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name
+    assert one.module_.calls > 20
 
 
 @pytest.mark.parametrize("policy", quick(POLICIES, "sync", "async", "hogwild", "local"))

@@ -13,7 +13,7 @@ from daskml_dist.models.base import Parameters, Part
 from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.source import Named, named_tensors
 
-__all__ = ["FlatModule", "flat_of", "parameters_of", "torch_dtype"]
+__all__ = ["FlatModule", "by_pixel", "flat_of", "kernels_of", "parameters_of", "torch_dtype"]
 
 
 def torch_dtype(dtype: Any) -> Any:
@@ -65,6 +65,21 @@ def flat_of(module: Any, dtype: Any) -> Any:
     return np.concatenate(parts)[:, None]
 
 
+def kernels_of(module: Any) -> list[tuple[Any, str]]:
+    """Kernels of convolutions of images that are trained: their owners, and names there."""
+    convolutions = load_torch().nn.Conv2d, load_torch().nn.ConvTranspose2d
+    return [
+        (part, "weight")
+        for part in module.modules()
+        if isinstance(part, convolutions) and part._parameters.get("weight") is not None
+    ]
+
+
+def by_pixel(kernel: Any) -> Any:
+    """A copy of a kernel that lies pixel after pixel, also of one channel."""
+    return load_torch().empty_like(kernel, memory_format=load_torch().channels_last).copy_(kernel)
+
+
 class FlatModule:
     """A module whose parameters and buffers are views of a flat vector of its own.
 
@@ -77,9 +92,19 @@ class FlatModule:
         On whose device, and in whose dtype, it computes.
     trained : bool
         Whether gradients are wanted.
+    pixelwise : bool, default=False
+        On the host, kernels of convolutions lie pixel after pixel (torch's ``channels_last``), with
+        which these take a quarter less time. They are then copies, beside the vector.
     """
 
-    def __init__(self, module: Any, parameters: Parameters, like: Any, trained: bool) -> None:
+    def __init__(
+        self,
+        module: Any,
+        parameters: Parameters,
+        like: Any,
+        trained: bool,
+        pixelwise: bool = False,
+    ) -> None:
         torch = load_torch()
         self.module = module
         self.dtype = torch_dtype(str(like.dtype))
@@ -96,6 +121,10 @@ class FlatModule:
         self._gradient: Any = torch.zeros_like(self._flat) if trained else None
         self.gradient: Any = _shared(self._gradient, like) if trained else None
         self._bind(named)
+        #: Kernels beside the vector, and their place in it.
+        self._kernels: list[tuple[Any, Any, Any]] = []
+        if pixelwise and self.device is None:
+            self._lay_out_kernels()
 
     def _bind(self, named: Sequence[Named]) -> None:
         self.trained: list[tuple[Any, Any]] = []
@@ -142,11 +171,33 @@ class FlatModule:
             n.tensor.grad = self._gradient[rows].view(view.shape)
             self.trained.append((n.tensor, n.tensor.grad))
 
+    def _lay_out_kernels(self) -> None:
+        kernels = [getattr(owner, key) for owner, key in kernels_of(self.module)]
+        for n, (kernel, gradient) in enumerate(self.trained):
+            if any(kernel is one for one in kernels):
+                self._kernels.append((kernel, kernel.data, gradient))
+                kernel.data = by_pixel(kernel.data)
+                kernel.grad = by_pixel(gradient)
+                self.trained[n] = kernel, kernel.grad
+
+    def clear(self) -> None:
+        """Set the gradients to zero."""
+        self._gradient.zero_()
+        for kernel, _, _ in self._kernels:
+            kernel.grad.zero_()
+
+    def gather(self) -> None:
+        """Put gradients beside the vector into it."""
+        for kernel, _, gradient in self._kernels:
+            gradient.copy_(kernel.grad)
+
     def enter(self, w: Any) -> None:
         """Take parameters and buffers from a matrix."""
         self.flat[...] = namespace(w).reshape(w, (-1,)) if not is_host(w) else w.reshape(-1)
         for values, store in self._beside:
             store.copy_(values.round())
+        for kernel, values, _ in self._kernels:
+            kernel.data.copy_(values)
 
     def collect(self) -> None:
         """Put what a forward pass made of the buffers back into the vector."""

@@ -53,6 +53,8 @@ class TorchModel(StepModel):
         Of those that the client's own module begins with.
     fewest_rows : int
         Rows that a batch must have.
+    pixelwise : bool
+        Whether kernels of convolutions lie pixel after pixel.
     """
 
     source: ModuleSource
@@ -64,6 +66,7 @@ class TorchModel(StepModel):
     start: NDArray[Any] | None = None
     checksum: int | None = None
     fewest_rows: int = 1
+    pixelwise: bool = False
     #: Modules with parameters of their own, by the number of their lane, or by their layers.
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -174,7 +177,8 @@ class _Lane(FlatModule):
         self.model = model
         dtype = torch_dtype(str(w.dtype))
         # Its parameters are overwritten; the seed only leaves the stream alone.
-        super().__init__(model.source.make_seeded(0, dtype), model.parameters, w, trained=True)
+        module = model.source.make_seeded(0, dtype)
+        super().__init__(module, model.parameters, w, trained=True, pixelwise=model.pixelwise)
         self.criterion = model.source.make_criterion(self.dtype)
         if self.device is not None and hasattr(self.criterion, "to"):
             self.criterion.to(self.device)
@@ -187,13 +191,14 @@ class _Lane(FlatModule):
     def add_gradient(self, w: Any, rows: BatchRows, out: Any) -> Any:
         torch = load_torch()
         self.enter(w)
-        self._gradient.zero_()
+        self.clear()
         with self._on_stream(w), torch.enable_grad():
             loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
             with telling(f"The backward pass of {self.model.source.name}"):
                 loss.backward()
             if self._steps == 0:
                 self._check_bound()
+            self.gather()
             self.collect()
         found = loss.item() if self.device is None else _shared_loss(loss, w)
         if self.device is None and not math.isfinite(found):

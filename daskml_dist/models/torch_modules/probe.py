@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.torch_modules.chain import chain_of
-from daskml_dist.models.torch_modules.flat import torch_dtype
+from daskml_dist.models.torch_modules.flat import by_pixel, kernels_of, torch_dtype
 from daskml_dist.models.torch_modules.inputs import TorchInputs
 from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.losses import losses_of
@@ -34,12 +34,15 @@ class Trial:
         Rows that a batch must have.
     chain : tuple of tuple of str, or None
         Layers, each the paths of its children, where they were asked for.
+    pixelwise : bool
+        Whether its kernels may lie in memory pixel after pixel.
     """
 
     target: str
     output_shape: tuple[int, ...]
     fewest_rows: int
     chain: tuple[tuple[str, ...], ...] | None
+    pixelwise: bool
 
 
 def try_module(
@@ -98,7 +101,35 @@ def try_module(
             tuple(first.shape[1:]),
             _fewest_rows(module, inputs, rows, kind),
             chain_of(source.name, module.eval(), positional, named) if chained else None,
+            pixelwise=_takes_pixels(source, module, inputs, rows, kind, y),
         )
+
+
+def _takes_pixels(
+    source: ModuleSource, module: Any, inputs: TorchInputs, rows: Any, dtype: Any, y: Any
+) -> bool:
+    """Whether steps are possible with kernels that lie pixel after pixel, and find the same.
+
+    Not where a module looks at the memory of a tensor, as its ``view`` does.
+    """
+    torch, kernels = load_torch(), kernels_of(module)
+    if dtype != torch.float32 or not kernels:
+        return False
+    positional, named = inputs(rows, dtype)
+    with torch.no_grad():
+        before = module.eval()(*positional, **named)
+    for owner, key in kernels:
+        kernel = getattr(owner, key)
+        kernel.data = by_pixel(kernel.data)
+    try:
+        with torch.no_grad():
+            after = module(*positional, **named)
+        output = module.train()(*positional, **named)
+        losses_of(source.make_criterion(dtype), output, y, source.name).sum().backward()
+    except (RuntimeError, ValueError, InvalidParameterError):
+        return False
+    before, after = (o[0] if isinstance(o, tuple) else o for o in (before, after))
+    return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-4))
 
 
 def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) -> None:

@@ -118,7 +118,7 @@ class _Stage(FlatModule):
         names = {name for layer in layers for name in model.layers[layer]}
         children = keep_children(module, paths)
         own = Parameters(tuple(part for part in model.parameters.parts if part.name in names))
-        super().__init__(module.train(), own, w, trained=True)
+        super().__init__(module.train(), own, w, trained=True, pixelwise=model.pixelwise)
         self._model = model
         self._begins = layers.start == 0
         self._layers = [(n, [children[path] for path in model.chain[n]]) for n in layers]
@@ -131,7 +131,7 @@ class _Stage(FlatModule):
         if self._begins:
             ((value,), _) = self._model.inputs(x, self.dtype, self.device)
         else:
-            leaf = tensor_of(x).detach().requires_grad_()
+            leaf = self._across(tensor_of(x)).detach().requires_grad_()
             # A layer may work in place, which nothing may that has gradients of its own.
             value = leaf.clone()
         self.enter(w)
@@ -150,16 +150,23 @@ class _Stage(FlatModule):
             with self._cast():
                 for child in children:
                     value = child(value)
-            # Wherever the chain is cut, what goes over is of one dtype.
-            value = value.to(self.dtype)
+            value = self._across(value)
         return value
+
+    def _across(self, value: Any) -> Any:
+        """A layer's output as the next one gets it, wherever the chain is cut."""
+        form = load_torch().contiguous_format
+        if self._model.pixelwise and self.device is None and value.ndim == 4:
+            form = load_torch().channels_last
+        return value.to(self.dtype).contiguous(memory_format=form)
 
     def backward(self, memory: Any, gradient: Any, out: Any) -> Any:
         """Add the gradient of the parameters; that of the input, where it has one."""
         leaf, output, moved = memory
-        self._gradient.zero_()
+        self.clear()
         if output.requires_grad:
             output.backward(tensor_of(gradient))
+            self.gather()
         for at, change in zip(self.means, moved, strict=True):
             self.gradient[at] = change
         out += namespace(out).reshape(self.gradient, out.shape)

@@ -19,8 +19,10 @@ from daskml_dist.comm.devices import meet_devices
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import NoPeers
 from daskml_dist.comm.meet import share_memory
+from daskml_dist.comm.one_host import OneHost, Tell
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.shared_memory import LONG_LOOK, LOOK
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
@@ -240,14 +242,45 @@ class Trainer:
         spec = self._spec
         if spec.generation and self._fit.work.uses_shards:
             return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
-        alone = spec.n_trainers == 1 or self._fit.work.uses_shards
-        own = spec.peer_key(spec.rank)
-        listener = None if alone else PeerListener(self._host, self._credentials, own)
+        connection = self._reach()
+        self._spare.append(connection)
+
+        def tell(info: list[Any]) -> list[Any]:
+            said: list[Any] = connection.call("rendezvous", rank=spec.rank, info=info)["peers"]
+            return said
+
+        if spec.n_trainers == 1 or self._fit.work.uses_shards:
+            self._take_seats(tell, [])
+            return NoPeers()
+        return self._at_one_host(tell) or self._by_sockets(tell)
+
+    def _take_seats(self, tell: Tell, place: list[Any]) -> list[Any]:
+        """Wait until every trainer is there, and divide the cores; each one's place."""
+        seat = Seat.own(self._spec.n_threads)
+        said = tell([seat.host, seat.n_threads, list(seat.cores), place])
+        if self._keeps_to_share and backend_of(self._fit).device == "cpu":
+            seats = [Seat(where, n, tuple(cores)) for where, n, cores, _ in said]
+            self._cores = share_of(self._spec.rank, seats)
+        return [place for *_, place in said]
+
+    def _at_one_host(self, tell: Tell) -> Communicator | None:
+        """Memory that all trainers share, where nothing more is asked for; else nothing."""
+        enough = not self._fit.work.in_pairs and backend_of(self._fit).device == "cpu"
+        memory = OneHost(enough and self._credentials.shared_memory)
         try:
-            peers = self._rendezvous(listener)
-            if listener is None:
-                return NoPeers()
-            endpoints = [Endpoint(spec.peer_key(rank), *at) for rank, at in enumerate(peers)]
+            places = self._take_seats(tell, memory.place)
+            look = LONG_LOOK if self._cores else LOOK
+            return memory.group(self._spec.rank, places, tell, self._wait, look)
+        finally:
+            memory.close()
+
+    def _by_sockets(self, tell: Tell) -> Communicator:
+        """Sockets to all trainers, and memory with those of the same host."""
+        spec = self._spec
+        listener = PeerListener(self._host, self._credentials, spec.peer_key(spec.rank))
+        try:
+            at = tell([listener.endpoint.host, listener.endpoint.port])
+            endpoints = [Endpoint(spec.peer_key(rank), *where) for rank, where in enumerate(at)]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             if self._fit.work.in_pairs:
                 return group
@@ -258,21 +291,8 @@ class Trainer:
                 return host
             return meet_devices(host, group.among, backend_of(self._fit), self._wait)
         except BaseException:
-            if listener is not None:
-                listener.close()
+            listener.close()
             raise
-
-    def _rendezvous(self, listener: PeerListener | None) -> list[tuple[str, int]]:
-        at = listener.endpoint if listener is not None else Endpoint("")
-        seat, spec = Seat.own(self._spec.n_threads), self._spec
-        info = [at.host, at.port, seat.host, seat.n_threads, list(seat.cores)]
-        connection = self._reach()
-        self._spare.append(connection)
-        answer = connection.call("rendezvous", rank=spec.rank, info=info)
-        if self._keeps_to_share and backend_of(self._fit).device == "cpu":
-            seats = [Seat(where, n, tuple(cores)) for *_, where, n, cores in answer["peers"]]
-            self._cores = share_of(spec.rank, seats)
-        return [(host, port) for host, port, *_ in answer["peers"]]
 
     @property
     def _keeps_to_share(self) -> bool:

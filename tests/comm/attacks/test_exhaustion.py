@@ -14,13 +14,21 @@ import pytest
 from daskml_dist.comm import caller, handshake
 from daskml_dist.comm import listener as module
 from daskml_dist.comm.allreduce import PeerListener
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.caller import call_peer
 from daskml_dist.comm.handshake import NAME, UP
-from daskml_dist.comm.listener import Credentials
+from daskml_dist.comm.listener import Channel, Credentials
 from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, Served, is_closed, until
 
 pytestmark = pytest.mark.timeout(60)
+
+
+def _open_channel(
+    endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
+) -> Channel:
+    call = caller._Call(endpoint, credentials, role, name)
+    call.offer()
+    return call.channel()
 
 
 def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,13 +88,13 @@ def test_the_listener_outlives_what_the_system_lacks(
 def test_half_a_connection_expires(served: Served) -> None:
     listener = served.listener
     endpoint, credentials = served.endpoint, served.credentials
-    up = caller._open_channel(endpoint, credentials, UP, b"n" * NAME)
+    up = _open_channel(endpoint, credentials, UP, b"n" * NAME)
     try:
         until(lambda: bool(listener._half))
         until(lambda: not listener._half and not listener._open)
         assert is_closed(up.sock)
         # The other half that comes too late finds nothing.
-        late = caller._open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME)
+        late = _open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME)
         until(lambda: not listener._half and not listener._open)
         late.close()
     finally:
@@ -97,7 +105,7 @@ def test_half_a_connection_expires(served: Served) -> None:
 def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None:
     with ExitStack() as stack:
         for _ in range(2):
-            channel = caller._open_channel(served.endpoint, served.credentials, UP, b"n" * NAME)
+            channel = _open_channel(served.endpoint, served.credentials, UP, b"n" * NAME)
             stack.enter_context(closing(channel))
         assert is_closed(channel.sock)
     until(lambda: not served.listener._open)

@@ -1,0 +1,137 @@
+"""Ranks of one host that meet in memory alone, without a socket between them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.life import ProcessLife
+from daskml_dist.comm.one_host import OneHost
+from daskml_dist.errors import CommunicationError, MessageError
+from daskml_dist.ps.callers import Callers
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux has it"),
+    pytest.mark.timeout(30),
+]
+
+
+class _Server:
+    """Stands for the server: what each of some ranks says, all hear."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self._said: list[Any] = [None] * n_ranks
+        self._all = threading.Barrier(n_ranks)
+        self.turns = 0
+
+    def tell(self, rank: int, words: Any) -> list[Any]:
+        self._said[rank] = words
+        if self._all.wait(10) == 0:
+            self.turns += 1
+        said = list(self._said)
+        self._all.wait(10)
+        return said
+
+
+def _meet(
+    allowed: list[bool], say: Callable[[int, list[Any]], Any] = lambda _, place: place
+) -> tuple[list[Any], int]:
+    """The groups of some ranks, or the errors, and how often all have met."""
+    server, hosts = _Server(len(allowed)), [OneHost(each) for each in allowed]
+
+    def meet(rank: int) -> Any:
+        def tell(words: Any) -> list[Any]:
+            return server.tell(rank, words)
+
+        places = tell(say(rank, hosts[rank].place))
+        try:
+            return hosts[rank].group(rank, places, tell, Wait(20))
+        except MessageError as error:
+            return error
+
+    with ThreadPoolExecutor(len(allowed)) as pool:
+        groups = list(pool.map(meet, range(len(allowed))))
+    for host in hosts:
+        host.close()
+    return groups, server.turns
+
+
+@pytest.mark.parametrize("n_ranks", [2, 5])
+def test_all_share_memory_after_two_meetings_whatever_their_number(n_ranks: int) -> None:
+    groups, turns = _meet([True] * n_ranks)
+    assert turns == 2
+
+    def run(group: Communicator) -> Any:
+        return group.allreduce(np.arange(7.0) + group.rank)
+
+    with ThreadPoolExecutor(n_ranks) as pool:
+        for total in pool.map(run, groups):
+            np.testing.assert_array_equal(total, sum(np.arange(7.0) + r for r in range(n_ranks)))
+    groups[0].close()
+    with pytest.raises(CommunicationError, match="Lost the connection"):
+        groups[1].allreduce(np.ones(5))
+    for group in groups:
+        group.close()
+
+
+def _elsewhere(rank: int, place: list[Any]) -> Any:
+    return [place[0] + rank, *place[1:]]
+
+
+def _false(rank: int, place: list[Any]) -> Any:
+    return [*place[:4], "f" * 64] if rank == 1 else place
+
+
+def _gone(rank: int, place: list[Any]) -> Any:
+    return [place[0], 2**22 + 1, *place[2:]] if rank == 1 else place
+
+
+@pytest.mark.parametrize(
+    ("allowed", "say", "turns"),
+    [
+        ([True, False, True], lambda _, place: place, 1),
+        ([True, True], _elsewhere, 1),
+        ([True, True], _false, 2),
+        ([True, True, True], _gone, 2),
+    ],
+    ids=["one may not", "two hosts", "another's memory", "no such process"],
+)
+def test_all_share_or_nobody_does(
+    allowed: list[bool], say: Callable[[int, list[Any]], Any], turns: int
+) -> None:
+    assert _meet(allowed, say) == ([None] * len(allowed), turns)
+
+
+@pytest.mark.parametrize("words", [7, "place", [1, 2, 3], [1, 2, 3, 4, 5], [True, 1, 2, 3, "t"]])
+def test_what_is_no_place_is_refused(words: Any) -> None:
+    groups, _ = _meet([True, True], lambda rank, place: words if rank else place)
+    assert [type(error) for error in groups] == [MessageError] * 2
+
+
+def test_a_process_that_is_killed_is_gone() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        life = ProcessLife(process.pid)
+        assert not life.is_gone()
+        process.kill()
+        process.wait(10)
+        assert life.is_gone()
+    with pytest.raises(ProcessLookupError):
+        ProcessLife(2**22 + 1)
+
+
+def test_trainers_may_meet_again_and_again() -> None:
+    callers, heard = Callers(), []
+    for turn in range(3):
+        for rank in (1, 0):
+            for answer in callers.arrive(rank, [turn, rank], heard.append, 2):
+                answer()
+        assert [answer["peers"] for answer in heard] == [[[turn, 0], [turn, 1]]] * 2
+        heard.clear()
