@@ -194,6 +194,7 @@ class BaseOnRows(BaseEstimator):
             X,
             dtype=dtype,
             n_outputs=n_outputs,
+            name=type(self).__name__,
             row_shape=self._row_shape,
             tensors=self._tensors,
             then=then,

@@ -49,16 +49,30 @@ def _rows(function: _F) -> _F:
     return cast("_F", numba.njit(forceinline=True, **ROWS)(function))
 
 
+def _once(function: _F) -> _F:
+    return cast("_F", numba.njit(**ROWS)(function))
+
+
 def _sums(function: _F) -> _F:
     return cast("_F", numba.njit(**_SUMS)(function))
+
+
+@_rows
+def _zeros(n: Any, dtype: Any) -> Any:
+    """Zeros; numba takes two seconds to compile its own."""
+    numbers = np.empty(n, dtype)
+    for i in range(n):
+        numbers[i] = 0
+    return numbers
 
 
 @_rows
 def _in_vectors(w: Any, n_features: Any) -> Any:
     """Coefficients, with zeros behind them that make the last vector whole."""
     n = LINE // w.itemsize
-    coef = np.zeros((n_features + n - 1) // n * n, w.dtype)
-    coef[:n_features] = w[:n_features]
+    coef = _zeros((n_features + n - 1) // n * n, w.dtype)
+    for j in range(n_features):
+        coef[j] = w[j]
     return coef
 
 
@@ -72,8 +86,10 @@ def _n_in_place(n: Any, size: Any, coef: Any) -> Any:
 def _rest_of(X: Any) -> Any:
     """Copy of rows, with zeros behind them that make groups and the last vector whole."""
     n, size = len(X), X.shape[1] * X.itemsize
-    rest = np.zeros((n + _GROUP - 1) // _GROUP * _GROUP * size + LINE, np.uint8)
-    rest[: n * size] = array_at(pointer(X.ctypes.data), n * size, np.uint8)
+    rest = _zeros((n + _GROUP - 1) // _GROUP * _GROUP * size + LINE, np.uint8)
+    given = array_at(pointer(X.ctypes.data), n * size, np.uint8)
+    for i in range(n * size):
+        rest[i] = given[i]
     return rest
 
 
@@ -81,8 +97,9 @@ def _rest_of(X: Any) -> Any:
 def _rest_of_numbers(numbers: Any, start: Any) -> Any:
     """Copy of what rows have one number of, likewise; of no numbers none."""
     n = max(len(numbers) - start, 0)
-    rest = np.zeros((n + _GROUP - 1) // _GROUP * _GROUP, numbers.dtype)
-    rest[:n] = numbers[start:]
+    rest = _zeros((n + _GROUP - 1) // _GROUP * _GROUP, numbers.dtype)
+    for i in range(n):
+        rest[i] = numbers[start + i]
     return rest
 
 
@@ -192,13 +209,13 @@ def _in_tile(
     return flat
 
 
-@_rows
+@_once
 def _in_groups(
     X: Any, read: Any, y: Any, weight: Any, bias: Any, coef: Any, sums: Any, scaled: Any
 ) -> Any:
     """Add the gradient of some rows; return their loss, and the weight of those without curvature.
 
-    What is read is `X` itself or a copy; `y` and `weight` are of whole groups.
+    What is read is the bytes of `X` itself or of a copy; `y` and `weight` are of whole groups.
     """
     (n, n_features), size, dtype = X.shape, X.shape[1] * X.itemsize, coef.dtype
     raw, values = np.empty(_MOST_ROWS, dtype), np.empty(_MOST_ROWS, dtype)
@@ -206,7 +223,8 @@ def _in_groups(
     rows, step = read.ctypes.data, max(1, _TILE // (_GROUP * size)) * _GROUP
     loss = flat = 0.0
     for start in range(0, len(y), _MOST_ROWS):
-        part[:] = 0
+        for j in range(len(part)):
+            part[j] = 0
         end = min(start + _MOST_ROWS, len(y))
         for i in range(start, end, step):
             some = slice(i, min(i + step, end))
@@ -233,7 +251,7 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any) ->
     y : ndarray of shape (n,), -1 or +1
     weight : ndarray of shape (n,), or of shape (0,) where rows have none
     w : ndarray of shape (n_features,), or one longer with an intercept
-    out : ndarray of the shape of `w`, of its dtype or float64
+    out : ndarray of float64 of the shape of `w`
     scaled : C-ordered ndarray of shape (n, at least n_features + 1), or (0, 0)
         Gets the rows, each with a 1 behind it, times the root of their weight and curvature: of
         their products is the Hessian.
@@ -244,12 +262,16 @@ def _add_log_loss(X: Any, y: Any, weight: Any, w: Any, out: Any, scaled: Any) ->
         Sum of the losses; weight of the rows without curvature, where `scaled` is asked for.
     """
     (n, n_features), size = X.shape, X.shape[1] * X.itemsize
-    sums, coef = np.zeros(len(w)), _in_vectors(w, n_features)
+    sums, coef = _zeros(len(w), np.float64), _in_vectors(w, n_features)
     bias = w[n_features] if len(w) > n_features else w.dtype.type(0)
     m = _n_in_place(n, size, coef)
-    first, flat = _in_groups(X[:m], X, y[:m], weight[:m], bias, coef, sums, scaled[:m])
-    rest, y, weight = _rest_of(X[m:]), _rest_of_numbers(y, m), _rest_of_numbers(weight, m)
-    last, more = _in_groups(X[m:], rest, y, weight, bias, coef, sums, scaled[m:])
+    # Arrays of the same types as those of the rest: compiling takes seconds for each other one.
+    read = array_at(pointer(X.ctypes.data), m * size, np.uint8)
+    ys = array_at(pointer(y.ctypes.data), m, y.dtype)
+    weights = array_at(pointer(weight.ctypes.data), min(m, len(weight)), y.dtype)
+    first, flat = _in_groups(X[:m], read, ys, weights, bias, coef, sums, scaled[:m])
+    read, ys, weights = _rest_of(X[m:]), _rest_of_numbers(y, m), _rest_of_numbers(weight, m)
+    last, more = _in_groups(X[m:], read, ys, weights, bias, coef, sums, scaled[m:])
     for j in range(len(w)):
         out[j] += sums[j]
     return first + last, flat + more
@@ -260,14 +282,14 @@ KERNELS = {"log_loss": _add_log_loss}
 
 
 @cache
-def kernel(loss: str, dtype: str, out: str) -> Any:
-    """The kernel of a loss compiled for rows and sums of these dtypes.
+def kernel(loss: str, dtype: str) -> Any:
+    """The kernel of a loss compiled for rows of a dtype.
 
     One version takes arrays that are read-only and others; X may start at any byte.
     """
     scalar = numba.from_dtype(np.dtype(dtype))
     matrix = types.Array(scalar, 2, "C", readonly=True, aligned=False)
     row, room = types.Array(scalar, 1, "C", readonly=True), types.Array(scalar, 2, "C")
-    sums = types.Array(numba.from_dtype(np.dtype(out)), 1, "C")
+    sums = types.Array(types.float64, 1, "C")
     signature = types.UniTuple(types.float64, 2)(matrix, row, row, row, sums, room)
     return numba.njit(signature, nogil=True, cache=True)(KERNELS[loss])

@@ -159,8 +159,11 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.kernel(kernel, dtype.char, sums.dtype.char)
-        loss: float = run(X, y, weight, w.reshape(-1), sums, np.empty((0, 0), dtype))[0]
+        run, empty = dense_kernels.kernel(kernel, dtype.char), np.empty((0, 0), dtype)
+        total = sums if sums.dtype == np.float64 else np.zeros(len(sums))
+        loss: float = run(X, y, weight, w.reshape(-1), total, empty)[0]
+        if total is not sums:
+            sums += total
         return loss
 
     def add_curved(
@@ -180,7 +183,7 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.kernel(kernel, X.dtype.char, sums.dtype.char)
+        run = dense_kernels.kernel(kernel, X.dtype.char)
         n_features = X.shape[1]
         scaled = self._scratch.empty(
             "scaled", (_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype

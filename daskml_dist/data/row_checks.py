@@ -70,7 +70,7 @@ def row_shape(X: Any) -> RowShape:
 
 
 def check_row_shape(
-    found: RowShape, expected: RowShape, name: str = "this estimator", index: int | None = None
+    found: RowShape, expected: RowShape, name: str = "estimator", index: int | None = None
 ) -> None:
     """Check that rows are of the shape of those of a fit, where both are known.
 

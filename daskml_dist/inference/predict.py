@@ -35,6 +35,7 @@ def map_rows(
     dtype: DTypeLike,
     n_outputs: int | None = None,
     row_shape: RowShape = None,
+    name: str = "estimator",
     tensors: bool = False,
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
@@ -57,6 +58,8 @@ def map_rows(
         Columns of the result; None for a one-dimensional one.
     row_shape : tuple of int, optional
         That rows must have.
+    name : str, default="estimator"
+        Who expects them to, in errors.
     tensors : bool, default=False
         Whether rows may be arrays of any shape, and keep their dtype.
     then : callable, optional
@@ -77,10 +80,15 @@ def map_rows(
         Rows of CuPy are where no GPU can be used, or what is made of them does not fit on it.
     """
     X = check_rows(X, tensors=tensors)
-    check_row_shape(shape_of_rows(X), row_shape)
+    check_row_shape(shape_of_rows(X), row_shape, name)
     both = _Composed(function, then)
     apply = partial(
-        _apply, dtype=np.dtype(dtype), n_outputs=n_outputs, row_shape=row_shape, tensors=tensors
+        _apply,
+        dtype=np.dtype(dtype),
+        n_outputs=n_outputs,
+        row_shape=row_shape,
+        name=name,
+        tensors=tensors,
     )
     if not is_dask(X):
         return apply(X, both)
@@ -116,6 +124,7 @@ def _apply(
     dtype: np.dtype[Any],
     n_outputs: int | None,
     row_shape: RowShape,
+    name: str,
     tensors: bool,
 ) -> NDArray[Any]:
     """Result of one block."""
@@ -124,7 +133,7 @@ def _apply(
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
     if rows.shape[0] == 0:
         return np.empty(shape, dtype=dtype)
-    check_row_shape(rows.shape[1:], row_shape, index=index)
+    check_row_shape(rows.shape[1:], row_shape, name, index)
     out: NDArray[Any] | None = None
     for at, found in results_of_rows(both.function, rows, index):
         if both.then is None and len(found) == rows.shape[0]:

@@ -320,6 +320,7 @@ class BaseTorch(BaseNetwork):
         self, outputs: TorchOutputs, X: Any, n_outputs: int | None, then: Any = None
     ) -> Any:
         return map_rows(
-            outputs, X, dtype=self._w.dtype, n_outputs=n_outputs, row_shape=self._row_shape,
+            outputs, X, dtype=self._w.dtype, n_outputs=n_outputs, name=type(self).__name__,
+            row_shape=self._row_shape,
             tensors=True, then=then,
         )  # fmt: skip
