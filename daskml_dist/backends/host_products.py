@@ -1,4 +1,4 @@
-"""Matrix products on the host that are added to what is there, by one call of BLAS.
+"""Matrix products on the host: those added to what is there by one call of BLAS, and their sizes.
 
 NumPy makes a product in an array of its own; another pass over memory then adds it, which takes a
 tenth of the time of a network's gradient. SciPy's BLAS adds as it multiplies. It is a library
@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import blas
 
-__all__ = ["add_matmul"]
+__all__ = ["add_matmul", "curved_rows", "whole_vectors"]
+
+#: Bytes of scaled rows of which the symmetric product is made at once.
+_SCALED = 1 << 19
 
 _GEMM = {np.dtype(np.float32): blas.sgemm, np.dtype(np.float64): blas.dgemm}
 
@@ -46,3 +49,15 @@ def _columns_first(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool]
     if array.flags.c_contiguous:
         return array.T, False
     return (array, True) if array.flags.f_contiguous else None
+
+
+def whole_vectors(n_columns: int) -> int:
+    """Columns with which BLAS is fastest: so many, or a few more."""
+    return -(-n_columns // 8) * 8
+
+
+def curved_rows(X: NDArray[Any]) -> int:
+    """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
+    n, n_features = X.shape
+    cached = _SCALED // (n_features * X.itemsize)
+    return int(min(n, max(64, cached, min(4 * n_features, 2**14))))

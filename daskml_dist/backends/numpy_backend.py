@@ -13,7 +13,7 @@ from scipy import sparse
 from daskml_dist.backends.base import Backend, Step
 from daskml_dist.backends.board import Board
 from daskml_dist.backends.csr_rows import CSRRows
-from daskml_dist.backends.host_products import add_matmul
+from daskml_dist.backends.host_products import add_matmul, curved_rows, whole_vectors
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
 from daskml_dist.backends.touched_columns import TouchedColumns
@@ -22,8 +22,6 @@ __all__ = ["NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
-#: Bytes of scaled rows of which the symmetric product is made at once.
-_SCALED = 1 << 19
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
 FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
@@ -186,7 +184,7 @@ class NumpyBackend(Backend):
         run = dense_kernels.kernel(kernel, X.dtype.char)
         n_features = X.shape[1]
         scaled = self._scratch.empty(
-            "scaled", (_curved_rows(X), _whole_vectors(n_features + 1)), X.dtype
+            "scaled", (curved_rows(X), whole_vectors(n_features + 1)), X.dtype
         )
         scaled[:, n_features:] = 0
         loss = flat = 0.0
@@ -326,7 +324,7 @@ class NumpyBackend(Backend):
             super().add_products(X, side, weight, out)
             return
         (n, d), n_side = X.shape, side.shape[1]
-        packed = self._scratch.empty("scaled", (n, _whole_vectors(d + n_side)), X.dtype)
+        packed = self._scratch.empty("scaled", (n, whole_vectors(d + n_side)), X.dtype)
         packed[:, :d] = X
         packed[:, d : d + n_side] = side
         packed[:, d + n_side :] = 0
@@ -375,18 +373,6 @@ def _has_kernel(
     if sparse.issparse(X) or not X.flags.c_contiguous:
         return False
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
-
-
-def _whole_vectors(n_columns: int) -> int:
-    """Columns with which BLAS is fastest: so many, or a few more."""
-    return -(-n_columns // 8) * 8
-
-
-def _curved_rows(X: NDArray[Any]) -> int:
-    """Rows whose scaled copy a core's cache holds, and the sum of products costs little beside."""
-    n, n_features = X.shape
-    cached = _SCALED // (n_features * X.itemsize)
-    return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
 
 
 def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
