@@ -1,4 +1,4 @@
-"""Training steps a second of networks on two worker processes, beside PyTorch's own ways."""
+"""Training steps a second of networks on two worker processes, beside PyTorch and its peers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from sklearn.exceptions import ConvergenceWarning
 
 from benchmarks._common import markdown, persisted, processes
+from benchmarks._network_peers import peers
 from benchmarks._torch_nets import ddp, make_net, one_process, some_rows
 from daskml_dist.neural_network import MLPClassifier, TorchClassifier
 
@@ -35,11 +36,17 @@ def run(tiny: bool = False) -> str:
     if importlib.util.find_spec("torch") is not None:
         lines["PyTorch DDP (gloo), 2 processes"] = [*ddp(cases, n_rows)]
         lines["PyTorch, 1 process of 1 thread"] = [*one_process(cases, n_rows)]
+    missing = []
+    for name, rates in peers(cases, n_rows).items():
+        if rates is None:
+            missing.append([name, *["not installed"] * len(cases)])
+        else:
+            lines[name] = rates
     with processes(2):
-        if lines:
+        if "PyTorch, 1 process of 1 thread" in lines:
             lines["TorchClassifier"] = [_ours(*case, n_rows) for case in cases]
         lines["MLPClassifier"] = [_mlp(*case, n_rows) for case in cases]
-    told = [[name, *map(_told, rates)] for name, rates in lines.items()]
+    told = [[name, *map(_told, rates)] for name, rates in lines.items()] + missing
     base = lines.get("PyTorch DDP (gloo), 2 processes")
     if base is None:
         told.append(["PyTorch", *["not installed"] * len(cases)])

@@ -58,6 +58,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
     check_flag("deterministic", run.deterministic)
     check_one_of("compute_dtype", run.compute_dtype, STORED)
     check_one_of("on_lost_data", run.on_lost_data, ("raise", "skip"))
+    check_one_of("shard", run.shard, ("rows", "features"))
     check_one_of("device", device, DEVICES)
     return RunSettings(
         device=device,
@@ -67,6 +68,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
         compute_dtype=run.compute_dtype,
         memory_budget=check_budget(run.memory_budget),
         on_lost_data=run.on_lost_data,
+        shard=run.shard,
         compression=get_compressor(run.compression),
     )
 

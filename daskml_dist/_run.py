@@ -21,9 +21,9 @@ class Run:
     ``set_params`` and in a search's grid, also of an estimator whose `run` is None, which stands
     for ``Run()``. Values are checked when an estimator is fitted. A value other than the default
     that an estimator does not use is an error: estimators fitted by a
-    :mod:`solver <daskml_dist.solvers>` have no parameter server and use neither `n_servers` nor
-    `compression`, and of them :class:`~daskml_dist.linear_model.LogisticRegression` alone uses
-    `compute_dtype`.
+    :mod:`solver <daskml_dist.solvers>` have no parameter server and use neither `n_servers`,
+    `compression` nor `shard`, and of them
+    :class:`~daskml_dist.linear_model.LogisticRegression` alone uses `compute_dtype`.
 
     Parameters
     ----------
@@ -48,6 +48,12 @@ class Run:
         What to do when rows go with the only worker that held them, and no recipe can make them
         again (data that was scattered, without a replica): raise `DataLostError`, or go on
         without them; then ``history_.extra["lost_rows"]`` counts them.
+    shard : {"rows", "features"}, default="rows"
+        What lanes hold. With ``"features"`` each has some columns of all rows, and the parameters
+        that belong to these, for models that are too large for a worker: at each step the sums of
+        products of a batch are all-reduced, and no parameter travels. The steps are those of one
+        lane of all columns. For linear models and perceptrons by steps under ``"sync"`` or
+        ``"allreduce"``; see :doc:`/columns`.
     compression : str, Compressor or None, default=None
         Makes what trainers push to servers smaller, with error feedback: ``"fp16"``, ``"8bit"``,
         ``"topk"``, ``"significant"`` or an object; see :mod:`daskml_dist.compression`. For the
@@ -69,6 +75,7 @@ class Run:
     compute_dtype: str | None = None
     memory_budget: int | str = "auto"
     on_lost_data: str = "raise"
+    shard: str = "rows"
     compression: str | Compressor | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

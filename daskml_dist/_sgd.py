@@ -12,8 +12,9 @@ from daskml_dist._steps import BaseSteps
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.plan import Settings, make_target_shift
+from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.rows import Rows
+from daskml_dist.training.settings import Settings
 
 __all__ = ["BaseSGD"]
 

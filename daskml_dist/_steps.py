@@ -30,9 +30,11 @@ from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.plan import Settings, make_fit
+from daskml_dist.training.model_parallel import check_columns
+from daskml_dist.training.plan import make_fit
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.run import open_engine
+from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["BaseSteps"]
@@ -101,7 +103,7 @@ class BaseSteps(BaseOnRows):
         penalty, optimizer = _descent(params, policy)
         run = self._run_settings()
         _check_pushes(run.compression, policy)
-        return Settings(
+        settings = Settings(
             penalty=penalty,
             optimizer=optimizer,
             schedule=_schedule(params, optimizer),
@@ -123,6 +125,9 @@ class BaseSteps(BaseOnRows):
             pipeline=_pipeline(params["pipeline"]),
             dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
         )
+        if run.shard == "features":
+            check_columns(settings)
+        return settings
 
     def _check_numbers(self, params: dict[str, Any]) -> None:
         for name in ("max_iter", "n_iter_no_change"):
@@ -220,6 +225,8 @@ class BaseSteps(BaseOnRows):
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
+            if run.shard == "features":
+                engine.cut_columns(run.n_lanes)
             rows = self._rows(engine, run, classes, settings.class_weight, weighted)
             initial = self._initial(rows, settings) if go_on else None
             # Parameters to go on from are relative to the same targets.
@@ -248,12 +255,14 @@ class BaseSteps(BaseOnRows):
         lanes = engine.lanes(
             settings.run.n_lanes, shared=settings.policy.uses_threads, passes=settings.max_iter
         )
-        settings = self._over_lanes(settings, rows, lanes)
+        # Lanes of columns have all rows each, and the same batches.
+        settings = self._over_lanes(settings, rows, lanes if engine.columns is None else lanes[:1])
         needed = settings.optimizer.uses_scales and model.linear is not None
         scales = engine.scales() if needed else None
         return make_fit(
-            settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host
-        )
+            settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host,
+            engine.columns,
+        )  # fmt: skip
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
         """Settings for these lanes; as they are, unless overridden."""

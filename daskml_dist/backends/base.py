@@ -264,6 +264,7 @@ class Backend(ABC):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
+        few: bool = False,
     ) -> Any | None:
         """Gather of rows of blocks, without copying them.
 
@@ -276,10 +277,12 @@ class Backend(ABC):
             On the device.
         n_rows : int
             Of a batch at most.
+        few : bool
+            Whether steps move only parameters that the batch's rows touch.
 
         Returns
         -------
-        DeviceGather, HostGather or None
+        DeviceGather, HostGather, CSRGather or None
             Called with some draws of rows (at most as many as its `most`), it returns a function
             for each: of `w` and `out`, which adds the gradient of the rows' summed loss to `out`
             and returns the loss. None where rows are gathered by :meth:`rows`.

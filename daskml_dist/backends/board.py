@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Board"]
+__all__ = ["Board", "OwnBoard"]
 
 
 class Board(ABC):
@@ -33,6 +33,12 @@ class Board(ABC):
         Nanoseconds to wait for others in a loop.
     yields : bool
         Whether others may need this member's core.
+    lanes : list of list of int
+        Numbers of each member's lanes.
+    rank : int
+        The own place among these.
+    size : int
+        Bytes of a place.
     """
 
     def __init__(
@@ -43,8 +49,12 @@ class Board(ABC):
         others: NDArray[np.int64],
         patience: int,
         yields: bool,
+        lanes: list[list[int]],
+        rank: int = 0,
+        size: int = 0,
     ) -> None:
         self.numbers: tuple[Any, ...] = own, own_at, all_at, others, patience, yields
+        self.lanes, self.rank, self.size = lanes, rank, size
 
     @property
     @abstractmethod
@@ -62,5 +72,26 @@ class Board(ABC):
         """
 
     @abstractmethod
-    def took(self, turns: int) -> None:
-        """Count turns that a loop has taken."""
+    def took(self, turns: int, written: int | None = None) -> None:
+        """Count turns that a loop has taken, and bytes written; None: a whole place in each."""
+
+
+class OwnBoard(Board):
+    """Board of one member, who meets nobody.
+
+    Parameters
+    ----------
+    lanes : list of int
+    """
+
+    turn = 0
+
+    def __init__(self, lanes: list[int]) -> None:
+        nowhere = np.zeros((2, 1), np.int64)
+        super().__init__(0, nowhere, nowhere, np.empty((0, 3), np.int64), 0, False, [lanes])
+
+    def wait(self, turn: int) -> None:
+        """Wait for nobody."""
+
+    def took(self, turns: int, written: int | None = None) -> None:
+        """Count nothing."""

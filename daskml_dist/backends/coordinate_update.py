@@ -16,18 +16,21 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.host_update import step_of
+from daskml_dist.backends.pointers import prefetch
 from daskml_dist.backends.step import Step
 
-__all__ = ["CoordinateUpdates", "merged"]
+__all__ = ["CoordinateUpdates", "merged", "update_at"]
 
 _NONE = np.empty(0)
+#: Rows ahead whose parameters are fetched: these lie anywhere.
+_AHEAD = 16
 
 
 # `_step` stands for a step of `host_update`.
 def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 
 
-def _update(
+def update_at(
     state: Any,
     index: Any,
     grad: Any,
@@ -66,7 +69,14 @@ def _update(
         Of the optimizer.
     """
     w, number, width = state[0], state[0].dtype.type, grad.shape[1]
-    for i in range(len(index)):
+    n, stride = len(index), width * w.itemsize
+    for i in range(n):
+        if i + _AHEAD < n:
+            ahead = np.int64(index[i + _AHEAD])
+            for s in range(len(state)):
+                prefetch(state[s].ctypes.data + ahead * stride)
+            if len(paid):
+                prefetch(paid.ctypes.data + ahead * paid.strides[0])
         row = np.uint64(index[i])
         elapsed = number(0)
         if len(paid):
@@ -147,7 +157,7 @@ class CoordinateUpdates:
         self._n_penalised = step.n_penalised
         self._paid = paid if self._l1 or self._l2 else None
         self._loops = tuple(
-            compiled_with(_update, exact=True, _step=step_of(optimizer, self._l1 * lr, lr))
+            compiled_with(update_at, exact=True, _step=step_of(optimizer, self._l1 * lr, lr))
             for lr in (0.0, 1.0)
         )
 

@@ -251,6 +251,7 @@ class CupyBackend(Backend):
         shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
+        few: bool = False,
     ) -> DeviceGather | None:
         """Gather of rows for kernels that read rows of that width by their addresses."""
         (X, y, _), *_ = blocks.values()

@@ -22,7 +22,7 @@ from daskml_dist.backends.margins import AT_ROW
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 from daskml_dist.backends.step import Step
 
-__all__ = ["BatchSteps", "HostGather"]
+__all__ = ["BatchSteps", "HostGather", "parts_of"]
 
 #: Steps that are made together at most, and entries of their rows: some 50 ms, in which a trainer
 #: hears of nothing.
@@ -246,14 +246,7 @@ class HostGather:
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Addresses of the runs of rows of batches; good as long as the batches are there."""
-        return np.array(
-            [
-                (number, self._place[block], _integers(starts), _integers(counts), len(starts))
-                for number, batch in enumerate(batches)
-                for block, starts, counts in batch
-            ],
-            np.int64,
-        ).reshape(-1, 5)
+        return parts_of(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
         """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1); the loss."""
@@ -314,6 +307,18 @@ class BatchSteps:
         losses, parts = np.empty(len(steps)), self._gather.parts(batches)
         self._loop(self._gather.where, parts, *given, state, self._scratch, losses, *self._rest)
         return losses
+
+
+def parts_of(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:
+    """Runs of rows of batches as loops take them, by the places of their blocks."""
+    return np.array(
+        [
+            (number, place[block], _integers(starts), _integers(counts), len(starts))
+            for number, batch in enumerate(batches)
+            for block, starts, counts in batch
+        ],
+        np.int64,
+    ).reshape(-1, 5)
 
 
 def _integers(array: Any) -> int:

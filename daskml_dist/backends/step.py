@@ -28,7 +28,9 @@ class Step:
     n_penalised : int
         Leading rows that it applies to.
     coordinates : bool, default=False
-        Whether it moves only parameters that the batch's rows touch; then without a penalty.
+        Whether it moves only parameters that rows touch; on devices without a penalty.
+    paid, charged : float64 array of shape (n_rows,) or None, float
+        Up to where each row has paid its penalty, and the sum of the learning rates by now.
     """
 
     w: Any
@@ -41,6 +43,8 @@ class Step:
     l2: float
     n_penalised: int
     coordinates: bool = False
+    paid: Any = None
+    charged: float = 0.0
 
     def state(self, optimizer: Any) -> list[Any]:
         """The parameters, and the slots in the order of the optimizer's."""

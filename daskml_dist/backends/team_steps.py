@@ -22,24 +22,27 @@ from daskml_dist.backends.board import Board
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.flags import look, nanoseconds, pause, raise_flag, ring, yield_processor
-from daskml_dist.backends.host_gather import HostGather
 from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.pointers import array_at, pointer
 from daskml_dist.backends.step import Step
 
-__all__ = ["TeamRun", "TeamSteps"]
+__all__ = ["TeamRun", "TeamSteps", "all_there", "tell"]
 
 #: Looks at a flag between two looks at the clock.
 _LOOKS = 32
 
 
-# These stand for functions of `host_gather` and `host_update`.
+# These stand for functions of `host_gather`, `host_update` and this file.
 def _gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any: ...
 def _update(
     state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
 ) -> None: ...
+
+
+def _tell(own: Any, turn: Any, others: Any) -> None: ...
+def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
 
 
 _rest = _update  # at a learning rate of 0
@@ -71,7 +74,7 @@ def _own(
     return p
 
 
-def _tell(own: Any, turn: Any, others: Any) -> None:
+def tell(own: Any, turn: Any, others: Any) -> None:
     """Say that the own gradients are there; wake who sleeps."""
     raise_flag(own, turn)
     for i in range(len(others)):
@@ -79,7 +82,7 @@ def _tell(own: Any, turn: Any, others: Any) -> None:
             ring(others[i, 2])
 
 
-def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
+def all_there(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
     """Wait for the others' gradients; False where the patience (nanoseconds) ends before."""
     end, looks = np.int64(0), 0
     for i in range(len(others)):
@@ -190,7 +193,7 @@ class TeamSteps:
 
     Parameters
     ----------
-    gathers : list of HostGather or None
+    gathers : list of HostGather, CSRGather or None
         Of each own lane, of one loss and dtype; None of one without rows.
     optimizer : Optimizer
         With an `at_entry`.
@@ -201,7 +204,7 @@ class TeamSteps:
     """
 
     def __init__(
-        self, gathers: Sequence[HostGather | None], optimizer: Any, step: Step, board: Board
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
     ) -> None:
         some = [gather for gather in gathers if gather is not None]
         first = some[0]
@@ -209,20 +212,24 @@ class TeamSteps:
         self.most = max(1, min(gather.most_steps for gather in some) // len(some))
         self._gathers, self._board, self._optimizer = gathers, board, optimizer
         self._state = step.state(optimizer)
-        self._scratch = np.empty(len(step.w), step.w.dtype)
-        number = step.w.dtype.type
-        penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
-        self._rest = *penalty, first.parameters, first.n_features
-        loops = [update_loop(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
-        self._loop = compiled_with(
+        self._loop, self._rest = self._bind(first, step)
+
+    def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
+        """The loop, and what it is given after the arrays of the replica."""
+        loops = [update_loop(self._optimizer, step.l1, rate) for rate in (1.0, 0.0)]
+        loop = compiled_with(
             _team_steps,
-            _own=compiled_with(_own, _gradient=first.gradient),
-            _tell=compiled_with(_tell),
-            _all_there=compiled_with(_all_there),
+            _own=compiled_with(_own, _gradient=gather.gradient),
+            _tell=compiled_with(tell),
+            _all_there=compiled_with(all_there),
             _add_up=compiled_with(_add_up),
             _update=loops[0],
             _rest=loops[1],
         )
+        number = step.w.dtype.type
+        penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
+        scratch = np.empty(len(step.w), step.w.dtype)
+        return loop, (scratch, *penalty, gather.parameters, gather.n_features)
 
     def serves(self, step: Step) -> bool:
         """Whether a step is of the same arrays: those of a replica change when it is restored."""
@@ -243,20 +250,29 @@ class TeamSteps:
         steps : sequence of Step
             Each of all lanes' rows.
         """
-        rows = np.array([step.rows for step in steps], np.float64)
-        rates = np.array([step.lr for step in steps], np.float64)
-        numbers = [self._optimizer.numbers(step.number) for step in steps]
-        given = rows, rates, np.array(numbers, self._scratch.dtype)
-        state = tuple(array.reshape(-1) for array in self._state)
-        rest = *given, state, self._scratch, *self._rest
+        rest = *self._given(steps), *self._arrays(steps[0]), *self._rest
         parts = self._parts(lanes)
         # Only now: blocks that are streamed come and go.
         where = np.concatenate([gather.where for gather in self._gathers if gather is not None])
-        return TeamRun(self._loop, self._board, where, parts, counts, rest)
+        return self._run(self._loop, self._board, where, parts, counts, rest)
+
+    def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
+        """Numbers of each step."""
+        rows = np.array([step.rows for step in steps], np.float64)
+        rates = np.array([step.lr for step in steps], np.float64)
+        numbers = [self._optimizer.numbers(step.number) for step in steps]
+        return rows, rates, np.array(numbers, steps[0].w.dtype)
+
+    def _arrays(self, step: Step) -> tuple[Any, ...]:
+        """Arrays that the loop changes."""
+        return (tuple(array.reshape(-1) for array in self._state),)
+
+    def _run(self, *given: Any) -> TeamRun:
+        return TeamRun(*given)
 
     def _parts(self, lanes: Sequence[Sequence[Draw]]) -> NDArray[np.int64]:
         """Batches of all own lanes, by step."""
-        found, blocks = [], 0
+        blocks, found = 0, list[NDArray[np.int64]]()
         for place, (gather, batches) in enumerate(zip(self._gathers, lanes, strict=True)):
             if gather is None:
                 continue
@@ -295,7 +311,7 @@ class TeamRun:
     ) -> None:
         self.losses = np.zeros(counts.shape)
         self._loop, self._board = loop, board
-        self._progress = np.zeros(3, np.int64)
+        self._progress = np.zeros(6, np.int64)
         self._busy = np.zeros(counts.shape[1], np.int64)
         self._given = self._progress, where, parts, counts, self.losses, self._busy, *rest
 
@@ -311,9 +327,19 @@ class TeamRun:
         first = board.turn + 1
         try:
             while not self._loop(*self._given, first, *board.numbers):
-                board.wait(first + self.made)
+                board.wait(first + self.turns - 1)
         finally:
-            board.took(self.made + int(self._progress[2]))
+            board.took(self.turns, self.written)
+
+    @property
+    def turns(self) -> int:
+        """Turns whose own part is written."""
+        return self.made + int(self._progress[2])
+
+    @property
+    def written(self) -> int | None:
+        """Bytes written in these; None: a whole place in each."""
+        return None
 
     @property
     def made(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -300,7 +301,7 @@ default="k-means||"
 
 
 @dataclass(frozen=True, eq=False)
-class _OfCentres:
+class _OfCentres(ABC):
     """Function of rows and centres.
 
     Parameters
@@ -312,6 +313,10 @@ class _OfCentres:
 
     centres: NDArray[np.float64]
     shift: NDArray[np.float64] | None
+
+    @abstractmethod
+    def __call__(self, X: Any) -> NDArray[Any]:
+        """What is told of each row."""
 
     def _nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
         backend, dtype = get_backend("cpu"), X.dtype
@@ -340,7 +345,7 @@ class _Distances(_OfCentres):
     """Distance of each row to each centre."""
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        return euclidean_distances(X, self.centres.astype(X.dtype))
+        return np.asarray(euclidean_distances(X, self.centres.astype(X.dtype)))
 
 
 def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:

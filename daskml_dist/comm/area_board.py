@@ -31,7 +31,7 @@ class _Group(Protocol):
 
     def wait(self, turn: int) -> None: ...
 
-    def took(self, turns: int, size: int) -> None: ...
+    def took(self, turns: int, written: int) -> None: ...
 
 
 def room(size: int) -> int:
@@ -90,6 +90,9 @@ class AreaBoard(Board):
             np.array(others, np.int64),
             _PATIENCE,
             True,
+            lanes,
+            group.rank,
+            size,
         )
 
     @property
@@ -99,8 +102,8 @@ class AreaBoard(Board):
     def wait(self, turn: int) -> None:
         self._group.wait(turn)
 
-    def took(self, turns: int) -> None:
-        self._group.took(turns, self._size)
+    def took(self, turns: int, written: int | None = None) -> None:
+        self._group.took(turns, self._size * turns if written is None else written)
 
 
 def _by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:

@@ -237,13 +237,15 @@ class Communicator(ABC):
         self._begun = (*(one for one in self._begun if not one.is_over), pending)
         return pending
 
-    def board(self, n: int, dtype: Any, lanes: list[list[int]], in_order: bool) -> Board | None:
+    def board(
+        self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
+    ) -> Board | None:
         """Board on which loops can sum gradients, in turn with the collectives.
 
         Parameters
         ----------
-        n : int
-            Parameters.
+        n : int or None
+            Parameters; None: gradients are of any length, and each rank has one place for its own.
         dtype : dtype
         lanes : list of list of int
             Of each rank, the numbers of its lanes.

@@ -123,18 +123,22 @@ class SharedGroup(Communicator):
                 raise CommunicationError(gone("receiving from", "end of file"))
         fence()
 
-    def board(self, n: int, dtype: Any, lanes: list[list[int]], in_order: bool) -> Board | None:
-        """The areas as a board of gradients, where these are summed in one turn."""
+    def board(
+        self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
+    ) -> Board | None:
+        """The areas as a board of gradients, where these are summed in one turn, or in parts."""
+        if n is None:
+            return AreaBoard(self, self._places, _AREA, lanes, _AREA, False)
         size = n * dtype.itemsize
         most = max(map(len, lanes)) if in_order else 1
         if (self.size > 2 and size > _ONE_HOP) or most * room(size) > _AREA:
             return None
         return AreaBoard(self, self._places, _AREA, lanes, size, in_order)
 
-    def took(self, turns: int, size: int) -> None:
-        """Count turns that a loop has taken, in each of which a rank has written some bytes."""
+    def took(self, turns: int, written: int) -> None:
+        """Count turns that a loop has taken, and the bytes that this rank has written in them."""
         self._turn += turns
-        self._count((self.size - 1) * size * turns)
+        self._count((self.size - 1) * written)
 
     @property
     def turn(self) -> int:

@@ -70,11 +70,19 @@ Drawn = tuple[int | NDArray[np.intp], RowNumbers]
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows ``start`` to ``stop`` of a block."""
+    """Rows ``start`` to ``stop`` of a block.
+
+    Parameters
+    ----------
+    block, start, stop : int
+    drawn_as : int or None
+        Number of the block whose rows are drawn alike: it holds other columns of the same rows.
+    """
 
     block: int
     start: int
     stop: int
+    drawn_as: int | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -188,7 +196,8 @@ class LaneRows:
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
         key = [self._seed, pass_]
         for segment in segments:
-            key += [segment.block, segment.start]
+            block = segment.block if segment.drawn_as is None else segment.drawn_as
+            key += [block, segment.start]
         return np.random.default_rng(key)
 
     def _visit(self, pass_: int) -> list[list[int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["BlockInfo", "inspect_block"]
+__all__ = ["BlockInfo", "inspect_block", "joined_columns"]
 
 #: Labels, rows of each, and sums of their weights.
 _Counts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -115,6 +116,42 @@ def inspect_block(block: Block) -> BlockInfo:
         device=block.device,
         nbytes=block.nbytes,
         **facts,
+    )
+
+
+def joined_columns(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:
+    """Facts of blocks of whole rows, of those that hold parts of their columns.
+
+    Parameters
+    ----------
+    infos : sequence of BlockInfo
+        Of all blocks of the first part, then of the next, and so on.
+    n_parts : int
+
+    Raises
+    ------
+    InvalidDataError
+        Parts of the same rows have different numbers of them.
+    """
+    n_blocks = len(infos) // n_parts
+    return [_joined(infos[at::n_blocks]) for at in range(n_blocks)]
+
+
+def _joined(parts: Sequence[BlockInfo]) -> BlockInfo:
+    first = parts[0]
+    if len({part.n_rows for part in parts}) > 1:
+        raise InvalidDataError(
+            f"Chunks of X beside each other have {[part.n_rows for part in parts]} rows. Make X "
+            "anew so that all columns of a row are in the same row of chunks, and persist() it."
+        )
+    is_sparse = all(part.sparse for part in parts)
+    return replace(
+        first,
+        row_shape=(sum(part.n_features for part in parts),),
+        nnz=sum(part.nnz or 0 for part in parts) if is_sparse else None,
+        sparse=is_sparse,
+        dtype=str(np.result_type(*{part.dtype for part in parts})),
+        nbytes=sum(part.nbytes for part in parts),
     )
 
 

@@ -63,6 +63,11 @@ class Collection:
         Whether y holds labels, which are kept as they are.
     tensors : bool
         Whether a row of X may be an array of any shape and real dtype, which are kept.
+    inputs : tuple of (X, y, sample_weight)
+        What the parts are cut from.
+    columns : tuple of int, or None
+        First column of each part of the columns, and their number, where a part holds no whole
+        rows: `parts` are all those of the first columns, then of the next, and so on.
     """
 
     kind: Literal["memory", "dask"]
@@ -73,6 +78,8 @@ class Collection:
     multi_output: bool = False
     classification: bool = False
     tensors: bool = False
+    inputs: tuple[Any, Any, Any] = (None, None, None)
+    columns: tuple[int, ...] | None = None
 
     @property
     def n_features(self) -> int | None:
@@ -89,8 +96,11 @@ class Collection:
         """Bytes of each part's block, at most; None where Dask does not know its rows."""
         if self.row_counts is None or self.row_shape is None:
             return None
-        row = 8.0 * (math.prod(self.row_shape) + 2)  # with a target and a weight
-        return [row * count for count in self.row_counts]
+        widths = [math.prod(self.row_shape)]
+        if self.columns is not None:
+            widths = np.diff(self.columns).tolist()
+        # With a target and a weight.
+        return [8.0 * (width + 2) * count for width in widths for count in self.row_counts]
 
     @property
     def block_maker(self) -> Callable[..., Block]:
@@ -190,6 +200,7 @@ def as_collection(
         multi_output=multi_output,
         classification=classification,
         tensors=tensors,
+        inputs=(X, inputs["y"], inputs["sample_weight"]),
     )
 
 

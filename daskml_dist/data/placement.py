@@ -11,7 +11,7 @@ import numpy as np
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.block_info import BlockInfo
 
-__all__ = ["Move", "Placement", "place", "reassign", "split_rows"]
+__all__ = ["Move", "Placement", "column_lanes", "place", "place_columns", "reassign", "split_rows"]
 
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
 _SNAP = 0.25
@@ -165,6 +165,40 @@ def place(
         return _place_where_rows_lie(rows, holders, threads)
     segments = split_rows(sorted(rows), rows, n_lanes, snap=_SNAP)
     lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
+    return Placement(lanes, _workers_for(lanes, holders, threads))
+
+
+def column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
+    """Lanes of all rows, each of one part of the columns.
+
+    Parameters
+    ----------
+    rows : mapping of block to its number of rows
+        All blocks of the first part, then those of the next, and so on.
+    n_parts : int
+    """
+    n_blocks = len(rows) // n_parts
+    return [
+        LaneSpec(
+            part,
+            tuple(
+                Segment(block, 0, rows[block], drawn_as=at)
+                for at in range(n_blocks)
+                if rows[block := part * n_blocks + at]
+            ),
+        )
+        for part in range(n_parts)
+    ]
+
+
+def place_columns(
+    rows: Mapping[int, int],
+    holders: Mapping[int, Sequence[str]],
+    threads: Mapping[str, int],
+    n_parts: int,
+) -> Placement:
+    """Place lanes of columns, evenly, where most of their blocks are; as :func:`place`."""
+    lanes = column_lanes(rows, n_parts)
     return Placement(lanes, _workers_for(lanes, holders, threads))
 
 

@@ -12,7 +12,7 @@ from scipy import sparse
 from daskml_dist.data.blocks import Block
 from daskml_dist.errors import DivergedError
 
-__all__ = ["Scales", "block_scales", "merge_scales"]
+__all__ = ["Scales", "block_scales", "joined_scales", "merge_scales"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,3 +70,11 @@ def merge_scales(scales: list[Scales]) -> Scales:
         ),
         scales,
     )
+
+
+def joined_scales(parts: list[Scales]) -> Scales:
+    """Scales of all features, of those of parts of the columns."""
+    largest, squares = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("largest", "squares")
+    )
+    return Scales(parts[0].n_rows, largest, squares)

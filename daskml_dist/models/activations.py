@@ -25,15 +25,21 @@ class Activation:
     pull_back : callable
         Takes the gradient with respect to activations, and these; multiplies the gradient by the
         derivative there, in place.
-    bound : float
-        Glorot and Bengio's bound of initial weights is the root of this over the sum of inputs
-        and outputs ("Understanding the difficulty of training deep feedforward neural networks",
-        AISTATS 2010).
+    factor : float
+        Its root, over that of the sum of inputs and outputs, is the bound of initial weights.
     """
 
     apply: Callable[[Any], None]
     pull_back: Callable[[Any, Any], None]
-    bound: float = 6.0
+    factor: float = 6.0
+
+    def bound_of(self, n_inputs: int, n_outputs: int) -> float:
+        """Bound of the initial weights of a layer.
+
+        X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural
+        networks", AISTATS 2010.
+        """
+        return float((self.factor / (n_inputs + n_outputs)) ** 0.5)
 
 
 def _nothing(*arrays: Any) -> None:
@@ -75,7 +81,7 @@ def _logistic_back(gradient: Any, a: Any) -> None:
 
 ACTIVATIONS: dict[str, Activation] = {
     "identity": Activation(_nothing, _nothing),
-    "logistic": Activation(_logistic, _logistic_back, bound=2.0),
+    "logistic": Activation(_logistic, _logistic_back, factor=2.0),
     "relu": Activation(_relu, _relu_back),
     "tanh": Activation(_tanh, _tanh_back),
 }

@@ -13,13 +13,14 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, scalar, total, zeros
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
+from daskml_dist.models.columned import ColumnModel, ColumnPart
 from daskml_dist.models.labels import label_codes
 
 __all__ = ["LinearModel"]
 
 
 @dataclass(frozen=True)
-class LinearModel(StepModel):
+class LinearModel(StepModel, ColumnModel, ColumnPart):
     """A generalised linear model with one or more outputs.
 
     The parameters are one matrix `w` of shape ``(n_features + fit_intercept, width)``: a row
@@ -205,22 +206,57 @@ class LinearModel(StepModel):
     def _add_rows(
         self, w: Any, X: Any, y: Any, weight: Any | None, out: Any, backend: Backend
     ) -> Any:
-        raw = self.raw_prediction(w, X, backend)
-        losses, g = self.loss.value_and_gradient(self.targets(y, w.dtype), raw)
+        loss, g = self._loss_gradient(self.raw_prediction(w, X, backend), y, weight)
+        self.add_products(X, g, out, backend)
+        return loss
+
+    def _loss_gradient(self, raw: Any, y: Any, weight: Any | None) -> tuple[Any, Any]:
+        losses, g = self.loss.value_and_gradient(self.targets(y, raw.dtype), raw)
         if weight is not None:
             losses = losses * weight
             g *= weight if g.ndim == 1 else weight[:, None]
+        return scalar(total(losses, dtype=namespace(losses).float64)), g
+
+    # -- columns that lie apart ----------------------------------------------------------------
+
+    def of_columns(self, start: int, stop: int) -> LinearModel:
+        """The same of some columns; the last ones have the intercepts."""
+        is_last = stop == self.n_features
+        return replace(self, n_features=stop - start, fit_intercept=self.fit_intercept and is_last)
+
+    def rows_of_columns(self, start: int, stop: int) -> slice:
+        """As in :class:`ColumnModel`."""
+        is_last = stop == self.n_features
+        return slice(start, stop + int(self.fit_intercept and is_last))
+
+    def products(self, w: Any, X: Any, backend: Backend) -> Any:
+        """As in :class:`ColumnPart`: the raw predictions."""
+        return self.raw_prediction(w, X, backend)
+
+    def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
+        """As in :class:`ColumnPart`."""
         if self.fit_intercept:
-            backend.add_tdot(X, g, out[:-1, :])
-            out[-1, :] += total(g, axis=0)
+            backend.add_tdot(X, slope, out[:-1, :])
+            out[-1, :] += total(slope, axis=0)
         else:
-            backend.add_tdot(X, g, out)
-        return scalar(total(losses, dtype=namespace(losses).float64))
+            backend.add_tdot(X, slope, out)
+
+    def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """As in :class:`ColumnPart`."""
+        return self._loss_gradient(total, rows.y, rows.weight)
+
+    def head_sums(self, w: Any, total: Any, rows: BatchRows, backend: Backend) -> Any:
+        """As in :class:`ColumnPart`."""
+        return self._scored(total, rows)
+
+    # -- held-out rows -------------------------------------------------------------------------
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Weights, and those of right classes, or errors and targets, squared; (2,) or (4,)."""
-        xp, y, weight = namespace(w), rows.y, rows.weight
-        raw = self.raw_prediction(w, rows.X, backend)
+        return self._scored(self.raw_prediction(w, rows.X, backend), rows)
+
+    def _scored(self, raw: Any, rows: BatchRows) -> NDArray[np.float64]:
+        xp, y, weight = namespace(raw), rows.y, rows.weight
         if weight is None:
             weight = ones(y.shape, np.float64, y)
         weight = cast(weight, xp.float64)

@@ -18,7 +18,9 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.losses import Loss
 from daskml_dist.models.activations import ACTIVATIONS
 from daskml_dist.models.base import BatchRows, Parameters, Part
+from daskml_dist.models.columned import ColumnModel
 from daskml_dist.models.labels import label_codes
+from daskml_dist.models.mlp_columns import MLPColumns
 from daskml_dist.models.staged import StagedModel
 
 __all__ = ["MLP"]
@@ -30,7 +32,7 @@ _Arrays = list[tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
-class MLP(StagedModel):
+class MLP(StagedModel, ColumnModel):
     """A multi-layer perceptron: products, intercepts and an activation, layer after layer.
 
     The parameters are the weights and the intercepts of each layer, one after the other:
@@ -76,6 +78,17 @@ class MLP(StagedModel):
         """Context in which the memory of a step is kept for the next one."""
         return keeping_memory()
 
+    def of_columns(self, start: int, stop: int) -> MLPColumns:
+        """The rows of the first layer's weights; the last ones have all other parameters."""
+        return MLPColumns(self, self.sizes, ACTIVATIONS[self.activation], start, stop)
+
+    def rows_of_columns(self, start: int, stop: int) -> slice:
+        """As in :class:`ColumnModel`."""
+        n_features, width = self.sizes[:2]
+        return slice(
+            start * width, self.parameters.shape[0] if stop == n_features else stop * width
+        )
+
     @property
     def n_outputs(self) -> int:
         """Outputs of the last layer."""
@@ -96,10 +109,13 @@ class MLP(StagedModel):
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Weights and intercepts by Glorot and Bengio (2010), drawn as scikit-learn draws them."""
-        w = np.zeros(self.parameters.shape, dtype)
-        rng, factor = np.random.RandomState(seed), ACTIVATIONS[self.activation].bound
-        for weights, shift in self.arrays(w):
-            bound = (factor / sum(weights.shape)) ** 0.5
+        return self.init_some(np.random.RandomState(seed), range(len(self.layers)), dtype)
+
+    def init_some(self, rng: np.random.RandomState, layers: range, dtype: Any) -> NDArray[Any]:
+        """The same of some neighbouring layers, from a stream that has drawn those before."""
+        w = np.zeros((self.rows_of(layers).stop - self.rows_of(layers).start, 1), dtype)
+        for weights, shift in self.arrays(w, layers):
+            bound = ACTIVATIONS[self.activation].bound_of(*weights.shape)
             weights[...] = rng.uniform(-bound, bound, weights.shape)
             shift[...] = rng.uniform(-bound, bound, shift.shape)
         return w
@@ -228,8 +244,11 @@ class MLP(StagedModel):
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Weights, and those of rows that are right, or the spread and errors of each target."""
-        xp, y = namespace(w), rows.y
-        raw = self.raw(w, rows.X, backend)
+        return self.scored(self.raw(w, rows.X, backend), rows, backend)
+
+    def scored(self, raw: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
+        """The same sums, of raw outputs as :meth:`raw` makes them."""
+        xp, y = namespace(raw), rows.y
         weight = ones((y.shape[0],), np.float64, y) if rows.weight is None else rows.weight
         weight = cast(weight, xp.float64)
         if self.n_classes:

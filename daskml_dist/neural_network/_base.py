@@ -20,8 +20,8 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.predict import written
 from daskml_dist.models.base import StepModel
 from daskml_dist.training.engine import FitResult
-from daskml_dist.training.plan import Settings
 from daskml_dist.training.rows import Rows
+from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import training_rows
 from daskml_dist.training.survey import Survey
 

@@ -29,8 +29,8 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, InverseScaling, Schedule, get_schedule
 from daskml_dist.solvers import LBFGS, Solution, Solver
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.plan import Settings
 from daskml_dist.training.rows import Rows
+from daskml_dist.training.settings import Settings
 
 __all__ = ["BaseMLP", "steps_alone"]
 

@@ -33,7 +33,8 @@ class Adagrad(Optimizer):
     name = "adagrad"
     adaptive = True
     default_learning_rate = 0.05
-    sparse_learning_rate = 0.1
+    sparse_learning_rate = 0.2
+    row_learning_rate = 0.1
     slot_names = ("accumulator",)
     single_rows = True
     epsilon: float = 1e-10
@@ -149,6 +150,7 @@ class _SparseAdagrad(FTRL):
     name = Adagrad.name
     default_learning_rate = Adagrad.default_learning_rate
     sparse_learning_rate = Adagrad.sparse_learning_rate
+    row_learning_rate = Adagrad.row_learning_rate
     initial_accumulator: float = 0.0
 
     def init(self, w: Array) -> Slots:

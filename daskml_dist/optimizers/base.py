@@ -33,6 +33,8 @@ class Optimizer:
     default_learning_rate : float
     sparse_learning_rate : float or None
         Default where a step touches few parameters of many; None: the same.
+    row_learning_rate : float or None
+        Default where single sparse rows are steps; None: as of sparse batches.
     slot_names : tuple of str
         The state that it keeps for each parameter.
     uses_scales : bool
@@ -60,6 +62,7 @@ class Optimizer:
     name: ClassVar[str]
     default_learning_rate: ClassVar[float]
     sparse_learning_rate: ClassVar[float | None] = None
+    row_learning_rate: ClassVar[float | None] = None
     slot_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False

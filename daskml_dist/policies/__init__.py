@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies.base import Consistency, Policy
-from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
+from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate, TrainerGate
 from daskml_dist.policies.pipeline import Pipeline
 
 __all__ = [
@@ -135,6 +135,13 @@ class BoundedStaleness(Policy):
         """Make the state machine of one shard."""
         return ArrivalGate(lanes, clock, staleness=self.staleness)
 
+    def of_single_rows(self) -> Policy:
+        """Policy of trainers that step row by row and meet often enough to keep the bound."""
+        if type(self) is not BoundedStaleness:
+            return self
+        half = self.staleness // 2
+        return _BoundedRows(meet_every=half + 1, staleness=self.staleness - half)
+
 
 @dataclass(frozen=True)
 class Asynchronous(Policy):
@@ -161,6 +168,11 @@ class Asynchronous(Policy):
     loop = "free"
     push_every: int = 1
     pull_every: int = 1
+
+    def of_single_rows(self) -> Policy:
+        """Policy of trainers that step row by row, and push and pull at their own pace."""
+        usual = type(self) is Asynchronous and self.push_every == self.pull_every == 1
+        return _AsynchronousRows() if usual else self
 
 
 @dataclass(frozen=True)
@@ -236,6 +248,29 @@ class Hogwild(Policy):
 
     name = "hogwild"
     loop = "shared"
+
+
+@dataclass(frozen=True)
+class _AsynchronousRows(Hogwild):
+    """``"async"`` of single sparse rows."""
+
+    name = "async"
+
+
+@dataclass(frozen=True)
+class _BoundedRows(Hogwild):
+    """``"ssp"`` of single sparse rows.
+
+    A trainer asks the server every `meet_every` batches, so the lead is that many longer, less one.
+    """
+
+    name = "ssp"
+    meet_every: int = 1
+    staleness: int = field(default=0, metadata={"least": 0})
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        """Make the state machine of one shard."""
+        return TrainerGate(lanes, clock, staleness=self.staleness)
 
 
 POLICIES: dict[str, type[Policy]] = {

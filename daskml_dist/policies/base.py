@@ -15,7 +15,7 @@ __all__ = ["Consistency", "Policy"]
 _Loop = Literal["bulk", "replicas", "free", "shared"]
 
 #: What loops read, and the least that makes sense.
-_CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0}
+_CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 0}
 
 
 class Consistency(Protocol):
@@ -56,6 +56,9 @@ class Policy:
         is nothing to average.
     average_every : int, default=0
         ``"replicas"``: steps between two averages of the parameters; 0: one average, at the end.
+    meet_every : int, default=0
+        ``"shared"``, where each row is a step: batches of a lane between two meetings at the server
+        at most; 0: trainers meet so that it takes about 5 % of the time.
     outer_rate : float, default=1.0
         ``"replicas"``: length of the step from the last average to the new one, in units of the
         way between them.
@@ -70,6 +73,7 @@ class Policy:
     push_every = 1
     pull_every = 1
     average_every = 0
+    meet_every = 0
     outer_rate = 1.0
     outer_momentum = 0.0
 
@@ -144,6 +148,10 @@ class Policy:
 
     def of_one_host(self) -> Policy:
         """A policy under which trainers that share memory make the same steps sooner."""
+        return self
+
+    def of_single_rows(self) -> Policy:
+        """A policy of the same promise under which each sparse row may be a step of its own."""
         return self
 
     def of_one_lane(self) -> Policy:

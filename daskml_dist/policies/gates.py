@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-__all__ = ["ArrivalGate", "Gate", "RoundGate"]
+__all__ = ["ArrivalGate", "Gate", "RoundGate", "TrainerGate"]
 
 
 class Gate(ABC):
@@ -44,6 +44,10 @@ class Gate(ABC):
     @abstractmethod
     def may_go(self, lane: int) -> bool:
         """Whether `lane` may start its next step now."""
+
+    def may_all_go(self, lanes: Iterable[int]) -> bool:
+        """Whether the lanes of a message, which are of one trainer, may start their next steps."""
+        return all(self.may_go(lane) for lane in lanes)
 
     def clock(self, lane: int) -> int:
         """The clock that `lane` goes on from."""
@@ -109,3 +113,17 @@ class ArrivalGate(Gate):
         if self._staleness is None or lane not in self.clocks:
             return True
         return self.clocks[lane] - min(self.clocks.values()) <= self._staleness
+
+
+class TrainerGate(ArrivalGate):
+    """Lanes of a trainer that speak together: its slowest may lead others' by `staleness`.
+
+    They do not wait for each other, and the slowest trainer for nobody.
+    """
+
+    def may_all_go(self, lanes: Iterable[int]) -> bool:
+        own = {lane: self.clocks[lane] for lane in lanes if lane in self.clocks}
+        others = [clock for lane, clock in self.clocks.items() if lane not in own]
+        if self._staleness is None or not own or not others:
+            return True
+        return min(own.values()) - min(others) <= self._staleness

@@ -200,6 +200,11 @@ class UpdateRule:
         """Whether several steps may be made at once."""
         if len(self.groups) > 1 or self.clip is not None or self.only.rate != 1:
             return False
-        # A device has a kernel for steps at coordinates, of one optimizer.
-        at_all = not self.coordinates or (type(self.only.optimizer) is Adagrad and not self.owes)
-        return at_all and self.average_after is None
+        return self.average_after is None
+
+    @property
+    def kernels_alone(self) -> bool:
+        """Whether a device's kernels may make several: at coordinates, of one optimizer alone."""
+        if not self.steps_alone:
+            return False
+        return not self.coordinates or (type(self.only.optimizer) is Adagrad and not self.owes)

@@ -222,8 +222,14 @@ class ParameterServer:
         return self._released()
 
     def _on_restore(self, payload: Call, reply: CallReply) -> Ready:
-        """Give back the lanes' snapshots that this generation goes on from; none at the start."""
-        return [partial(reply, ok(blob=self._snapshots.lanes))]
+        """Give back the lanes' snapshots that this generation goes on from; none at the start.
+
+        Of some lanes alone, where these are named.
+        """
+        lanes = self._snapshots.lanes
+        if "lanes" in payload:
+            lanes = {n: lanes[n] for n in payload["lanes"] if n in lanes}
+        return [partial(reply, ok(blob=lanes))]
 
     def _on_keep(self, payload: Call, reply: CallReply) -> Ready:
         """Keep a snapshot of the server whose standby this is."""

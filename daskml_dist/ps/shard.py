@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.step import Step
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.ps.group_steps import GroupSteps, knows
@@ -24,6 +25,9 @@ from daskml_dist.ps.rule import Group, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
 
 __all__ = ["Shard"]
+
+#: Rows that pay what they owe together.
+_SETTLED = 1 << 18
 
 
 class Shard:
@@ -152,8 +156,9 @@ class Shard:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once, where the state lies."""
-        known = not self.on_device or knows(self.rule.groups[0].optimizer)
-        return known and self.rule.steps_alone
+        if not self.on_device:
+            return self.rule.steps_alone
+        return self.rule.kernels_alone and knows(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
         """The step that comes next, of no rows, which changes nothing."""
@@ -174,7 +179,8 @@ class Shard:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self.step, 1)  # an empty one may be described before the first
-        return Step(self.w, grad, self.slots, rows, rate, number, l1, l2, k, few)
+        arrays = self.w, grad, self.slots
+        return Step(*arrays, rows, rate, number, l1, l2, k, few, self._paid, self._charged)
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.
@@ -282,10 +288,11 @@ class Shard:
         k, penalty = self._only.n_penalised, self._only.penalty
         if not (penalty.l1 or penalty.l2) or k == 0:
             return
-        owed = (self._charged - self._paid[:k]).astype(self.w.dtype)[:, None]
-        self.w[:k] /= 1 + owed * penalty.l2
-        if penalty.l1:
-            soft_threshold(self.w[:k], owed * penalty.l1)
+        for at in row_slices(k, _SETTLED):
+            owed = (self._charged - self._paid[at]).astype(self.w.dtype)[:, None]
+            self.w[at] /= 1 + owed * penalty.l2
+            if penalty.l1:
+                soft_threshold(self.w[at], owed * penalty.l1)
         self._paid[:] = self._charged
         self._published = None
 
@@ -344,11 +351,14 @@ class Shard:
             self._published.flags.writeable = False
         return self._published
 
-    def state(self) -> ShardState:
-        """Settle, and return a copy of everything a later fit needs."""
+    def state(self, copy: bool = True) -> ShardState:
+        """Settle, and return a copy of everything a later fit needs.
+
+        Without `copy` the shard's own arrays, which it must not change any more.
+        """
         self.settle()
         average = None
         if self._sum is not None:
             average = cast(self._sum / self._n_summed, self.w.dtype)
         whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
-        return whole.part(slice(None))
+        return whole.part(slice(None)) if copy else whole

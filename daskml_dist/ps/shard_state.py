@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 
-__all__ = ["ShardSnapshot", "ShardState", "copied"]
+__all__ = ["ShardSnapshot", "ShardState", "StateParts", "copied"]
 
 
 @dataclass
@@ -51,6 +51,19 @@ class ShardState:
             else concat([p.average for p in parts if p.average is not None]),
             first.n_averaged,
         )
+
+
+@dataclass(frozen=True)
+class StateParts:
+    """States of some ranges of the parameters, by the first row of each."""
+
+    parts: dict[int, ShardState]
+
+    @staticmethod
+    def join(some: Iterable[StateParts]) -> ShardState:
+        """The state of all rows, of those who hold their ranges."""
+        parts = {start: part for held in some for start, part in held.parts.items()}
+        return ShardState.join([parts[start] for start in sorted(parts)])
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,12 @@ class LaneSnapshot:
     shard: ShardSnapshot | None = None
     start: int = 0
 
+    @property
+    def held(self) -> ShardSnapshot:
+        """Parameters of a lane that has some."""
+        assert self.shard is not None
+        return self.shard
+
 
 def whole(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
     """The same lanes, where shards that are parts of the parameters are one, the first lane's."""

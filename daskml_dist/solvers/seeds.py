@@ -75,7 +75,7 @@ class Closest(RowState):
 
 
 @dataclass(frozen=True, eq=False)
-class _OfCandidates:
+class _OfCandidates(Statistic):
     """What has met all candidates but those of the last round.
 
     Parameters
@@ -132,7 +132,7 @@ class Seeds(_OfCandidates, FirstRows):
 
 
 @dataclass(frozen=True, eq=False)
-class CandidateWeights(_OfCandidates, Statistic):
+class CandidateWeights(_OfCandidates):
     """Weight of the rows to which each candidate is the closest.
 
     Parameters

@@ -105,6 +105,21 @@ class Engine(ABC):
     def __init__(self) -> None:
         self.interrupts = Interrupts()
 
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[int, ...] | None:
+        """First column of each lane, and their number, where lanes hold columns; else None."""
+
+    @abstractmethod
+    def cut_columns(self, n_lanes: int | None) -> None:
+        """Let each lane hold some columns of all rows, before these are looked at.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            The columns cannot be cut so.
+        """
+
     @abstractmethod
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie and return what the client must know of each.

@@ -11,11 +11,12 @@ from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.block_info import BlockInfo, inspect_block
+from daskml_dist.data.block_info import BlockInfo, inspect_block, joined_columns
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.placement import split_rows
-from daskml_dist.data.scales import Scales, block_scales, merge_scales
+from daskml_dist.data.column_cuts import in_columns
+from daskml_dist.data.placement import column_lanes, split_rows
+from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
@@ -41,15 +42,30 @@ class InProcessEngine(Engine):
         self._blocks: dict[int, Block] = {}
         self._lanes: list[LaneSpec] = []
 
+    @property
+    def columns(self) -> tuple[int, ...] | None:
+        """First column of each lane, and their number, where lanes hold columns; else None."""
+        return self._collection.columns
+
+    def cut_columns(self, n_lanes: int | None) -> None:
+        """Let each lane hold some columns of all rows; one lane by default."""
+        self._collection = in_columns(self._collection, n_lanes or 1)
+
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks."""
         make = self._collection.block_maker
         self._blocks = {i: make(i, *part) for i, part in enumerate(self._collection.parts)}
-        return [inspect_block(block) for block in self._blocks.values()]
+        infos = [inspect_block(block) for block in self._blocks.values()]
+        if self.columns is None:
+            return infos
+        return joined_columns(infos, len(self.columns) - 1)
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """One lane by default; with shared memory, one for each core."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
+        if self.columns is not None:
+            self._lanes = column_lanes(rows, len(self.columns) - 1)
+            return self._lanes
         if n_lanes is None:
             n_lanes = max(1, min(_n_cores(), sum(rows.values()))) if shared else 1
         segments = split_rows(sorted(rows), rows, n_lanes)
@@ -58,7 +74,8 @@ class InProcessEngine(Engine):
 
     def scales(self) -> Scales:
         """Scales of all features."""
-        return merge_scales([block_scales(block) for block in self._blocks.values()])
+        scales = [block_scales(block) for block in self._blocks.values()]
+        return merge_scales(scales) if self.columns is None else joined_scales(scales)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit in the calling thread (and its compute threads, for shared memory)."""

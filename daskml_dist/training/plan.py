@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,23 +11,22 @@ from daskml_dist.data.scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import StepModel
-from daskml_dist.models.staged import StagedModel
-from daskml_dist.optimizers import NAG, GroupOptions, Optimizer
-from daskml_dist.penalties import Penalty
-from daskml_dist.policies import Pipeline, Policy
+from daskml_dist.optimizers import NAG, Optimizer
+from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.rule import UpdateRule, make_groups
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Schedule
+from daskml_dist.training.model_parallel import policy_of_columns, policy_of_stages
 from daskml_dist.training.rows import Rows
-from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork
 
-__all__ = ["Settings", "make_fit", "make_target_shift"]
+__all__ = ["make_fit", "make_target_shift"]
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
@@ -43,42 +40,6 @@ _MANY_FEATURES = 2048
 _FEW_TOUCHED = 0.25
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings that the user asked for, checked; nothing in them depends on the data."""
-
-    penalty: Penalty
-    optimizer: Optimizer
-    schedule: Schedule
-    policy: Policy
-    max_iter: int
-    tol: float | None
-    n_iter_no_change: int
-    shuffle: bool
-    batch_size: int | Literal["auto"] | None
-    validation_fraction: float
-    average: int | None
-    class_weight: Any
-    seed: int
-    run: RunSettings
-    auto_rate: bool = False
-    clip: float | None = None
-    micro_batch: int | None = None
-    groups: Mapping[str, GroupOptions] | None = None
-    dtype: str | None = None
-    pipeline: Pipeline | None = None
-
-    @property
-    def slot_names(self) -> set[str]:
-        """Names of the optimizers' state."""
-        own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
-        return {name for optimizer in (self.optimizer, *own) for name in optimizer.slot_names}
-
-    def dtype_of(self, survey: Survey) -> str:
-        """The dtype of the parameters of a fit to some rows."""
-        return "float32" if self.run.compute_dtype else self.dtype or survey.dtype
-
-
 def make_fit(
     settings: Settings,
     model: StepModel,
@@ -88,6 +49,7 @@ def make_fit(
     streaming: Streaming | None = None,
     scales: Scales | None = None,
     on_one_host: bool = False,
+    columns: tuple[int, ...] | None = None,
 ) -> FitSpec:
     """Put the maths of a fit together.
 
@@ -105,9 +67,13 @@ def make_fit(
         Of the features, where the optimizer uses them.
     on_one_host : bool
         Whether the lanes' workers share memory.
+    columns : tuple of int, or None
+        First column of each lane, and their number, where lanes hold columns.
     """
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out(lanes, fraction)
+    if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
+        settings = replace(settings, policy=settings.policy.of_single_rows())
     single_rows = _steps_row_by_row(settings, survey, model)
     most = _SPARSE_ROWS if _touches_few(survey, _SPARSE_ROWS) else _DENSE_ROWS
     batch_size = _batch_size(settings.batch_size, lanes, streaming, most)
@@ -120,14 +86,16 @@ def make_fit(
     few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
     policy = _policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
-        policy = _policy_of_stages(settings, settings.pipeline.stages, model)
+        policy = policy_of_stages(settings, settings.pipeline.stages, model)
+    if columns is not None:
+        policy = policy_of_columns(settings, model, streaming)
     work = StepWork(
         model=model,
         policy=policy,
         rule=_rule(
             settings,
             model,
-            schedule=_schedule(settings, survey, model, few=single_rows or few),
+            schedule=_schedule(settings, survey, model, single_rows, few),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or few,
         ),
@@ -143,6 +111,7 @@ def make_fit(
         compression=run.compression,
         micro_batch=settings.micro_batch,
         pipeline=settings.pipeline,
+        columns=columns,
     )
     lane_rows = training_rows(lanes, fraction)
     spec = rows.spec(dtype, lane_rows, streaming, fraction, run.compute_dtype)
@@ -191,48 +160,26 @@ def _policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
     return settings.policy.of_one_host() if n_lanes > 1 else settings.policy.of_one_lane()
 
 
-def _policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Policy:
-    """Policy of a pipeline, whose stages sum gradients and hold the parameters.
+def _default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
+    """Learning rate where none is asked for.
 
-    Raises
-    ------
-    InvalidParameterError
+    Where a step touches `few` of the parameters, each has few steps to reach its place in; those of
+    batches are fewer than those of single rows.
     """
-    policy, run = settings.policy.of_one_host(), settings.run
-    if not isinstance(model, StagedModel):
-        raise InvalidParameterError(
-            f"{type(model).__name__} is no chain of layers that a pipeline could cut into stages. "
-            "Use pipeline=None."
-        )
-    if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
-        raise InvalidParameterError(
-            "The stages of a pipeline hold the parameters and sum the gradients of all lanes. "
-            "Use policy='allreduce' or 'sync' without servers or compression, or pipeline=None."
-        )
-    if stages > len(model.layers):
-        raise InvalidParameterError(
-            f"Pipeline(stages={stages}): each stage takes a layer with parameters at least, and "
-            f"the network has {len(model.layers)}. Use Pipeline(stages={len(model.layers)})."
-        )
-    for name, value in [("clip", settings.clip), ("micro_batch_size", settings.micro_batch)]:
-        if value is not None:
-            raise InvalidParameterError(
-                f"{name}={value!r} is not for pipelines: each stage sees its own layers, and "
-                f"Pipeline(micro_batches=) cuts the batches. Use {name}=None."
-            )
-    return policy
+    sparse, rows = optimizer.sparse_learning_rate, optimizer.row_learning_rate
+    if single_rows and rows is not None:
+        return rows
+    if (single_rows or few) and sparse is not None:
+        return sparse
+    return optimizer.default_learning_rate
 
 
-def _schedule(settings: Settings, survey: Survey, model: StepModel, few: bool) -> Schedule:
-    """The learning rates; an automatic one is in the units in which parameters must move.
-
-    Where a step touches `few` of the parameters, each has few steps to reach its place in.
-    """
+def _schedule(
+    settings: Settings, survey: Survey, model: StepModel, single_rows: bool, few: bool
+) -> Schedule:
+    """The learning rates; an automatic one is in the units in which parameters must move."""
     loss = None if model.linear is None else model.linear.loss
-    optimizer = settings.optimizer
-    default = optimizer.default_learning_rate
-    if few and optimizer.sparse_learning_rate is not None:
-        default = optimizer.sparse_learning_rate
+    default = _default_rate(settings.optimizer, single_rows, few)
     if settings.auto_rate and loss and loss.in_target_units and settings.optimizer.adaptive:
         spread = survey.target_spread
         if loss.center == "median":  # which a few targets far away do not move
@@ -301,16 +248,21 @@ def _batch_size(
 
 
 def _steps_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:
-    """Whether each row is an update of its own: sparse rows of many features, lanes that meet
-    seldom.
-    """
+    """Whether each row is an update of its own: where it may be, and lanes meet seldom."""
+    seldom = settings.policy.loop == "shared" or settings.policy.averages
+    return seldom and _may_step_row_by_row(settings, survey, model)
+
+
+def _may_step_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:
+    """Whether each row could be an update of its own: sparse rows of many features."""
     return (
         model.linear is not None
         and model.linear.loss.at_row is not None
-        and (settings.policy.loop == "shared" or settings.policy.averages)
         and settings.run.device != "gpu"
+        and settings.run.compression is None
         and settings.batch_size in ("auto", 1)
         and settings.average is None
+        and not settings.schedule.scales_with_staleness
         and model.parameters.width == 1
         and settings.optimizer.at_entry is not None
         and settings.optimizer.single_rows

@@ -24,6 +24,7 @@ class RunSettings:
     memory_budget : int or None
         Bytes of blocks on one worker; None: a share of its memory.
     on_lost_data : {"raise", "skip"}
+    shard : {"rows", "features"}
     compression : Compressor or None
     """
 
@@ -34,4 +35,5 @@ class RunSettings:
     compute_dtype: str | None = None
     memory_budget: int | None = None
     on_lost_data: str = "raise"
+    shard: str = "rows"
     compression: Compressor | None = None

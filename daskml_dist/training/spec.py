@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.comm.bounds import Bounds
 from daskml_dist.data.batches import LaneSpec, held_out_rows
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.survey import Survey
@@ -168,6 +168,11 @@ class FitSpec:
         """Fresh state of some rows of the parameters of a fit by steps."""
         return self.steps.start_state(self.rows.dtype, rows)
 
+    def of_lane(self, lane: int) -> FitSpec:
+        """The fit as a lane sees it."""
+        work = self.work.of_lane(lane)
+        return self if work is self.work else replace(self, work=work)
+
     def working(self, **changes: Any) -> FitSpec:
         """The fit with some of its work's fields changed."""
         return replace(self, work=replace(cast(Any, self.work), **changes))
@@ -252,8 +257,8 @@ class TrainerResult:
     rank : int
     generation : int
         The one that it ended in.
-    state : ShardState, Solution or None
-        From rank 0 alone.
+    state : ShardState, StateParts, Solution or None
+        From rank 0 alone, but for the parts of the parameters that a trainer holds alone.
     interrupted : bool, default=False
         Whether the client ended the fit before its end.
     left : Left or None
@@ -262,6 +267,6 @@ class TrainerResult:
 
     rank: int
     generation: int
-    state: ShardState | Solution | None = None
+    state: ShardState | StateParts | Solution | None = None
     interrupted: bool = False
     left: Left | None = None

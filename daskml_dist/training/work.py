@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -122,6 +122,10 @@ class Work(ABC):
     def carried(self) -> int:
         """Bytes of the parameters that it begins with, which travel with it."""
 
+    def of_lane(self, lane: int) -> Work:
+        """Work of a lane, by its number."""
+        return self
+
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         """State machine of the pass reports."""
         return ArrivalGate(lanes, clock)
@@ -164,6 +168,9 @@ class StepWork(Work):
     step_callbacks : tuple of object
     pipeline : Pipeline or None
         Of the layers of a `StagedModel`.
+    columns : tuple of int, or None
+        First column of each lane, and their number, where each lane has some columns of all rows
+        (of a `ColumnModel`); None: it has some rows.
     """
 
     model: StepModel
@@ -181,6 +188,7 @@ class StepWork(Work):
     micro_batch: int | None = None
     step_callbacks: tuple[Any, ...] = ()
     pipeline: Pipeline | None = None
+    columns: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -200,7 +208,8 @@ class StepWork(Work):
 
     @property
     def linear(self) -> LinearForm | None:
-        return self.model.linear
+        # Its kernels make whole steps, of whole rows.
+        return self.model.linear if self.columns is None else None
 
     @property
     def lockstep(self) -> bool:
@@ -229,6 +238,24 @@ class StepWork(Work):
     @property
     def carried(self) -> int:
         return 0 if self.initial is None else self.initial.w.nbytes
+
+    def rows_of(self, lane: int) -> slice:
+        """Rows of the parameters that belong to a lane's columns."""
+        assert self.columns is not None
+        model: Any = self.model
+        found: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
+        return found
+
+    def of_lane(self, lane: int) -> StepWork:
+        """Work of a lane: of its own columns where it has some of them alone."""
+        if self.columns is None:
+            return self
+        model: Any = self.model
+        part = model.of_columns(*self.columns[lane : lane + 2])
+        initial = None if self.initial is None else self.initial.part(self.rows_of(lane))
+        # Losses are the last lane's.
+        told = self.step_callbacks if lane == len(self.columns) - 2 else ()
+        return replace(self, model=part, initial=initial, step_callbacks=told)
 
     def pushes_whole(self, clock: int) -> bool:
         """Whether the push that ends a lane's step `clock` goes without compression.

@@ -17,9 +17,9 @@ from tests.subprocesses import ROOT, environment
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
-    "accuracy", "dense", "large", "least_squares", "logistic", "network_accuracy", "networks",
-    "pipeline", "predict", "recovery", "sparse", "staleness", "step_latency", "streaming",
-    "sums", "transform",
+    "accuracy", "columns", "dense", "large", "least_squares", "logistic", "network_accuracy",
+    "networks", "pipeline", "predict", "recovery", "sparse", "staleness", "step_latency",
+    "streaming", "sums", "transform",
 }  # fmt: skip
 
 

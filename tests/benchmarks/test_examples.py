@@ -142,3 +142,10 @@ def test_pipeline_makes_the_same_steps() -> None:
     lines = _run("pipeline.py", *options).splitlines()
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_columns_move_products_alone() -> None:
+    output = _run("columns.py", "--features", "65536", "--rows", "2000")
+    by_rows, by_columns = (float(line.split(" kB")[0].split()[-1]) for line in output.splitlines())
+    assert by_columns < by_rows / 4

@@ -33,12 +33,14 @@ OTHERS: dict[str, Any] = {
     "compute_dtype": "float16",
     "memory_budget": "1 GiB",
     "on_lost_data": "skip",
+    "shard": "features",
     "compression": "8bit",
 }
 BY_STEPS = {"SGDClassifier", "SGDRegressor"}
 #: Estimators that use a parameter which others do not.
 USED_BY = {
     "n_servers": BY_STEPS,
+    "shard": BY_STEPS,
     "compression": BY_STEPS,
     "compute_dtype": {*BY_STEPS, "LogisticRegression"},
 }

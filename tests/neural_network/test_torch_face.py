@@ -182,7 +182,11 @@ def _bad(what: str) -> Any:
                 self.last = nn.Linear(16, 3)
             return out.mean(dim=0) if what == "rows" else out
 
-    return Bad
+    class Two(net):  # type: ignore[misc, valid-type]
+        def forward(self, x: Any, age: Any) -> Any:
+            return super().forward(x)
+
+    return Two if what == "two" else Bad
 
 
 REFUSED = {
@@ -203,6 +207,8 @@ REFUSED = {
         lambda: classifier(lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), batch_size=1),
         "needs two rows of each batch",
     ),
+    "lazy layer": (lambda: classifier(lambda: nn.LazyLinear(3)), "Give the layer its sizes"),
+    "two arguments": (lambda: classifier(_bad("two")), "which argument"),
     "precision": (lambda: classifier(precision="fp8"), r"use one of \[None, 'bf16', 'fp16'\]"),
     "schedule": (lambda: classifier(schedule="sine"), "use one of"),
 }
@@ -216,6 +222,7 @@ def test_what_does_not_fit_is_refused(what: str) -> None:
         make().fit(*rows())
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
 def test_other_refusals(client: Client) -> None:
     X, y = rows()
     with pytest.raises(InvalidParameterError, match="has no parameter 'modul__hidden'"):
@@ -225,6 +232,8 @@ def test_other_refusals(client: Client) -> None:
     with pytest.raises(DeviceUnavailableError, match="'bf16', or None"):
         classifier(precision="fp16", device="cpu").fit(X, y)
     lazy = da.from_array(X, chunks=(150, 6)), da.from_array(y, chunks=150)
+    with pytest.raises(InvalidParameterError, match="Use one that takes labels"):
+        classifier(criterion=nn.MSELoss, module__n_out=2).fit(lazy[0], lazy[1] % 2)
     with pytest.raises(InvalidParameterError, match="cannot be sent to workers"):
         classifier(_bad("lock")).fit(*lazy)
     with pytest.raises(InvalidParameterError, match="Rows of bytes come as they are"):

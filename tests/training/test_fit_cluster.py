@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster, Security
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
-from daskml_dist.training.client.fleet import Fleet
+from daskml_dist.training.client.fleet import Fleet, Gone
 from tests.quick import quick
 
 N_ROWS = 2_000
@@ -144,21 +144,25 @@ def test_nan_names_its_block(client: Client) -> None:
         _endless("sync").fit(da.from_array(X, chunks=(400, -1)), da.from_array(y, chunks=400))
 
 
-def test_a_result_that_takes_long_to_fetch_comes() -> None:
-    """Dask begins each fetch anew, so one that was given up must have longer the next time."""
+def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
+    """Asked for anew while it is on its way, it would be in memory many times."""
+    asked = []
 
-    class Large:
-        status = "finished"
+    class Slow:
+        loop = client.loop
 
-        def result(self, timeout: float) -> str:
-            time.sleep(min(timeout, 0.7))
-            if timeout < 0.7:
-                raise TimeoutError
-            return "all of it"
+        async def gather(self, futures: Any, asynchronous: bool) -> list[str]:
+            asked.append(futures)
+            await asyncio.sleep(1.0)
+            return ["all of it"]
 
-    fleet: Any = SimpleNamespace(_is_there=lambda address: True)
-    seat: Any = SimpleNamespace(future=Large(), address="")
-    assert Fleet.result(fleet, seat) == "all of it"
+    fleet: Any = SimpleNamespace(_client=Slow(), _is_there=lambda address: True)
+    seat: Any = SimpleNamespace(future=SimpleNamespace(status="finished"), address="")
+    assert Fleet._gathered(fleet, [seat]) == ["all of it"]
+    assert len(asked) == 1
+    seat.future.status = "lost"
+    with pytest.raises(Gone):
+        Fleet._gathered(fleet, [seat])
 
 
 def test_two_fits_at_once(cluster: LocalCluster, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,27 @@ def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_othe
     for act in (seating.capacity, lambda: crew._open_servers(1)):
         with pytest.raises(Gone, match="all were lost"):
             act()
+
+
+@pytest.mark.parametrize(
+    ("dealt", "even", "found"),
+    [
+        ({"a", "b", "c"}, False, {"a"}),
+        ({"a", "b", "c"}, True, {"a", "new"}),
+        ({"b", "c"}, False, {"a", "new"}),
+    ],
+)
+def test_who_has_just_come_takes_lanes_only_where_nobody_else_can(
+    dealt: set[str], even: bool, found: set[str]
+) -> None:
+    """Others would wait until it has imported what the fit needs."""
+    seating: Any = object.__new__(Seating)
+    seating.lanes, seating.workers = _lanes(4), dict(enumerate("abca"))
+    seating.speeds, seating.dealt = {}, dealt
+    seating._rows = SimpleNamespace(holders_now=dict)
+    seating._membership = SimpleNamespace(ready={"a": 1, "new": 1}, paused={}, leaving=set())
+    seating._move([], even)
+    assert set(seating.workers.values()) == found
 
 
 # --- where to go on ---------------------------------------------------------------------------

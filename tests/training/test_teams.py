@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
+from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
@@ -107,6 +109,41 @@ def test_the_loop_makes_the_same_steps(client: Client, n_lanes: int, determinist
         sent = [[record["bytes_pushed"] for record in clf.history_.records[1:]] for clf in fits]
         assert sent[0] == sent[1]
     assert told == [*range(1, 6)] * 2
+
+
+def _sparse_rows() -> tuple[Any, Any]:
+    X = sparse.random_array((4_000, 4_096), density=0.003, format="csr", dtype="f4", rng=0)
+    parts = [dask.delayed(X[at : at + 500]) for at in range(0, 4_000, 500)]
+    lazy = da.concatenate([da.from_delayed(p, (500, 4_096), "f4", X[:0]) for p in parts])
+    return lazy, da.from_array(np.asarray(X.sum(axis=1)) > 6.2, chunks=500)
+
+
+@pytest.mark.parametrize(
+    ("policy", "penalty"),
+    [
+        ("sync", "elasticnet"),
+        pytest.param("sync", None, marks=pytest.mark.slow),
+        pytest.param("allreduce", "elasticnet", marks=pytest.mark.slow),
+    ],
+)
+def test_sparse_rows_take_the_same_steps(client: Client, policy: str, penalty: str | None) -> None:
+    run, fits = Run(n_lanes=3, deterministic=True), []
+    for by_loop in (True, False):
+        _counts_steps(client, by_loop)
+        try:
+            clf = SGDClassifier(
+                loss="log_loss", policy=policy, penalty=penalty, max_iter=4, tol=None,
+                random_state=0, run=run,
+            ).fit(*_sparse_rows())  # fmt: skip
+            steps = sum(record["steps"] for record in clf.history_.records)
+            assert _taken(client) == [steps if by_loop else 0] * 2
+        finally:
+            _restore(client)
+        fits.append(clf)
+    ours, theirs = fits
+    _equal(ours.coef_, theirs.coef_, True)
+    for name in ("loss", "rows", "steps"):
+        _equal(*([record[name] for record in clf.history_.records] for clf in fits), True)
 
 
 @pytest.mark.parametrize("batch_size", [500, 20_000])

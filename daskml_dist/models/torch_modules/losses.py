@@ -52,6 +52,11 @@ def losses_of(criterion: Any, output: Any, y: Any, name: str) -> Any:
             f"The criterion gives a loss of shape {tuple(losses.shape)} for {y.shape[0]} rows, and "
             'each row needs its own. Return it without a mean (reduction="none").'
         )
+    if not y.is_floating_point() and losses.numel() != y.numel():
+        raise InvalidParameterError(
+            f"The criterion compares each of the outputs of shape {tuple(first.shape)} with the "
+            "number of the class. Use one that takes labels, such as torch.nn.CrossEntropyLoss."
+        )
     return losses if losses.ndim == 1 else losses.flatten(1).mean(dim=1)
 
 

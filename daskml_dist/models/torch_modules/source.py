@@ -89,7 +89,18 @@ class ModuleSource:
                 f"module={self.module!r} makes a {type(found).__name__}, which is no module. Give "
                 "a class derived from torch.nn.Module, or a function that returns one."
             )
+        self._check_shapes(found)
         return found.to(dtype)
+
+    def _check_shapes(self, module: Any) -> None:
+        lazy = load_torch().nn.parameter.UninitializedTensorMixin
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if isinstance(tensor, lazy):
+                raise InvalidParameterError(
+                    f"{self.name} has a lazy layer: the shape of {name} is known after its first "
+                    "rows alone, and parameters are laid out before. Give the layer its sizes, "
+                    "such as torch.nn.Linear(20, 2) for LazyLinear(2)."
+                )
 
     def make_seeded(self, seed: int, dtype: Any) -> Any:
         """As :meth:`make`, drawn from a seed."""
@@ -187,6 +198,11 @@ def _remedy(text: str) -> str:
         return (
             ". A batch normalisation needs two rows of each batch: use a larger batch_size or "
             "micro_batch_size, chunks of more even sizes, or fewer lanes (run=Run(n_lanes=...))."
+        )
+    if "forward() missing" in text or "forward() got an unexpected" in text:
+        return (
+            ". Rows come as one argument; let inputs={'name': columns, ...} say which columns of a "
+            "dataframe are which argument."
         )
     if "unexpected keyword" in text or "missing" in text:
         return ". Name its arguments as module__name=value (criterion__name=value)."

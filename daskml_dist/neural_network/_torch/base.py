@@ -37,8 +37,8 @@ from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_process import InProcessEngine
-from daskml_dist.training.plan import Settings
 from daskml_dist.training.rows import Rows
+from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["BaseTorch"]
@@ -56,7 +56,7 @@ class BaseTorch(BaseNetwork):
     """
 
     _tensors = True
-    _run_used = tuple(name for name in BaseSteps._run_used if name != "compute_dtype")
+    _run_used = tuple(n for n in BaseSteps._run_used if n not in ("compute_dtype", "shard"))
     module: Any
     criterion: Any
     images: str | None

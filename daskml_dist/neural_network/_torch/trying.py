@@ -88,6 +88,7 @@ def check_batches(fit: FitSpec, model: TorchModel) -> None:
 
 
 def check_travels(model: TorchModel) -> None:
+    """Check that a model can be sent to workers, but for its weights."""
     try:
         cloudpickle.dumps(dataclasses.replace(model, start=None))
     except Exception as error:

@@ -19,7 +19,7 @@ from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.recipes import Recipes
-from daskml_dist.data.scales import Scales, block_scales, merge_scales
+from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import Gathering
@@ -75,6 +75,11 @@ class ClusterRows:
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
+
+    def take(self, collection: Collection) -> None:
+        """Take the same rows cut otherwise, before any block is made."""
+        self._collection = collection
+        self._held.take(collection)
 
     # -- the cluster -----------------------------------------------------------------------------
 
@@ -229,9 +234,16 @@ class ClusterRows:
     def scales(self) -> Scales:
         """Scales of all features, merged on the workers."""
         numbers, look = [info.index for info in self.infos], self._lookers(block_scales)
+        n_parts = len(self._collection.columns or (0, 0)) - 1
+        of_part = np.array_split(np.array(numbers), n_parts)
 
-        def merged(_: list[int]) -> dict[int, Any]:
-            if self._keeps:
+        def merged(parts: list[int]) -> dict[int, Any]:
+            return {part: merged_part(of_part[part].tolist()) for part in parts}
+
+        def merged_part(numbers: list[int]) -> Any:
+            if n_parts > 1:
+                level = list(self._askers(block_scales)(numbers).values())
+            elif self._keeps:
                 futures = {future.key: future for future in self._held.make(numbers).values()}
                 submit = partial(self._client.submit, _bundle_scales, pure=False)
                 level = [submit(bundle) for bundle in futures.values()]
@@ -240,10 +252,11 @@ class ClusterRows:
             while len(level) > 1:
                 groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
                 level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
-            return {0: level[0]}
+            return level[0]
 
-        found: Scales = self._gathering.results(merged, [0], "the scales of the features")[0]
-        return found
+        what = "the scales of the features"
+        found = self._gathering.results(merged, list(range(n_parts)), what)
+        return joined_scales([found[part] for part in range(n_parts)])
 
     # -- where they lie --------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ class TrainingRun:
         An interrupted fit that has made a step returns what it had come to.
         """
         self._callbacks = callbacks
-        self._reasons.dealt.update(self._membership.wait_for_any(self._fit.run.timeout))
+        self._crew.seating.dealt.update(self._membership.wait_for_any(self._fit.run.timeout))
         self._trainer_addresses += self._crew.seating.first_trainers
         self._server_addresses += self._crew.place_servers()
         try:

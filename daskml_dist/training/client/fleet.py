@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from distributed import Client
@@ -272,16 +272,24 @@ class Fleet:
         self._futures += futures.values()
         return [Seat(spec, address, futures[key]) for key, (spec, address, _) in given]
 
-    def result(self, seat: Seat) -> Any:
-        """Result of a trainer that has ended."""
-        patience = SLICE
+    def _gathered(self, seats: Sequence[Seat]) -> list[Any]:
+        """Results of trainers that have ended, each sent once: a large one takes its time."""
+
+        async def gather() -> list[Any]:
+            futures = [seat.future for seat in seats]
+            found: list[Any] = await self._client.gather(futures, asynchronous=True)
+            return found
+
+        loop: Any = self._client.loop
+        running = asyncio.run_coroutine_threadsafe(gather(), loop.asyncio_loop)
         while True:
             with suppress(TimeoutError):
-                return seat.future.result(timeout=patience)
-            patience *= 2  # as in `meet`; a large result takes its time
-            # It may have gone with its worker, and would then never come.
-            if seat.future.status != "finished" or not self._is_there(seat.address):
-                raise Gone(seat.address, "lost")
+                return running.result(timeout=SLICE)
+            for seat in seats:
+                # It may have gone with its worker, and would then never come.
+                if seat.future.status != "finished" or not self._is_there(seat.address):
+                    running.cancel()
+                    raise Gone(seat.address, "lost")
 
     def ask_for_results(self, seats: Sequence[Seat]) -> None:
         """Have trainers' workers tell their results at once, if these come soon."""
@@ -299,16 +307,14 @@ class Fleet:
         """Results of trainers that have ended, all at once."""
         if (told := self._told.of([seat.future.key for seat in seats])) is not None:
             return told
-        gather = partial(self._client.gather, [s.future for s in seats], asynchronous=True)
         try:
-            found: list[Any] = self._client.sync(gather, callback_timeout=SLICE)
+            return self._gathered(seats)
         except Exception:
-            return [self._result(seat) for seat in seats]  # one may be lost, or is large
-        return found
+            return [self._result(seat) for seat in seats]  # to see which one is lost
 
     def _result(self, seat: Seat) -> Any:
         try:
-            return self.result(seat)
+            return self._gathered([seat])[0]
         except Exception as error:
             raise Gone(seat.address, repr(error)) from error
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 from dask.delayed import Delayed, delayed
 from distributed import Client, Future
 
@@ -21,6 +20,7 @@ from daskml_dist.errors import DataLostError
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.rows_here import RowsHere
 from daskml_dist.training.client.telling import ask_of_bundles
 from daskml_dist.training.dask_internals import (
     free_tasks,
@@ -60,7 +60,7 @@ class HeldBlocks:
         self.hopeless: dict[int, str] = {}
         self._failed: Counter[int] = Counter()
         self._killed: Counter[int] = Counter()
-        self._cuts: Any = None
+        self._here: RowsHere | None = None
         #: Futures of the user's that blocks are made of, by key.
         self._sources: dict[Any, Any] = {}
         #: The run's first actor, which is submitted with the first blocks.
@@ -69,6 +69,10 @@ class HeldBlocks:
         self._seen_at: dict[int, str] = {}
         #: Blocks that are made together at first.
         self.bundles: list[tuple[int, ...]] = []
+
+    def take(self, collection: Collection) -> None:
+        """Take the same rows cut otherwise, before any block is made."""
+        self._collection = collection
 
     # -- making --------------------------------------------------------------------------------
 
@@ -124,11 +128,9 @@ class HeldBlocks:
             self._sources[key] = Future(key, self._client)
 
     def spread(self, n_blocks: int) -> int:
-        """Cut rows in memory into blocks, of a row at least; return how many."""
-        n_rows = self._collection.n_rows or 0
-        n_blocks = max(1, min(n_blocks, n_rows))
-        self._cuts = np.arange(n_blocks + 1) * n_rows // n_blocks
-        return n_blocks
+        """Cut rows in memory into blocks; return how many."""
+        self._here = RowsHere(self._collection, n_blocks)
+        return len(self._here)
 
     def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
         """Start tasks, each on its part's worker where it has one: stealing must not move it."""
@@ -143,8 +145,16 @@ class HeldBlocks:
         return futures
 
     def _home(self, number: int) -> str | None:
-        home = self.homes[number] if self.homes else None
+        home = self.homes[number] if self.homes else self._owner(number)
         return home if home in self._membership.ready else None
+
+    def _owner(self, number: int) -> str | None:
+        """Worker of the lane that holds a block's columns; of data on workers Dask finds it."""
+        columns, ready = self._collection.columns, sorted(self._membership.ready)
+        if columns is None or self._sources or not ready:
+            return None
+        part = number * (len(columns) - 1) // len(self._collection.parts)
+        return ready[part * len(ready) // (len(columns) - 1)]
 
     def pin(self, number: int) -> list[str] | None:
         """Workers to look at a block on: its home, if that is there."""
@@ -205,14 +215,8 @@ class HeldBlocks:
         return self._sources[value.key] if isinstance(value, Delayed) else value
 
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
-        ((X, y, weight),) = self._collection.parts
-        make = self._collection.block_maker
-        whole = make(0, X, y, weight)
-        columns = (whole.X, whole.y, whole.sample_weight)
-        parts = [
-            [None if v is None else v[a:b] for v in columns]
-            for a, b in (self._cuts[i : i + 2] for i in numbers)
-        ]
+        assert self._here is not None
+        make, parts = self._collection.block_maker, self._here.parts(numbers)
         rows = self._client.scatter(parts, hash=False) if parts else []
         return {
             i: self._client.submit(make_bundle, make, (i,), [part], pure=False)

@@ -11,9 +11,10 @@ from distributed import Client, LocalCluster
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.data.batches import GROUP, LaneSpec
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.block_info import BlockInfo, joined_columns
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.placement import Move, Placement, place
+from daskml_dist.data.column_cuts import in_columns
+from daskml_dist.data.placement import Move, Placement, place, place_columns
 from daskml_dist.data.scales import Scales
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
@@ -52,6 +53,7 @@ class ClusterEngine(Engine):
     ) -> None:
         super().__init__()
         self._client = client
+        self._collection = collection
         self._rows = ClusterRows(client, collection, memory_budget, device)
         self._own = ExitStack()
         self._shielding: Shielding | None = None
@@ -80,6 +82,20 @@ class ClusterEngine(Engine):
         """Close a stack with the engine."""
         self._own = own
 
+    @property
+    def columns(self) -> tuple[int, ...] | None:
+        """First column of each lane, and their number, where lanes hold columns; else None."""
+        return self._collection.columns
+
+    def cut_columns(self, n_lanes: int | None) -> None:
+        """Let each lane hold some columns of all rows; by default a lane for each thread."""
+        threads = self._rows.threads()
+        if n_lanes is None:
+            most = self._collection.n_features or sum(threads.values())
+            n_lanes = max(len(threads), min(sum(threads.values()), most))
+        self._collection = in_columns(self._collection, n_lanes)
+        self._rows.take(self._collection)
+
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         self._early = Early(self._client)
@@ -88,7 +104,9 @@ class ClusterEngine(Engine):
         self._early.place(self._rows.room_for_server())
         infos = self._rows.survey(n_lanes, self._early)
         self._early.ask()
-        return infos
+        if self.columns is None:
+            return infos
+        return joined_columns(infos, len(self.columns) - 1)
 
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """Choose the lanes and their workers.
@@ -99,6 +117,10 @@ class ClusterEngine(Engine):
         """
         rows = {info.index: info.n_rows for info in self._rows.infos}
         threads = self._rows.threads()
+        if self.columns is not None:
+            n_parts = len(self.columns) - 1
+            self._placement = place_columns(rows, self._rows.holders(), threads, n_parts)
+            return self._placement.lanes
         if n_lanes is None and not self._rows.homes:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
         holders = self._rows.holders()

@@ -43,8 +43,6 @@ class Reasons:
         fleet: Fleet,
         crew: Generations,
     ) -> None:
-        #: Workers that lanes were dealt to.
-        self.dealt: set[str] = set()
         #: Workers that are let go once the run needs them no more.
         self.to_let_go: set[str] = set()
         self._fit = fit
@@ -119,10 +117,10 @@ class Reasons:
         fresh = [
             address
             for address in self._membership.ready
-            if address not in self.dealt
+            if address not in self._crew.seating.dealt
             and now - self._joined_at.setdefault(address, now) > SETTLED
         ]
-        self.dealt.update(fresh)
+        self._crew.seating.dealt.update(fresh)
         if not fresh or not self._crew.seating.would_even_out():
             return None
         return f"worker {', '.join(fresh)} joined"

@@ -49,6 +49,8 @@ class Seating:
         self.workers = dict(enumerate(placement.workers))
         #: Speed of slow workers, as a share of the others'.
         self.speeds: dict[str, float] = {}
+        #: Workers that were there when lanes were dealt, or have joined since.
+        self.dealt: set[str] = set()
         self._fit = fit
         self._rows = rows
         self._membership = membership
@@ -139,4 +141,9 @@ class Seating:
         }
         if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
             holders = self._rows.holders_now()
+            # Who has just come first imports what the fit needs: nobody is to wait for that. It
+            # joins once it was there for a moment.
+            known = {a: n for a, n in capacity.items() if a in self.dealt}
+            if not even and known.keys() - paused:
+                capacity = known
             self.workers = reassign(self.lanes, given, holders, capacity, even=even)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows
+from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
 from daskml_dist.solvers import Statistic
@@ -235,6 +236,14 @@ class Lane:
         self.add_gradient(w, batch, self._own)
         return self._own
 
+    def held_out(self) -> Iterator[BatchRows]:
+        """The held-out rows, block by block."""
+        return self._reader.held_out()
+
+    def add_validation(self, sums: NDArray[np.float64]) -> None:
+        """Add the validation sums of some held-out rows to the next report."""
+        self._report.add_validation(sums.tolist())
+
     def take_report(self, w: Any | None) -> PassReport:
         """Sums since the last call; with `w`, the validation sums of the held-out rows too."""
         report, self._report = self._report, PassReport([self.number])
@@ -242,7 +251,7 @@ class Lane:
         report.loss, self._loss = float(self._loss), 0.0
         if w is not None:
             w = w if self._on_host else self.backend.to_device(w)
-            for rows in self._reader.held_out():
+            for rows in self.held_out():
                 sums = self._model.validation_sums(w, rows, self.backend)
                 report.add_validation(sums.tolist())
         return report

@@ -205,7 +205,8 @@ class Reader:
             return None
         # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
         rule = self._fit.steps.rule
-        if rule.coordinates and (self._backend.device == "cpu" or not rule.steps_alone):
+        whole = rule.steps_alone if self._backend.device == "cpu" else rule.kernels_alone
+        if rule.coordinates and (not whole or isinstance(self._blocks, BlockStream)):
             return None
         if isinstance(self._blocks, BlockStream):
             return self._stream_gather(self._linear, self._blocks)
@@ -214,7 +215,7 @@ class Reader:
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
         shape, most = self._fit.steps.shape, self._most_rows
         with fit_memory(self._backend, f"What gathers batches of {most:,} rows"):
-            return self._backend.gather(self._linear.loss, shape, blocks, most)
+            return self._backend.gather(self._linear.loss, shape, blocks, most, rule.coordinates)
 
     def _stream_gather(self, linear: LinearForm, blocks: BlockStream[ReadyBlock]) -> Any | None:
         """Gather of blocks that are read as batches come to them; a few steps' at once."""
@@ -238,6 +239,8 @@ class Reader:
         """Steps whose rows are copied before a gather is worth having."""
         if self._linear is None:
             return self._backend.steps_copied(None, 0)
+        if self._fit.work.coordinates and self._backend.device == "cpu":
+            return 0  # whatever reads sparse rows is compiled
         n_entries = self._most_rows * self._linear.n_features
         if isinstance(self._blocks, BlockStream) and n_entries * self._fit.work.n_steps >= _LARGE:
             return 0

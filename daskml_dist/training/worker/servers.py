@@ -13,7 +13,7 @@ import numpy as np
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.ps.snapshots import KEPT, LaneSnapshot, ServerSnapshot, whole
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
@@ -79,7 +79,10 @@ def joined_state(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
     """State that a fit ends with, from whoever holds it."""
-    held = next((r.state for r in results if r.state is not None), None)
+    if ranges := [r.state for r in results if isinstance(r.state, StateParts)]:
+        return StateParts.join(ranges)
+    whole_ones = (r.state for r in results if not isinstance(r.state, StateParts))
+    held = next((state for state in whole_ones if state is not None), None)
     parts = [s for s in shards if s is not None]
     if not parts:
         assert held is not None
@@ -101,7 +104,7 @@ def joined_left(
     Left, or None before the first step, and where parameters are not finite.
     """
     lefts = [r.left for r in results if r.left is not None]
-    lefts += [Left(r.state) for r in results if r.state is not None]
+    lefts += [Left(r.state) for r in results if isinstance(r.state, ShardState | Solution)]
     rows = sum(left.rows for left in lefts)
     if fit.work.uses_shards:
         if any(shard is None for shard in shards):

@@ -27,7 +27,7 @@ from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
@@ -142,7 +142,7 @@ class Trainer:
             left=None if left is None else left(),
         )
 
-    def _run_generation(self, ready: Any) -> ShardState | Solution | None:
+    def _run_generation(self, ready: Any) -> ShardState | StateParts | Solution | None:
         spec = self._spec
         # Its own, since a loop may add conditions to it.
         self._wait = dataclasses.replace(self._bound)
@@ -177,7 +177,9 @@ class Trainer:
     def _lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
         fit = self._fit
         if fit.rows.streaming is None:
-            return [Lane(s.lane, fit, self._rows(s), ready) for s in self._spec.lanes]
+            return [
+                Lane(s.lane, fit.of_lane(s.lane), self._rows(s), ready) for s in self._spec.lanes
+            ]
         readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
         # Reads that have begun end by themselves; nobody waits for them.
         stack.callback(readers.shutdown, wait=False, cancel_futures=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.worker.loops.bulk import run_bulk
 from daskml_dist.training.worker.loops.context import Context
@@ -17,7 +17,7 @@ from daskml_dist.training.worker.loops.solver import run_solver
 __all__ = ["LOOPS", "Context"]
 
 #: Loops by name; each returns the state, or the solution, where the trainer holds it.
-LOOPS: dict[str, Callable[[Context], ShardState | Solution | None]] = {
+LOOPS: dict[str, Callable[[Context], ShardState | StateParts | Solution | None]] = {
     "bulk": run_bulk,
     "replicas": run_replicas,
     "free": run_free,

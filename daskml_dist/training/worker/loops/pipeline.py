@@ -22,8 +22,8 @@ from daskml_dist.comm.lines import Lines
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.staged import StagedModel
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
-from daskml_dist.ps.snapshots import LaneSnapshot
+from daskml_dist.ps.shard_state import ShardState, copied
+from daskml_dist.ps.snapshots import LaneSnapshot, whole
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
@@ -261,10 +261,10 @@ class Pipelined:
             for lane in self._context.lanes
         }
 
-    def restore(self, shards: dict[int, ShardSnapshot]) -> None:
+    def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Go on from all stages at one clock, however these were cut."""
-        (whole,) = shards.values()
-        self._shard.restore(self._home.enter(whole.part(self._rows)))
+        (held,) = (lane.shard for lane in whole(lanes).values() if lane.shard is not None)
+        self._shard.restore(self._home.enter(held.part(self._rows)))
 
     def left(self) -> Left | None:
         """The parameters as far as they came, where one trainer holds all."""

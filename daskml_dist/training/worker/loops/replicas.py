@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
-from daskml_dist.ps.snapshots import LaneSnapshot, whole
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts
+from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops.columns import Columns
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.own_steps import OwnSteps, own_steps
 from daskml_dist.training.worker.loops.pipeline import Pipelined
@@ -30,8 +31,8 @@ from daskml_dist.training.worker.reader import Batch
 __all__ = ["run_replicas"]
 
 
-def run_replicas(context: Context) -> ShardState | None:
-    """Run all passes; rank 0 returns the state."""
+def run_replicas(context: Context) -> ShardState | StateParts | None:
+    """Run all passes; rank 0 returns the state, or each rank the parts that it alone holds."""
     connection = context.connect()
     run = _run_of(context)
     try:
@@ -42,7 +43,7 @@ def run_replicas(context: Context) -> ShardState | None:
         context.leaves(run.left)
         _run_passes(context, connection, run)
         state = run.state()
-        return state if context.rank == 0 else None
+        return state if context.rank == 0 or isinstance(state, StateParts) else None
     finally:
         connection.close()
 
@@ -50,6 +51,8 @@ def run_replicas(context: Context) -> ShardState | None:
 def _run_of(context: Context) -> _Run:
     if context.fit.steps.pipeline is not None:
         return Pipelined(context)
+    if context.fit.steps.columns is not None:
+        return Columns(context)
     return _Summed(context) if context.fit.steps.policy.sums_gradients else _Averaged(context)
 
 
@@ -82,11 +85,13 @@ def _draw_ahead(context: Context, run: _Run, done: int) -> None:
 
 def _restore(context: Context, connection: ShardedConnection, run: _Run) -> None:
     """Go on from the snapshots of the lanes that the fit went back to."""
-    snapshots: dict[int, LaneSnapshot] = connection.call("restore")["blob"]
+    own = [lane.number for lane in context.lanes]
+    some = {} if context.fit.steps.columns is None else {"lanes": own}
+    snapshots: dict[int, LaneSnapshot] = connection.call("restore", **some)["blob"]
     for lane in context.lanes:
         snapshot = snapshots[lane.number]
         lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
-    run.restore({n: snapshot.shard for n, snapshot in whole(snapshots).items() if snapshot.shard})
+    run.restore(snapshots)
 
 
 class _Summed:
@@ -169,8 +174,9 @@ class _Summed:
     def _snapshot(self) -> ShardSnapshot:
         return self._home.leave(self._replica.snapshot())
 
-    def restore(self, shards: dict[int, ShardSnapshot]) -> None:
-        self._replica.restore(self._home.enter(shards[0]))
+    def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
+        """Go on from the parameters that came with the first lane."""
+        self._replica.restore(self._home.enter(lanes[0].held))
 
     def left(self) -> Left:
         """The replica, as far as it came."""
@@ -269,9 +275,10 @@ class _Averaged:
     def _snapshot(self, number: int) -> ShardSnapshot:
         return self._home.leave(self._replicas[number].snapshot())
 
-    def restore(self, shards: dict[int, ShardSnapshot]) -> None:
+    def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
+        """Go on from each lane's own parameters."""
         for number, replica in self._replicas.items():
-            replica.restore(self._home.enter(shards[number]))
+            replica.restore(self._home.enter(lanes[number].held))
 
     def validation_weights(self) -> list[Any | None]:
         if not self._fit.rows.validation_fraction:
@@ -295,4 +302,4 @@ class _Averaged:
         return first
 
 
-_Run = _Summed | _Averaged | Pipelined
+_Run = _Summed | _Averaged | Pipelined | Columns

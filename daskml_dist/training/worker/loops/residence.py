@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from daskml_dist.backends.namespace import is_host
+from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.worker.loops.context import Context
@@ -41,10 +42,10 @@ class Residence:
             gathers = [lane.gather for lane in context.lanes if lane.n_rows]
             self._is_host = not alone or None in gathers
 
-    def shard(self, state: ShardState, start: int = 0) -> Shard:
+    def shard(self, state: ShardState, start: int = 0, rule: UpdateRule | None = None) -> Shard:
         """A replica, or its rows from `start` on, in a state which may still be the host's."""
         backend = None if self._is_host else self._backend
-        return Shard(self._rule, self.enter(state), start, backend=backend)
+        return Shard(rule or self._rule, self.enter(state), start, backend=backend)
 
     def enter(self, record: R) -> R:
         """A state or snapshot (a dataclass) with its arrays on the device."""

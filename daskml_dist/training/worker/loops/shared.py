@@ -105,6 +105,8 @@ class _Shared:
         self._clock = 0
         self._steps = self._steps_met = 0
         self._stopped = False
+        self._meet_every = fit.steps.policy.meet_every
+        self._lead = min(_LEAD, self._meet_every or _LEAD)
         self._rows: _Damped | None = None
         if fit.steps.single_rows:
             self._rows = _Damped(self.replica, RowByRow(fit, self.replica), share)
@@ -131,7 +133,7 @@ class _Shared:
         """Let threads that are behind catch up: the rows of one alone would lead too far."""
         if self._rows is None:
             return
-        while lane.clock - min(clock for clock, _, _ in self._done.values()) >= _LEAD:
+        while lane.clock - min(clock for clock, _, _ in self._done.values()) >= self._lead:
             if self._stopped or self._context.failed:
                 return
             self._context.rest()
@@ -150,9 +152,11 @@ class _Shared:
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_loss
         self._steps += 1
-        if self._is_due() and self._meeting.acquire(blocking=False):
+        # Where a policy says when, nobody goes on before.
+        if self._is_due() and self._meeting.acquire(blocking=self._meet_every > 0):
             try:
-                self._meet()
+                if self._is_due():
+                    self._meet()
             finally:
                 self._meeting.release()
 
@@ -168,6 +172,9 @@ class _Shared:
         if self._rows is None:
             # Threads that count at once may skip a number.
             return self._steps - self._steps_met >= _MEET_EVERY
+        if self._meet_every:
+            slowest = min(clock for clock, _, _ in self._done.values())
+            return slowest - min(clock for clock, _, _ in self._told.values()) >= self._meet_every
         return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
 
     def _meet(self) -> Any:

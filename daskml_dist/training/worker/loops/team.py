@@ -35,10 +35,12 @@ class Team:
         #: Steps before which some lane copies its rows; None where nobody asks any more.
         self._from: int | None = None
         work = context.fit.work
-        if work.linear is not None and not work.coordinates and replica.steps_alone:
+        if work.linear is not None and replica.rule.steps_alone:
             self._from = self._first_step(work.linear)
 
     def _first_step(self, linear: LinearForm) -> int:
+        if self._context.fit.work.coordinates:
+            return 0  # whatever reads sparse rows is compiled
         n_steps = self._context.fit.work.n_steps
         batches = [-(-n // n_steps) for n in self._context.lane_rows if n]
         copied = self._backend.steps_copied
@@ -74,7 +76,8 @@ class Team:
         if not all(array[0] for (array,) in told):
             return None
         lanes = [array[1:].tolist() for (array,) in told]
-        return context.communicator.board(len(w), w.dtype, lanes, self._in_order)
+        n = None if context.fit.work.coordinates else len(w)
+        return context.communicator.board(n, w.dtype, lanes, self._in_order)
 
     def _can(self) -> bool:
         """Whether this trainer could make several steps at once."""

@@ -1,0 +1,341 @@
+"""Steps of a team along sparse rows in one loop: as `team_steps`, in the columns that they touch.
+
+A member writes the columns that its lanes' rows touch, and their sums, where the others can read
+them; in several turns, where they are more than the place holds. All add up all lanes' in the order
+of the lanes, and step in these columns alone.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.board import OwnBoard
+from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.coordinate_update import update_at
+from daskml_dist.backends.csr_gather import CSRGather
+from daskml_dist.backends.draws import Draw
+from daskml_dist.backends.flags import nanoseconds
+from daskml_dist.backends.host_update import step_of
+from daskml_dist.backends.pointers import array_at, pointer
+from daskml_dist.backends.step import Step
+from daskml_dist.backends.team_steps import TeamRun, TeamSteps, all_there, tell
+
+__all__ = ["CSRSteps", "CSRTeam"]
+
+#: Bytes of an entry's column, and those that processors pass to each other.
+_COLUMN, _LINE = 4, 128
+
+
+# These stand for functions of `csr_gather`, `team_steps` and `coordinate_update`.
+def _gradient(
+    blocks: Any, like: Any, parts: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
+    place: Any, parameters: Any, n_features: Any,
+) -> Any: ...  # fmt: skip
+def _tell(own: Any, turn: Any, others: Any) -> None: ...
+def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
+def _update(
+    state: Any, index: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any,
+    paid: Any, charged: Any, charge: Any, longest: Any, numbers: Any,
+) -> None: ...  # fmt: skip
+
+
+_rest = _update  # at a learning rate of 0
+
+
+def _own(
+    sizes: Any, counts: Any, losses: Any, busy: Any, blocks: Any, like: Any, parts: Any, p: Any,
+    w: Any, index: Any, values: Any, place: Any, parameters: Any, n_features: Any,
+) -> Any:  # fmt: skip
+    """Write the gradients of the own lanes' batches one after the other, and their sizes.
+
+    Sets their losses too, and returns where the next batches begin.
+    """
+    n, since = np.int64(0), nanoseconds()
+    for lane in range(len(counts)):
+        begin = n
+        losses[lane] = 0.0
+        if counts[lane] > 0:
+            losses[lane], n, p = _gradient(
+                blocks, like, parts, p, w, index, values, n, place, parameters, n_features
+            )
+        sizes[lane] = n - begin
+        now = nanoseconds()
+        busy[lane] += now - since
+        since = now
+    return p
+
+
+def _write(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any) -> Any:
+    """Write sizes, and a part of the own gradients, to a place; return how many bytes."""
+    theirs = array_at(pointer(at), len(sizes), np.int64)
+    theirs[:] = sizes
+    begin = part * most
+    n = max(min(sizes.sum() - begin, most), np.int64(0))
+    columns = array_at(pointer(at + head), n, np.int32)
+    sums = array_at(pointer(at + head + most * 4), n, values.dtype)
+    for i in range(n):
+        columns[i] = index[begin + i]
+        sums[i] = values[begin + i]
+    return 8 * len(sizes) + n * (4 + values.itemsize)
+
+
+def _read(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any) -> None:
+    """Read what `_write` wrote to the place of another member."""
+    sizes[:] = array_at(pointer(at), len(sizes), np.int64)
+    begin = part * most
+    n = max(min(sizes.sum() - begin, most), np.int64(0))
+    columns = array_at(pointer(at + head), n, np.int32)
+    sums = array_at(pointer(at + head + most * 4), n, values.dtype)
+    for i in range(n):
+        index[begin + i] = columns[i]
+        values[begin + i] = sums[i]
+
+
+def _add_up(
+    order: Any, sizes: Any, index: Any, values: Any, place: Any, union: Any, total: Any
+) -> Any:
+    """Add up the gradients of all lanes, in their order; return how many columns there are."""
+    n = np.int64(0)
+    for at in range(len(order)):
+        rank, lane = order[at, 0], order[at, 1]
+        begin = sizes[rank, :lane].sum()
+        for i in range(begin, begin + sizes[rank, lane]):
+            j: Any = np.uint64(index[rank, i])
+            k = np.int64(place[j])
+            if k < 0:
+                place[j], union[n], total[n, 0] = n, index[rank, i], values[rank, i]
+                n += 1
+            else:
+                total[np.uint64(k), 0] += values[rank, i]
+    for i in range(n):
+        place[np.uint64(union[i])] = -1
+    return n
+
+
+def _csr_team_steps(
+    progress: Any,
+    blocks: Any,
+    parts: Any,
+    counts: Any,
+    losses: Any,
+    busy: Any,
+    rows: Any,
+    rates: Any,
+    charged: Any,
+    longest: Any,
+    numbers: Any,
+    state: Any,
+    paid: Any,
+    unpaid: Any,
+    n_penalised: Any,
+    l1: Any,
+    l2: Any,
+    parameters: Any,
+    n_features: Any,
+    like: Any,
+    order: Any,
+    rank: Any,
+    most: Any,
+    head: Any,
+    sizes: Any,
+    index: Any,
+    values: Any,
+    place: Any,
+    union: Any,
+    total: Any,
+    first: Any,
+    own: Any,
+    own_at: Any,
+    all_at: Any,
+    others: Any,
+    patience: Any,
+    yields: Any,
+) -> bool:
+    """Make steps; False where others are waited for, and the loop is to be entered again.
+
+    Parameters
+    ----------
+    progress : int64 (6,)
+        Steps that are made, the place in `parts`, whether the own gradients of the next step are
+        there, turns that were begun, those of the next step that are over, and bytes written.
+    blocks, parts, parameters, like, place
+        As in `csr_gather`; batches follow each other by step, and in a step by own lane.
+    counts, losses, busy, rows, rates, numbers, state, first
+        As in `team_steps`.
+    charged, longest : float64 and floats (n_steps,)
+        As in `coordinate_update`.
+    paid, unpaid : float64 (n_parameters,) and (0,)
+        Likewise; none of both where nothing is owed.
+    order : int64 (n_lanes, 2)
+        Rank of each lane, and its place there.
+    most, head : int
+        Entries in a place at most, and the bytes before these.
+    sizes : int64 (n_ranks, n)
+        Of each rank's gradients.
+    index, values : int32 and floats (n_ranks, room)
+        Their columns and sums.
+    union, total : int32 (n,) and floats (n, 1)
+        Columns and sums of the whole gradient.
+    own, own_at, all_at, others, patience, yields
+        Of the `Board`.
+    """
+    w = state[0]
+    number = w.dtype.type
+    while progress[0] < len(rows):
+        b = progress[0]
+        if progress[2] == 0:
+            progress[1] = _own(
+                sizes[rank, : counts.shape[1]], counts[b], losses[b], busy, blocks, like, parts,
+                progress[1], w, index[rank], values[rank], place, parameters, n_features,
+            )  # fmt: skip
+            progress[2], progress[4] = 1, -1
+        while len(others) > 0:
+            if progress[4] >= 0:  # a turn is open
+                turn = first + progress[3] - 1
+                if not _all_there(turn, others, patience, yields):
+                    return False
+                longest_sum = np.int64(0)
+                for r in range(len(sizes)):
+                    if r != rank:
+                        _read(
+                            all_at[turn & 1, r], progress[4], most, head, sizes[r], index[r],
+                            values[r],
+                        )  # fmt: skip
+                    longest_sum = max(longest_sum, sizes[r].sum())
+                if (progress[4] + 1) * most >= longest_sum:
+                    break
+            progress[4] += 1
+            turn = first + progress[3]
+            progress[5] += _write(
+                own_at[turn & 1, 0], progress[4], most, head, sizes[rank], index[rank], values[rank]
+            )
+            _tell(own, turn, others)
+            progress[3] += 1
+        if rows[b] > 0:
+            n = _add_up(order, sizes, index, values, place, union, total)
+            rate = number(rates[b])
+            if rates[b] > 0:
+                _update(
+                    state, union[:n], total[:n], number(rows[b]), rate, l1, l2, n_penalised, paid,
+                    charged[b], rates[b], longest[b], numbers[b],
+                )  # fmt: skip
+            else:
+                _rest(
+                    state, union[:n], total[:n], number(rows[b]), rate, number(0), number(0),
+                    n_penalised, unpaid, charged[b], rates[b], longest[b], numbers[b],
+                )  # fmt: skip
+        progress[0], progress[2] = b + 1, 0
+    return True
+
+
+class CSRTeam(TeamSteps):
+    """Steps of a replica by the sparse gradients of a whole team, many in one call.
+
+    Parameters
+    ----------
+    gathers : list of CSRGather or None
+    optimizer, step
+        As of `TeamSteps`.
+    board : Board
+        With a place for each member.
+    """
+
+    def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
+        board, number, n = self._board, step.w.dtype.type, len(step.w)
+        lanes, some = board.lanes, [g for g in self._gathers if g is not None]
+        loops = [step_of(self._optimizer, step.l1 * lr, lr) for lr in (1.0, 0.0)]
+        update, rest = (compiled_with(update_at, exact=True, _step=loop) for loop in loops)
+        loop = compiled_with(
+            _csr_team_steps,
+            _own=compiled_with(_own, _gradient=gather.gradient),
+            _write=compiled_with(_write),
+            _read=compiled_with(_read),
+            _add_up=compiled_with(_add_up),
+            _tell=compiled_with(tell),
+            _all_there=compiled_with(all_there),
+            _update=update,
+            _rest=rest,
+        )
+        order = np.array(
+            [(r, k) for _, r, k in sorted((n, r, k) for r, own in enumerate(lanes)
+             for k, n in enumerate(own))], np.int64,
+        )  # fmt: skip
+        widest = max(map(len, lanes))
+        head = -(-8 * widest // _LINE) * _LINE
+        most = max((board.size - head) // (_COLUMN + step.w.itemsize), 1)
+        # Memory that nobody writes to is never there: batches touch few of the parameters.
+        room = len(lanes), widest * n + 1
+        union = min(len(order) * n, n)
+        rest_of_loop = (
+            np.empty(0), np.int64(step.n_penalised), number(step.l1), number(step.l2),
+            gather.parameters, gather.n_features, _like(some), order, board.rank, most, head,
+            np.zeros((len(lanes), widest), np.int64), np.empty(room, np.int32),
+            np.empty(room, step.w.dtype), np.full(n, -1, np.int32), np.empty(union, np.int32),
+            np.empty((union, 1), step.w.dtype),
+        )  # fmt: skip
+        self._l2 = step.l2
+        return loop, rest_of_loop
+
+    def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
+        rows, rates, numbers = super()._given(steps)
+        charged = np.array([step.charged for step in steps], np.float64)
+        longest = np.zeros(len(steps), numbers.dtype)
+        if self._l2:
+            longest[:] = [1 / (step.lr * self._l2) if step.lr else 0 for step in steps]
+        return rows, rates, charged, longest, numbers
+
+    def _arrays(self, step: Step) -> tuple[Any, ...]:
+        (state,) = super()._arrays(step)
+        return state, np.empty(0) if step.paid is None else step.paid
+
+    def _run(self, *given: Any) -> TeamRun:
+        return _CSRRun(*given)
+
+
+def _like(gathers: Sequence[CSRGather]) -> NDArray[Any]:
+    """An empty array of the dtype that all columns are read in."""
+    widest = max(gather.like.itemsize for gather in gathers)
+    for gather in gathers:
+        gather.widen(widest)
+    return gathers[0].like
+
+
+class _CSRRun(TeamRun):
+    """Some steps of a team along sparse rows, on their way."""
+
+    @property
+    def turns(self) -> int:
+        return int(self._progress[3])
+
+    @property
+    def written(self) -> int | None:
+        return int(self._progress[5])
+
+
+class CSRSteps:
+    """Steps of one replica along the sparse batches of one gather, many in one call.
+
+    Parameters
+    ----------
+    gather : CSRGather
+    optimizer, step
+        As of `TeamSteps`.
+    """
+
+    def __init__(self, gather: CSRGather, optimizer: Any, step: Step) -> None:
+        self._team = CSRTeam([gather], optimizer, step, OwnBoard([0]))
+        self.most, self.serves = self._team.most, self._team.serves
+
+    def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
+        """Make steps; the summed loss of each batch before its step."""
+        counts = np.array([[step.rows] for step in steps], np.int64)
+        run = self._team([batches], counts, steps)
+        run.run()
+        losses: NDArray[np.float64] = run.losses[:, 0]
+        return losses

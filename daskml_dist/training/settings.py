@@ -1,0 +1,52 @@
+"""Settings of a fit by gradient steps, as the user asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from daskml_dist.optimizers import GroupOptions, Optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import Pipeline, Policy
+from daskml_dist.schedules import Schedule
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.survey import Survey
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that the user asked for, checked; nothing in them depends on the data."""
+
+    penalty: Penalty
+    optimizer: Optimizer
+    schedule: Schedule
+    policy: Policy
+    max_iter: int
+    tol: float | None
+    n_iter_no_change: int
+    shuffle: bool
+    batch_size: int | Literal["auto"] | None
+    validation_fraction: float
+    average: int | None
+    class_weight: Any
+    seed: int
+    run: RunSettings
+    auto_rate: bool = False
+    clip: float | None = None
+    micro_batch: int | None = None
+    groups: Mapping[str, GroupOptions] | None = None
+    dtype: str | None = None
+    pipeline: Pipeline | None = None
+
+    @property
+    def slot_names(self) -> set[str]:
+        """Names of the optimizers' state."""
+        own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
+        return {name for optimizer in (self.optimizer, *own) for name in optimizer.slot_names}
+
+    def dtype_of(self, survey: Survey) -> str:
+        """The dtype of the parameters of a fit to some rows."""
+        return "float32" if self.run.compute_dtype else self.dtype or survey.dtype
