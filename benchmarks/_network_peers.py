@@ -56,7 +56,8 @@ def _skorch(name: str, batch: int, steps: int, n_rows: int) -> float:
     X, y = some_rows(name, min(n_rows, batch * max(steps // 4, 2)))
     net = NeuralNetClassifier(
         make_net(name), criterion=torch.nn.CrossEntropyLoss, optimizer=torch.optim.Adam,
-        lr=1e-3, batch_size=batch, train_split=None, verbose=0, iterator_train__shuffle=True,
+        lr=1e-3, batch_size=batch, max_epochs=1, train_split=None, verbose=0,
+        iterator_train__shuffle=True,
     )  # fmt: skip
     return _passes(lambda: net.partial_fit(X, y), -(-len(X) // batch), steps)
 
