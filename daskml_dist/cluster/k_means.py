@@ -316,7 +316,7 @@ class _OfCentres(ABC):
 
     @abstractmethod
     def __call__(self, X: Any) -> NDArray[Any]:
-        """What is told of each row."""
+        """Answer for each row."""
 
     def _nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
         backend, dtype = get_backend("cpu"), X.dtype

@@ -246,7 +246,7 @@ def _rounded(mean: Array) -> Array:
 
 @dataclass
 class _Runs:
-    """How far the runs have come.
+    """Progress of the runs.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ class _Runs:
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _Runs:
-        """Where the state was made."""
+        """Progress at which a state was made."""
         tolerance, still, number, n_iter, *best = state["numbers"].tolist()
         return cls(
             state["shift"] if state["shift"].size else None, tolerance, still, int(number),

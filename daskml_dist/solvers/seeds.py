@@ -76,7 +76,7 @@ class Closest(RowState):
 
 @dataclass(frozen=True, eq=False)
 class _OfCandidates(Statistic):
-    """What has met all candidates but those of the last round.
+    """Base class of sums over rows that have met all candidates but those of the last round.
 
     Parameters
     ----------

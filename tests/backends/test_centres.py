@@ -42,7 +42,6 @@ def test_dense(n: int, d: int, k: int, dtype: str, weighted: bool, backend: Back
     inertia = backend.assign(X, shift, centres, scaled, there)
     rtol = 1e-4 if dtype == "float32" else 1e-10
     np.testing.assert_allclose(backend.to_numpy(there), sums, rtol, atol=rtol * n)
-    scale = np.ones(n) if weight is None else weight
     assert float(inertia) == pytest.approx(float(squares @ scale), rel=rtol)
     found, apart = (backend.to_numpy(array) for array in backend.nearest(X, shift, centres))
     np.testing.assert_array_equal(found, labels)
