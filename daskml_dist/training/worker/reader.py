@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, fit_memory
 
-__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "in_one_piece"]
+__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "in_one_piece", "joined_targets"]
 
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
 _Drawn = list[tuple[Any, Any]]
@@ -305,15 +305,21 @@ def _joined(pieces: list[BatchRows]) -> list[BatchRows]:
     return [in_one_piece(pieces)]
 
 
-def in_one_piece(pieces: list[BatchRows]) -> BatchRows:
+def in_one_piece(pieces: Sequence[BatchRows]) -> BatchRows:
     """Dense rows of some pieces of a batch, one after the other."""
-    first = pieces[0]
+    whole = joined_targets(pieces)
+    whole.X = namespace(pieces[0].X).concat([piece.X for piece in pieces])
+    return whole
+
+
+def joined_targets(pieces: Sequence[BatchRows]) -> BatchRows:
+    """Targets and weights alone of some pieces of a batch, one after the other."""
 
     def join(name: str) -> Any:
         arrays = [getattr(piece, name) for piece in pieces]
-        return None if arrays[0] is None else namespace(first.X).concat(arrays)
+        return None if arrays[0] is None else namespace(arrays[0]).concat(arrays)
 
-    return BatchRows(join("X"), join("y"), join("weight"), first.key)
+    return BatchRows(None, join("y"), join("weight"), pieces[0].key)
 
 
 class _Room:

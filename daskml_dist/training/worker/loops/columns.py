@@ -25,6 +25,7 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.reader import joined_targets
 
 __all__ = ["Columns"]
 
@@ -86,10 +87,11 @@ class Columns:
         """Take the next step; 1, as many as are taken."""
         ranges = self._ranges
         total = self._sum(self._context.map(self._begin, ranges))
-        rows = _all_rows(ranges[0].pieces)
         n_rows = 0 if total is None else total.shape[0]
         loss = 0.0
         if total is not None:
+            pieces = ranges[0].pieces
+            rows = joined_targets(pieces) if len(pieces) > 1 else pieces[0]
             loss, slope = self._slope(total, rows)
             self._context.map(lambda own: self._finish(own, slope), ranges)
             self._clip_together(n_rows)
@@ -236,20 +238,6 @@ class Columns:
         return StateParts(
             {own.start: self._home.leave(own.shard.state(copy=False)) for own in self._ranges}
         )
-
-
-def _all_rows(pieces: tuple[BatchRows, ...]) -> BatchRows:
-    """Targets and weights of all pieces of a batch, in their order."""
-    if len(pieces) == 1:
-        return pieces[0]
-
-    def join(name: str) -> Any:
-        arrays = [getattr(piece, name) for piece in pieces]
-        if not arrays or arrays[0] is None:
-            return None
-        return namespace(arrays[0]).concat(arrays)
-
-    return BatchRows(None, join("y"), join("weight"), pieces[0].key if pieces else (0,))
 
 
 def _square(gradient: Any, n_rows: int) -> float:
