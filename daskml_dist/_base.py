@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import add
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist._checks import check_run
 from daskml_dist._run import Run
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, NotFittedError
-from daskml_dist.inference.predict import map_rows
+from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import History
@@ -199,3 +204,50 @@ class BaseOnRows(BaseEstimator):
             tensors=self._tensors,
             then=then,
         )
+
+    def _score_sums(self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any) -> Any:
+        """``statistic(y, raw, weight)`` of all blocks, added; one pass, nothing gathered.
+
+        `y` is None where the estimator has no target.
+        """
+        inputs = self._taken(X, y, sample_weight)
+        self._check_fitted(inputs[0])
+        collection = self._aligned(*inputs)
+        self._check_width(collection)
+        make, shape = collection.block_maker, self._row_shape
+        one = partial(_score_block, statistic, self._raw(), make, shape)
+        total = reduce_parts(collection, one, _total)
+        if total is None:
+            raise InvalidDataError(
+                "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the "
+                "filter or the path that made the collection."
+            )
+        return total
+
+
+def _total(parts: Sequence[Any]) -> Any:
+    filled = [part for part in parts if part is not None]
+    return reduce(add, filled) if filled else None
+
+
+def _score_block(
+    statistic: Callable[..., Any],
+    raw: Callable[[Any], NDArray[Any]],
+    make_block: Callable[..., Block],
+    row_shape: tuple[int, ...],
+    index: int,
+    *part: Any,
+) -> Any:
+    """The statistic of a block; None where it has no rows."""
+    block = make_block(index, *part, on_device=hasattr(raw, "on_device"))
+    given, ones = block.sample_weight, np.empty(0)
+    pieces: list[Any] = []
+    if block.n_rows == 0:
+        return None
+    check_row_shape(block.rows.shape[1:], row_shape, index=index)
+    for at, found in results_of_rows(raw, block.rows, index):
+        if len(ones) < len(found):
+            ones = np.ones(len(found))
+        weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
+        pieces.append(statistic(None if block.y is None else block.y[at], found, weight))
+    return _total(pieces)

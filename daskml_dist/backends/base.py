@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.board import Board
+from daskml_dist.backends.centres import assign, nearest_of_all
 from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.step import Step
 
-__all__ = ["Backend", "SparseRows", "Step"]
+__all__ = ["Backend", "SparseRows"]
 
 
 class SparseRows:
@@ -52,49 +54,6 @@ class SparseRows:
     def __getitem__(self, at: slice) -> SparseRows:
         """Some of the rows."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of an optimizer over whole parameters.
-
-    Parameters
-    ----------
-    w, grad : arrays of shape (n_rows, width)
-        Parameters, and the gradient of the summed loss; None where a device is to make it.
-    slots : dict of arrays
-        The optimizer's state.
-    rows : float
-        Rows of the gradient; a step of none changes nothing.
-    lr : float
-    number : int
-        From 1.
-    l1, l2 : float
-        Strengths of the penalty.
-    n_penalised : int
-        Leading rows that it applies to.
-    coordinates : bool, default=False
-        Whether it moves only parameters that rows touch; on devices without a penalty.
-    paid, charged : float64 array of shape (n_rows,) or None, float
-        Up to where each row has paid its penalty, and the sum of the learning rates by now.
-    """
-
-    w: Any
-    grad: Any
-    slots: dict[str, Any]
-    rows: float
-    lr: float
-    number: int
-    l1: float
-    l2: float
-    n_penalised: int
-    coordinates: bool = False
-    paid: Any = None
-    charged: float = 0.0
-
-    def state(self, optimizer: Any) -> list[Any]:
-        """The parameters, and the slots in the order of the optimizer's."""
-        return [self.w, *(self.slots[name] for name in optimizer.slot_names)]
 
 
 class Backend(ABC):
@@ -161,6 +120,32 @@ class Backend(ABC):
         apart = X - namespace(X).take(mean, at, axis=0)
         apart *= apart
         self.add_rows(apart, at, weight, out)
+
+    def assign(self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any) -> Any:
+        """Add each row, times its weight, to the sums of its nearest centre.
+
+        Parameters
+        ----------
+        X : rows of shape (n, n_features)
+        shift : array of shape (n_features,), or None
+            Taken from each row first, so that rows lie near the origin; None: they are taken as
+            they are, as sparse ones always are.
+        centres : array of shape (k, n_features)
+            Of the dtype of the rows' arithmetic, like `shift` and `weight`.
+        weight : array of shape (n,) or None
+        out : array of float64 of shape (k, 1 + n_features)
+            Weight of each centre's rows, and their weighted sum.
+
+        Returns
+        -------
+        scalar, or array of no dimension where the rows lie
+            Sum of the weighted squared distances.
+        """
+        return assign(self, X, shift, centres, weight, out)
+
+    def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
+        """The nearest centre of each row (the first of several), and the squared distance."""
+        return nearest_of_all(self, X, shift, centres)
 
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.host_update import step_of
 from daskml_dist.backends.pointers import prefetch
+from daskml_dist.backends.step import Step
 
 __all__ = ["CoordinateUpdates", "merged", "update_at"]
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.board import OwnBoard
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.coordinate_update import update_at
@@ -24,6 +23,7 @@ from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.flags import nanoseconds
 from daskml_dist.backends.host_update import step_of
 from daskml_dist.backends.pointers import array_at, pointer
+from daskml_dist.backends.step import Step
 from daskml_dist.backends.team_steps import TeamRun, TeamSteps, all_there, tell
 
 __all__ = ["CSRSteps", "CSRTeam"]

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.base import Backend, SparseRows, Step
+from daskml_dist.backends.base import Backend, SparseRows
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows
 from daskml_dist.backends.device_gather import CsrGather, DeviceGather
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.recorded_steps import RecordedSteps
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.backends.step import Step
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["CupyBackend", "CupyRows"]
@@ -311,6 +312,21 @@ class CupyBackend(Backend):
         sums = self._cp.zeros(out.shape[::-1], out.dtype)
         self.add_tdot(X, groups, sums)
         out += sums.T
+
+    def assign(self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any) -> Any:
+        """Dense rows: one launch. Sums have not the same last digits each time."""
+        if shift is None or isinstance(X, CupyRows):
+            return super().assign(X, shift, centres, weight, out)
+        k, d = centres.shape
+        sums, counts = self._cp.zeros((k, d)), self._cp.zeros(k)
+        inertia = self._cp.zeros((), np.float64)
+        for at in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
+            near = cast(X[at], centres.dtype) - shift
+            some = None if weight is None else weight[at]
+            self._calls.kmeans(near, centres, some, sums, counts, inertia)()
+        out[:, 0] += counts
+        out[:, 1:] += sums
+        return inertia
 
 
 def _own(parameters: tuple[float, ...]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.base import Step
+from daskml_dist.backends.step import Step
 
 __all__ = ["Calls", "CsrRows", "DenseRows", "KernelCall"]
 
@@ -228,6 +228,16 @@ class Calls:
         at = kernels.launch("softmax_gradient", n, 1, raw.dtype, self._n_sms, k=k)
         arrays = raw, y, weight, losses
         return self._call("softmax_gradient", raw.dtype, "softmax_gradient", at, *arrays, n, k, k=k)
+
+    def kmeans(
+        self, X: Any, centres: Any, weight: Any | None, sums: Any, counts: Any, inertia: Any
+    ) -> KernelCall:
+        """Rows, their weights and their squared distances are added to their nearest centre's."""
+        (n, d), k = X.shape, centres.shape[0]
+        at = kernels.launch("kmeans", n, d, X.dtype, self._n_sms, k=k)
+        labels = self.cupy.empty(n, np.int32)
+        arrays = X, centres, weight, labels, sums, counts, inertia
+        return self._call("kmeans", X.dtype, "kmeans", at, *arrays, n, d, k, d=d, k=k)
 
     def update(
         self, optimizer: Any, step: Step, slots: list[Any], numbers: Any = None

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.margins import AT_ROW
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
+from daskml_dist.backends.step import Step
 
 __all__ = ["BatchSteps", "HostGather", "parts_of"]
 

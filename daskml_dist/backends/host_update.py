@@ -16,8 +16,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.step import Step
 
 __all__ = ["Updates", "compiles", "step_of", "update_loop"]
 

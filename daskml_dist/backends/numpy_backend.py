@@ -10,22 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.base import Backend, Step
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.board import Board
 from daskml_dist.backends.csr_rows import CSRRows
+from daskml_dist.backends.host_kernels import (
+    FUSED,
+    FUSED_FROM,
+    centre_loops,
+    compiles,
+    has_kernel,
+)
 from daskml_dist.backends.host_products import add_matmul, curved_rows, whole_vectors
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
+from daskml_dist.backends.step import Step
 from daskml_dist.backends.touched_columns import TouchedColumns
 
 __all__ = ["NumpyBackend"]
 
 #: Bytes of dense rows that go through NumPy together, and stay in a cache meanwhile.
 _BLOCK = 1 << 20
-#: Losses that `dense_kernels` has kernels of; to look there would load numba.
-FUSED = ("log_loss",)
-#: Entries of X from which a fused kernel is worth loading numba for.
-_FUSED_FROM = 1 << 13
 #: Steps of a fit that gather their rows at most, and entries of these.
 _GATHERED_STEPS, _GATHERED = 1 << 10, 1 << 26
 #: Entries that steps have moved, from which one pass over them is worth loading numba for.
@@ -153,7 +157,7 @@ class NumpyBackend(Backend):
             return csr_gradient.add(kernel, X, self._touched, y, weight, w, out, parameters)
         dtype, sums = X.dtype, out[:, 0]
         weight = np.empty(0, dtype) if weight is None else weight
-        if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
+        if not has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
             return None
         from daskml_dist.backends import dense_kernels
 
@@ -177,7 +181,7 @@ class NumpyBackend(Backend):
         """Rows times the root of their curvature, some at a time, and BLAS's symmetric product."""
         sums, n, width = gradient[:, 0], X.shape[0], len(w)
         weight = np.empty(0, X.dtype) if weight is None else weight
-        if not _has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
+        if not has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
             return None
         from daskml_dist.backends import dense_kernels
 
@@ -218,7 +222,7 @@ class NumpyBackend(Backend):
 
     def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
         """A compiled loop, for optimizers with an `at_entry`."""
-        if not _compiles(step.w.dtype, optimizer, step):
+        if not compiles(step.w.dtype, optimizer, step):
             return None
         from daskml_dist.backends import coordinate_update
 
@@ -226,7 +230,7 @@ class NumpyBackend(Backend):
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
-        if kernel in FUSED and n_entries >= _FUSED_FROM:
+        if kernel in FUSED and n_entries >= FUSED_FROM:
             return 0  # the gradient of the first step loads it
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
@@ -271,7 +275,7 @@ class NumpyBackend(Backend):
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """One compiled loop, for optimizers with an `at_entry`."""
-        if not _compiles(gather.dtype, optimizer, step):
+        if not compiles(gather.dtype, optimizer, step):
             return None
         if step.coordinates:
             from daskml_dist.backends import csr_team
@@ -286,7 +290,7 @@ class NumpyBackend(Backend):
     ) -> Any | None:
         """One compiled loop, likewise."""
         kinds = {gather.dtype for gather in gathers if gather is not None}
-        if len(kinds) != 1 or not _compiles(kinds.pop(), optimizer, step):
+        if len(kinds) != 1 or not compiles(kinds.pop(), optimizer, step):
             return None
         if step.coordinates:
             from daskml_dist.backends import csr_team
@@ -349,6 +353,20 @@ class NumpyBackend(Backend):
         else:
             csr_kernels.add_dense_rows(X, at, weight, out)
 
+    def assign(
+        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any
+    ) -> float:
+        """Dense rows: a product, and one compiled look at it while a cache holds it."""
+        if (loops := centre_loops(X, shift, centres)) is None:
+            return float(super().assign(X, shift, centres, weight, out))
+        return float(loops.assign(X, shift, centres, weight, out, self._scratch))
+
+    def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
+        """Dense rows: likewise."""
+        if (loops := centre_loops(X, shift, centres)) is None:
+            return super().nearest(X, shift, centres)
+        return tuple(loops.nearest(X, shift, centres, self._scratch))
+
     def add_squares(
         self,
         X: Any,
@@ -362,26 +380,3 @@ class NumpyBackend(Backend):
 
         weight = np.empty(0) if weight is None else weight
         csr_kernels.add_dense_squares(X, at, weight, mean, out)
-
-
-def _has_kernel(
-    kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any], weight: NDArray[Any]
-) -> bool:
-    """Whether the kernels of dense rows take these."""
-    if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < _FUSED_FROM:
-        return False
-    if sparse.issparse(X) or not X.flags.c_contiguous:
-        return False
-    return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
-
-
-def _compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
-    """Whether steps along rows of a dtype can be made in one loop."""
-    state = step.state(optimizer)
-    if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
-        return False
-    if optimizer.at_entry is None:
-        return False
-    from daskml_dist.backends import host_update
-
-    return host_update.compiles(optimizer, step)

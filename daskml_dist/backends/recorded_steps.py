@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.base import Step
 from daskml_dist.backends.cupy_calls import CsrRows, KernelCall
 from daskml_dist.backends.device_gather import DeviceGather
 from daskml_dist.backends.draws import Draw
+from daskml_dist.backends.step import Step
 
 __all__ = ["RecordedSteps"]
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.backends.base import Backend, Step
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import zeros
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.backends.step import Step
 from daskml_dist.optimizers import OPTIMIZERS, Optimizer
 from daskml_dist.ps.rule import Group
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.base import Step
+from daskml_dist.backends.step import Step
 from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
 from tests.backends.batches import ROWS, P, draw_floats, make_rows

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from daskml_dist import Run, preprocessing
 from tests.contracts.inputs import FEATURES
 
@@ -78,6 +80,7 @@ _tame = _of(TAME, rtol=1e-7, twin=None)
 _loose = _of(TAME, rtol=1e-3, twin_rtol=1e-2)
 _scaled = _of((*NUMBERS, "missing"), rtol=1e-8, twin_rtol=1e-8)
 _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
+_grouped = _of(("normal",))
 
 
 def _layers(**params: Any) -> Setting:
@@ -127,6 +130,8 @@ SETTINGS: dict[str, list[Setting]] = {
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
+    # Drawn centres belong to places of rows, which differ.
+    "KMeans": [_grouped(n_clusters=3, init=np.eye(3, 4) + 0.1, n_init=1, tol=1e-9)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
     "MaxAbsScaler": [_scaled()],

@@ -27,13 +27,16 @@ from daskml_dist.models import curvature
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.naive_bayes import RowsByClass
+from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Statistic, moments, rows
 from daskml_dist.solvers.boosting import Correlations, LongestRow
 from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
 from daskml_dist.solvers.huber import HuberSums
+from daskml_dist.solvers.lloyd import Assignment, Farthest
 from daskml_dist.solvers.moments import Moments
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers.seeds import CandidateWeights, Seeds
 from daskml_dist.solvers.smoothing import RoundedTube
 from daskml_dist.training.worker.loops.questions import question_kinds
 from tests.cuda_emulation import EmulatedCupy
@@ -93,6 +96,20 @@ def _by_class(**statistics: Statistic) -> Iterator[tuple[str, Sample]]:
             yield f"{name}-{n_classes}", (model, statistic, np.minimum(CODES, n_classes - 1))
 
 
+def _of_centres(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
+    """Samples near the origin, and where rows lie."""
+    centres, model = np.random.default_rng(1).normal(size=(4, N_FEATURES)), Unlabelled(N_FEATURES)
+    shifts = {"near": X.mean(axis=0), "there": None}
+    drawn = statistic in (Seeds, CandidateWeights)
+    where: dict[str, Any] = (
+        {"groups": (centres[:1], centres[1:])} if drawn else {"centres": centres}
+    )
+    return {
+        name: (model, statistic(shift=shift, **where, **more), None)
+        for name, shift in shifts.items()
+    }
+
+
 #: Samples of each statistic. What is new gets a line here.
 SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     LossGradient: dict(
@@ -133,6 +150,10 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     Moments: dict(_moments()),
     ClassCounts: dict(_by_class(plain=ClassCounts(), over=ClassCounts(threshold=1.0))),
     ClassMoments: dict(_by_class(plain=ClassMoments())),
+    Assignment: _of_centres(Assignment),
+    Farthest: _of_centres(Farthest, n_rows=3),
+    Seeds: _of_centres(Seeds, n_rows=3, seed=0, round=1),
+    CandidateWeights: _of_centres(CandidateWeights),
 }
 
 
@@ -177,8 +198,10 @@ def _add(
     """The loss and the sum, on the host."""
     there = [None if array is None else backend.to_device(array) for array in (X, y, weight)]
     out = backend.to_device(np.zeros(statistic.shape(model)))
-    chosen = backend.rows(there[0], slice(0, len(y)))
-    loss = statistic.add(model, BatchRows(chosen, there[1], there[2]), out, backend)
+    rows = BatchRows(backend.rows(there[0], slice(0, N_ROWS)), there[1], there[2])
+    if statistic.state is not None:
+        rows.state = statistic.state.make(model, rows, backend)
+    loss = statistic.add(model, rows, out, backend)
     return float(loss), backend.to_numpy(out)
 
 
@@ -214,7 +237,7 @@ def test_sums_are_those_of_the_cpu(
     weighted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    y = y.astype(dtype) if y.dtype == np.float64 else y
+    y = y if y is None or y.dtype != np.float64 else y.astype(dtype)
     given = X.astype(dtype), y, WEIGHT.astype(dtype) if weighted else None
     loss, total = _add(get_backend("cpu"), model, statistic, *given)
     tolerance, backend = 1e-5 if dtype == np.float32 else 1e-12, make()

@@ -10,7 +10,7 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 
-from daskml_dist import Run, naive_bayes, svm
+from daskml_dist import Run, cluster, naive_bayes, svm
 from daskml_dist.errors import (
     InvalidParameterError,
 )
@@ -50,6 +50,7 @@ ROUNDS = [
     (svm.LinearSVR(loss="squared_epsilon_insensitive", tol=1e-4), "numbers"),
     (naive_bayes.GaussianNB(), "three"),
     (naive_bayes.BernoulliNB(), "three"),
+    (cluster.KMeans(3, init=X[:3]), "three"),
 ]
 
 

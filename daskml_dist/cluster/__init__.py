@@ -1,0 +1,7 @@
+"""Clusters of rows."""
+
+from __future__ import annotations
+
+from daskml_dist.cluster.k_means import KMeans
+
+__all__ = ["KMeans"]

@@ -1,0 +1,352 @@
+"""`KMeans`."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics.pairwise import euclidean_distances
+
+from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
+from daskml_dist.backends import get_backend
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.predict import map_rows
+from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.lloyd import KMeansSolver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["KMeans"]
+
+_INITS = ("k-means||", "k-means++", "random")
+
+
+class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseRounds):
+    """k-means over all rows, by Lloyd's steps.
+
+    The first centres are found in a few rounds over all rows ("k-means||"); each later step is one
+    pass. What a step sums is of the size of the centres, so rows stay where they are, in memory or
+    streamed, and a lost worker costs the sum that it was at.
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+    init : {"k-means||", "k-means++", "random"} or array-like of shape (n_clusters, n_features), \
+default="k-means||"
+        First centres. ``"k-means||"`` draws some rows far from the others in each of `init_rounds`
+        rounds, and chooses among them. ``"k-means++"`` draws one in each of ``n_clusters`` passes
+        (scikit-learn's tries several, and keeps the best). ``"random"``: any rows.
+    n_init : int or "auto", default="auto"
+        Runs, of which the best is kept. ``"auto"``: 10 for ``init="random"``, else 1.
+    max_iter : int, default=300
+        Steps of a run.
+    tol : float, default=1e-4
+        A run ends where the squared way of all centres is at most so many times the features' mean
+        variance, or no row changes its centre.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    random_state : int, RandomState instance or None, default=None
+        With the same chunks, draws are the same on any number of workers.
+    copy_x : bool, default=True
+        X is never changed.
+    algorithm : {"lloyd"}, default="lloyd"
+    oversampling_factor : float, default=1.0
+        Rows that a round of ``"k-means||"`` draws, for each cluster.
+    init_rounds : int, default=4
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
+    labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
+        Number of each row's centre; lazy where X is, and then not pickled.
+    inertia_ : float
+        Sum of the squared distances of the rows to their centres, weighted.
+    n_iter_ : int
+        Steps of the best run.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    B. Bahmani, B. Moseley, A. Vattani, R. Kumar and S. Vassilvitskii, "Scalable k-means++", VLDB
+    2012.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.cluster import KMeans
+    >>> X = np.array([[1, 2], [1, 4], [1, 0], [10, 2], [10, 4], [10, 0]])
+    >>> model = KMeans(n_clusters=2, random_state=0).fit(X)
+    >>> sorted(model.cluster_centers_.tolist())
+    [[1.0, 2.0], [10.0, 2.0]]
+    """
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        init: Any = "k-means||",
+        n_init: int | str = "auto",
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        verbose: int = 0,
+        random_state: Any = None,
+        copy_x: bool = True,
+        algorithm: str = "lloyd",
+        oversampling_factor: float = 1.0,
+        init_rounds: int = 4,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.verbose = verbose
+        self.random_state = random_state
+        self.copy_x = copy_x
+        self.algorithm = algorithm
+        self.oversampling_factor = oversampling_factor
+        self.init_rounds = init_rounds
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        # The graph of lazy labels holds the rows of the fit.
+        return {name: v for name, v in state.items() if name != "labels_" or not is_dask(v)}
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Find the centres.
+
+        Parameters
+        ----------
+        X, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times.
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._fit(X, None, sample_weight, client)
+        self.labels_ = self.predict(X)
+        return self
+
+    def fit_predict(
+        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
+    ) -> Any:
+        """:meth:`fit`, and ``labels_``; parameters as there."""
+        return self.fit(X, None, sample_weight, client=client).labels_
+
+    def _check_params(self) -> None:
+        for name in ("n_clusters", "max_iter", "init_rounds"):
+            check_count(name, getattr(self, name))
+        check_number("tol", self.tol)
+        check_number("oversampling_factor", self.oversampling_factor, lambda v: v > 0, "> 0")
+        check_one_of("algorithm", self.algorithm, ("lloyd",))
+        if self.n_init != "auto":
+            check_count("n_init", self.n_init, '"auto"')
+        if isinstance(self.init, str):
+            check_one_of("init", self.init, _INITS)
+        elif callable(self.init):
+            raise InvalidParameterError(
+                "init is a function, and rows may be more than one process holds. Give what it "
+                f"returns for some rows, or one of {list(_INITS)}."
+            )
+
+    def _problem(self, rows: Rows) -> tuple[Unlabelled, KMeansSolver]:
+        survey = rows.survey
+        if survey.n_rows < self.n_clusters:
+            raise InvalidDataError(
+                f"n_samples={survey.n_rows} should be >= n_clusters={self.n_clusters}. Ask for "
+                "fewer clusters."
+            )
+        init = self.init if isinstance(self.init, str) else self._given_centres(survey.n_features)
+        return Unlabelled(survey.n_features), KMeansSolver(
+            k=int(self.n_clusters),
+            init=init,
+            n_init=self._n_runs(),
+            max_iter=int(self.max_iter),
+            tol=float(self.tol),
+            oversampling=float(self.oversampling_factor),
+            rounds=int(self.init_rounds),
+            seed=seed_of(self.random_state),
+            sparse=any(info.sparse for info in survey.infos),
+        )
+
+    def _n_runs(self) -> int:
+        if not isinstance(self.init, str):
+            if self.n_init not in ("auto", 1):
+                warnings.warn(
+                    f"Explicit initial center position passed: performing only one init in "
+                    f"{type(self).__name__} instead of n_init={self.n_init}.",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+            return 1
+        if self.n_init == "auto":
+            return 10 if self.init == "random" else 1
+        return int(self.n_init)
+
+    def _given_centres(self, n_features: int) -> NDArray[np.float64]:
+        try:
+            centres = np.asarray(self.init, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InvalidParameterError(
+                f"init={self.init!r}: use one of {list(_INITS)}, or an array of numbers."
+            ) from error
+        if centres.shape != (self.n_clusters, n_features) or not np.isfinite(centres).all():
+            raise InvalidParameterError(
+                f"init is an array of shape {centres.shape}, and should be of shape "
+                f"({self.n_clusters}, {n_features}): a centre for each of n_clusters, a column for "
+                "each feature, without NaN or infinity."
+            )
+        return centres
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        self.cluster_centers_ = solution.w
+        self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
+        self.n_features_in_ = model.n_features
+        self._n_features_out = len(solution.w)
+        self._shift = solution.extra["shift"]
+        if (found := int(solution.extra["n_found"])) < self.n_clusters:
+            warnings.warn(
+                f"Number of distinct clusters ({found}) found smaller than n_clusters "
+                f"({self.n_clusters}). Possibly due to duplicate points in X.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:
+        """Number of the nearest centre of each row.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int32 of shape (n_rows,)
+        """
+        return self._of_rows(_Labels, X, np.int32, None)
+
+    def transform(self, X: Any) -> Any:
+        """Distance of each row to each centre.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows, n_clusters)
+        """
+        return self._of_rows(_Distances, X, np.float64, self._n_features_out)
+
+    def fit_transform(
+        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
+    ) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        return self.fit(X, None, sample_weight, client=client).transform(X)
+
+    def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
+        """Minus the sum of the squared distances of the rows to their nearest centres, weighted.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        y : ignored
+        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+        """
+        self._check_fitted(X)
+        return -float(self._score_sums(_weighted_sum, X, None, sample_weight))
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        """The squared distance of each row to its nearest centre."""
+        return _Squares(self.cluster_centers_, self._shift)
+
+    def _of_rows(self, kind: type[_OfCentres], X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        self._check_fitted(X)
+        made = kind(self.cluster_centers_, self._shift)
+        return map_rows(made, X, dtype=dtype, n_outputs=n_outputs, row_shape=(self.n_features_in_,))
+
+
+@dataclass(frozen=True, eq=False)
+class _OfCentres(ABC):
+    """Function of rows and centres.
+
+    Parameters
+    ----------
+    centres : ndarray of shape (k, n_features)
+    shift : ndarray of shape (n_features,) or None
+        What is taken from dense rows, as in the fit.
+    """
+
+    centres: NDArray[np.float64]
+    shift: NDArray[np.float64] | None
+
+    @abstractmethod
+    def __call__(self, X: Any) -> NDArray[Any]:
+        """Answer for each row."""
+
+    def _nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
+        backend, dtype = get_backend("cpu"), X.dtype
+        if sparse.issparse(X) or self.shift is None:
+            rows = backend.rows(X, slice(0, X.shape[0]))
+            return backend.nearest(rows, None, self.centres.astype(dtype))
+        near = (self.centres - self.shift).astype(dtype)
+        return backend.nearest(X, self.shift.astype(dtype), near)
+
+
+class _Labels(_OfCentres):
+    """Number of the nearest centre of each row."""
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        return self._nearest(X)[0].astype(np.int32)
+
+
+class _Squares(_OfCentres):
+    """Squared distance of each row to its nearest centre."""
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        return self._nearest(X)[1]
+
+
+class _Distances(_OfCentres):
+    """Distance of each row to each centre."""
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        return np.asarray(euclidean_distances(X, self.centres.astype(X.dtype)))
+
+
+def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:
+    return float(weight @ squares)

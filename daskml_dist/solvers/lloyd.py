@@ -1,0 +1,296 @@
+"""k-means by Lloyd's steps: each centre becomes the mean of the rows that it is nearest to.
+
+References
+----------
+S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28(2),
+1982. For its sums over rows: C.-T. Chu et al., "Map-Reduce for Machine Learning on Multicore",
+NIPS 2006.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import cast, scalar
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.race import FirstRows, some_rows
+from daskml_dist.solvers.rows import to_rows
+from daskml_dist.solvers.seeds import CandidateWeights, Seeds, choose
+
+__all__ = ["Assignment", "Farthest", "KMeansSolver"]
+
+#: Squared mean, of the rows' variance, from which they are looked at again, nearer to it.
+_FAR = 100.0
+#: Squared way of the centres, of the rows' variance, below which they have not moved.
+_STILL = 1e-28
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment(Statistic):
+    """Weight and weighted sum of the rows of each centre; last, the sum of squared distances.
+
+    Parameters
+    ----------
+    centres : ndarray of shape (k, n_features)
+        Less the shift.
+    shift : ndarray of shape (n_features,) or None
+        What is taken from each row; None for sparse rows.
+    """
+
+    centres: Array
+    shift: Array | None
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squared distances."""
+        return True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return len(self.centres) + 1, 1 + model.n_features
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        centres = to_rows(self.centres, rows.X, backend)
+        shift = None if self.shift is None else to_rows(self.shift, rows.X, backend)
+        weight = None if rows.weight is None else cast(rows.weight, centres.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
+            inertia = backend.assign(rows.X, shift, centres, weight, out[:-1, ...])
+        out[-1, 0] += inertia
+        return scalar(inertia)
+
+
+@dataclass(frozen=True, eq=False)
+class Farthest(FirstRows):
+    """The rows farthest from their centres: ``[squared distance, centre, weight, *row]``.
+
+    Parameters
+    ----------
+    n_rows : int
+    centres, shift
+        As of `Assignment`.
+    """
+
+    centres: Array
+    shift: Array | None
+    in_parts: ClassVar[bool] = True
+    n_facts: ClassVar[int] = 2
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        centres = to_rows(self.centres, rows.X, backend)
+        shift = None if self.shift is None else to_rows(self.shift, rows.X, backend)
+        for part in some_rows(rows, backend):
+            found = backend.nearest(part.X, shift, centres)
+            labels, apart = (backend.to_numpy(array) for array in found)
+            weight = np.ones(len(apart)) if part.weight is None else backend.to_numpy(part.weight)
+            (at,) = np.nonzero(weight > 0)
+            facts = [labels[at], weight[at]]
+            self.keep(at, apart[at], facts, part.X, out, backend)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class KMeansSolver(Solver):
+    """k-means from chosen centres; the best of some runs.
+
+    Parameters
+    ----------
+    k : int
+    init : {"k-means||", "k-means++", "random"} or ndarray of shape (k, n_features)
+    n_init : int
+        Runs.
+    max_iter : int
+        Lloyd's steps of a run.
+    tol : float
+        Squared way of all centres in a step, of the mean variance of a feature, at which a run
+        has converged.
+    oversampling : float
+        Candidates of a round of ``"k-means||"``, for each centre.
+    rounds : int
+        Rounds of it, after the first candidate.
+    seed : int
+    sparse : bool
+        Whether rows are sparse, which stay where they are.
+    """
+
+    name = "lloyd"
+    k: int
+    init: str | Array
+    n_init: int
+    max_iter: int
+    tol: float
+    oversampling: float
+    rounds: int
+    seed: int
+    sparse: bool
+
+    @property
+    def max_passes(self) -> int:
+        """Two a step, where each leaves a centre without rows, and those that find the first."""
+        first = {"k-means++": self.k, "k-means||": self.rounds}
+        chosen = first.get(self.init, 1) if isinstance(self.init, str) else 0
+        return 2 + self.n_init * (chosen + 3 + 2 * self.max_iter + 1)
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Run Lloyd's steps `n_init` times.
+
+        Returns
+        -------
+        Solution
+            With the centres; ``"inertia"``, the sum of the squared distances to them;
+            ``"n_found"``, how many have rows; and the ``"shift"`` that was taken from rows.
+        """
+        if sums.kept is not None:
+            at = _Runs.of_state(sums.kept)
+        else:
+            at = self._before_all(model.n_features, sums)
+        while at.number < self.n_init:
+            self._run(at, sums)
+            if sums.should_stop:
+                break
+        inertia, n_iter, n_found = at.best_numbers
+        extra = {"inertia": inertia, "n_found": n_found, "shift": at.shift}
+        return Solution(at.whole(at.best), int(n_iter), extra=extra)
+
+    def _before_all(self, n_features: int, sums: Sums) -> _Runs:
+        """The rows' mean, which is taken from all that is dense, and their variance."""
+        origin = np.zeros((1, n_features))
+        shift = None if self.sparse else origin[0]
+        mean, variance = self._moments(sums, origin, shift)
+        if shift is not None and mean @ mean > _FAR * variance:
+            shift = _rounded(mean)
+            mean, variance = self._moments(sums, origin, shift)
+            mean += shift
+        tolerance = self.tol * variance / n_features
+        return _Runs(None if shift is None else _rounded(mean), tolerance, _STILL * variance)
+
+    @staticmethod
+    def _moments(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
+        """Mean, less the shift, and variance of all features together."""
+        found = sums(Assignment(origin, shift))
+        mean = found[0, 1:] / found[0, 0]
+        return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
+
+    def _run(self, at: _Runs, sums: Sums) -> None:
+        """One run from where it is to its end."""
+        if at.n_iter == 0:
+            at.centres = self._first_centres(at, sums)
+        while True:
+            found = sums(Assignment(at.centres, at.shift))
+            before, at.centres = at.centres, self._means(found, at, sums)
+            at.n_iter += 1
+            moved = float(((at.centres - before) ** 2).sum())
+            if moved <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
+                break
+            if sums.should_stop:
+                break
+            sums.keep(at.whole(at.centres), at.state)
+        if moved > at.still and not sums.should_stop:
+            found = sums(Assignment(at.centres, at.shift))
+        at.end_run(float(found[-1, 0]), int((found[:-1, 0] > 0).sum()))
+
+    def _means(self, found: Array, at: _Runs, sums: Sums) -> Array:
+        """Mean of each centre's rows; one without rows goes to the row farthest from its own."""
+        weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
+        (empty,) = np.nonzero(weight[:, 0] == 0)
+        if len(empty):
+            far = sums(Farthest(len(empty), centres=at.centres, shift=at.shift))
+            for centre, (key, old, own, *row) in zip(empty, far, strict=True):
+                if key > 0 and weight[int(old), 0] > own:
+                    apart = own * at.near(np.array(row))
+                    total[int(old)] -= apart
+                    weight[int(old)] -= own
+                    total[centre], weight[centre] = apart, own
+        return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), at.centres)
+
+    # -- first centres -------------------------------------------------------------------------
+
+    def _first_centres(self, at: _Runs, sums: Sums) -> Array:
+        if not isinstance(self.init, str):
+            return at.near(self.init)
+        if self.init == "random":
+            return self._filled(self._drawn(at, sums, self.k, ()))
+        groups: tuple[Array, ...] = (self._drawn(at, sums, 1, ()),)
+        one_by_one = self.init == "k-means++"
+        some = 1 if one_by_one else max(1, round(self.oversampling * self.k))
+        for _ in range(self.k - 1 if one_by_one else self.rounds):
+            drawn = self._drawn(at, sums, some, groups)
+            if not len(drawn):
+                break
+            groups = (*groups, drawn)
+        candidates = np.concatenate(groups)
+        if len(candidates) <= self.k:
+            return self._filled(candidates)
+        weight = sums(CandidateWeights(groups, at.shift))
+        return choose(candidates, weight[:, 0], self.k, self.seed + at.number)
+
+    def _drawn(self, at: _Runs, sums: Sums, n_rows: int, groups: tuple[Array, ...]) -> Array:
+        """Rows drawn by their distance to the candidates so far, less the shift."""
+        numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
+        found = sums(Seeds(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
+        return at.near(found[found[:, 0] > 0, 1:])
+
+    def _filled(self, rows: Array) -> Array:
+        """As many rows as centres: the same ones again where the data has no more."""
+        return np.resize(rows, (self.k, rows.shape[1]))
+
+
+def _rounded(mean: Array) -> Array:
+    """A shift that float32 holds too, so that all that is near it is exact in both."""
+    return mean.astype(np.float32).astype(np.float64)
+
+
+@dataclass
+class _Runs:
+    """Progress of the runs.
+
+    Parameters
+    ----------
+    shift : ndarray or None
+    tolerance, still : float
+        Squared ways of all centres at which a run ends, and at which they have not moved.
+    """
+
+    shift: Array | None
+    tolerance: float
+    still: float
+    number: int = 0
+    n_iter: int = 0
+    centres: Array = field(default_factory=lambda: np.empty((0, 0)))
+    best: Array = field(default_factory=lambda: np.empty((0, 0)))
+    #: Inertia, steps, and centres that have rows.
+    best_numbers: tuple[float, float, float] = (np.inf, 0, 0)
+
+    def near(self, rows: Array) -> Array:
+        """Rows less the shift."""
+        return rows if self.shift is None else rows - self.shift
+
+    def whole(self, centres: Array) -> Array:
+        """Centres with the shift."""
+        return centres if self.shift is None else centres + self.shift
+
+    def end_run(self, inertia: float, n_found: int) -> None:
+        """Keep the run if it is the best, and begin the next."""
+        if inertia < self.best_numbers[0] or not self.best.size:
+            self.best, self.best_numbers = self.centres, (inertia, self.n_iter, n_found)
+        self.number, self.n_iter = self.number + 1, 0
+
+    def state(self) -> dict[str, Array]:
+        """All that is needed to go on."""
+        shift = np.empty(0) if self.shift is None else self.shift
+        numbers = self.tolerance, self.still, self.number, self.n_iter, *self.best_numbers
+        points = {"centres": self.centres, "best": self.best}
+        return {"shift": shift, "numbers": np.array(numbers), **points}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Array]) -> _Runs:
+        """Progress at which a state was made."""
+        tolerance, still, number, n_iter, *best = state["numbers"].tolist()
+        return cls(
+            state["shift"] if state["shift"].size else None, tolerance, still, int(number),
+            int(n_iter), state["centres"], state["best"], tuple(best),
+        )  # fmt: skip

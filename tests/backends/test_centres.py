@@ -1,0 +1,91 @@
+"""Nearest centres and the sums of their rows, on each backend, beside their definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskml_dist.backends import Backend, centre_kernels, get_backend
+from daskml_dist.backends.scratch import Scratch
+
+# The last has rows for compiled loops, and rows that are left over.
+SHAPES = [(50, 3, 2), (300, 5, 1), (3001, 30, 20)]
+
+
+def _definition(X: Any, centres: Any, weight: Any) -> tuple[Any, Any, Any]:
+    squares = ((X[:, None].astype(np.float64) - centres) ** 2).sum(axis=2)
+    labels = squares.argmin(axis=1)
+    member = (labels[:, None] == np.arange(len(centres))) * weight[:, None]
+    return labels, squares.min(axis=1), np.hstack([member.sum(axis=0)[:, None], member.T @ X])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_dense(n: int, d: int, k: int, dtype: str, weighted: bool, backend: Backend) -> None:
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(n, d)) + 50).astype(dtype)
+    shift = X.mean(axis=0)
+    centres = X[:k] - shift
+    centres[-1] = centres[0]  # the first of them counts
+    weight = rng.random(n).astype(dtype) if weighted else None
+    labels, squares, sums = _definition(
+        X - shift, centres, np.ones(n) if weight is None else weight
+    )
+    out = np.zeros((k, 1 + d))
+    on_device = (None if array is None else _put(backend, array) for array in (X, shift, centres))
+    X, shift, centres = on_device
+    there, scaled = _put(backend, out), None if weight is None else _put(backend, weight)
+    inertia = backend.assign(X, shift, centres, scaled, there)
+    rtol = 1e-4 if dtype == "float32" else 1e-10
+    np.testing.assert_allclose(backend.to_numpy(there), sums, rtol, atol=rtol * n)
+    assert float(inertia) == pytest.approx(float(squares @ scale), rel=rtol)
+    found, apart = (backend.to_numpy(array) for array in backend.nearest(X, shift, centres))
+    np.testing.assert_array_equal(found, labels)
+    np.testing.assert_allclose(apart, squares, rtol, atol=10 * rtol)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sparse(dtype: str, backend: Backend) -> None:
+    X = sparse.random(200, 30, 0.3, format="csr", dtype=dtype, random_state=0)
+    centres = X[:4].toarray() + np.asarray(0.1, dtype)
+    labels, squares, sums = _definition(X.toarray(), centres, np.ones(200))
+    rows = backend.rows(_put(backend, X), slice(0, 200))
+    there = _put(backend, np.zeros((4, 31)))
+    inertia = backend.assign(rows, None, _put(backend, centres), None, there)
+    np.testing.assert_allclose(backend.to_numpy(there), sums, 1e-4, atol=1e-5)
+    assert float(inertia) == pytest.approx(squares.sum(), rel=1e-4)
+    found, apart = backend.nearest(rows, None, _put(backend, centres))
+    np.testing.assert_array_equal(backend.to_numpy(found), labels)
+    np.testing.assert_allclose(backend.to_numpy(apart), squares, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_at_any_byte_and_rows_that_are_not_finite() -> None:
+    X = np.random.default_rng(0).normal(size=(500, 7))
+    room = np.empty(X.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(X.shape)
+    room[...] = X
+    sums = [np.zeros((3, 8)) for _ in range(3)]
+    shift = np.zeros(7)
+    centre_kernels.assign(X, shift, X[:3], None, sums[0], Scratch())
+    centre_kernels.assign(room, shift, X[:3], None, sums[1], Scratch())
+    np.testing.assert_array_equal(sums[0], sums[1])
+    X[77, 3] = np.nan
+    inertia = centre_kernels.assign(X, shift, X[:3], None, sums[2], Scratch())
+    assert np.isnan(inertia)
+    assert np.isnan(sums[2]).any()
+
+
+def _put(backend: Backend, array: Any) -> Any:
+    """The array where the backend works; the emulated one works on the host."""
+    return (
+        array
+        if type(backend) is type(get_backend("cpu")) or _emulated(backend)
+        else (backend.to_device(array))
+    )
+
+
+def _emulated(backend: Backend) -> bool:
+    return type(backend).__name__ == "EmulatedCupy"
