@@ -49,6 +49,7 @@ class Lane:
         #: A `StepModel` where it makes steps.
         self._model: Any = fit.work.model
         self._rows = rows
+        self._blocks: Any = blocks
         self._reader = Reader(number, fit, rows, blocks, self.backend)
         self._drawn: tuple[list[Draw], list[int]] | None = None
         self._own: NDArray[Any] | None = None
@@ -75,7 +76,7 @@ class Lane:
     @property
     def keyed_blocks(self) -> list[Any]:
         """The blocks of a fit over keys, one a side."""
-        return [block.X for block in self._reader.kept]
+        return [self._blocks[number].X for number in self._rows.numbers]
 
     def next_batch(self) -> Batch:
         """The next batch; passes follow each other, after the last one batches are empty.
