@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from distributed import Client
 from numpy.typing import NDArray
@@ -181,7 +181,7 @@ class Ending:
             place = max(at for at in self._fleet.ask(host, "kept") if at < clock)
             snapshot, _ = self._fleet.ask(host, "snapshot_at", place)
             (w,) = (s.shard.w for s in whole(snapshot.lanes).values() if s.shard is not None)
-            return cast(NDArray[Any], w)
+            return w
         return fit.start_state().w
 
     def _told_by_workers(self) -> FitResult | None:
