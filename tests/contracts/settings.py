@@ -81,6 +81,8 @@ _loose = _of(TAME, rtol=1e-3, twin_rtol=1e-2)
 _scaled = _of((*NUMBERS, "missing"), rtol=1e-8, twin_rtol=1e-8)
 _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
 _grouped = _of(("normal",))
+# Eigenvectors turn where eigenvalues are near each other.
+_turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
 
 
 def _layers(**params: Any) -> Setting:
@@ -137,6 +139,7 @@ SETTINGS: dict[str, list[Setting]] = {
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
         )
     ],
+    "PCA": [_turned(), _turned(n_components=2, whiten=True)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
     "MaxAbsScaler": [_scaled()],
