@@ -159,7 +159,7 @@ def _dense(X: Any) -> Any:
 
 
 def _same(found: Any, expected: Any) -> None:
-    if isinstance(expected, list) or getattr(expected, "dtype", None) == object:
+    if isinstance(expected, list) or getattr(expected, "dtype", np.dtype(int)).kind == "O":
         for a, b in zip(found, expected, strict=True):
             _same(a, b)
     elif isinstance(expected, np.ndarray) and expected.dtype.kind in "biuf":
