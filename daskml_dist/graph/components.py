@@ -8,7 +8,7 @@ import numpy as np
 
 from daskml_dist._run import Run
 from daskml_dist.graph._edges import edges_fit, result_frame
-from daskml_dist.solvers.components import ComponentsSolver
+from daskml_dist.solvers.connected import ComponentsSolver
 from daskml_dist.training.callbacks import CallbackList
 
 __all__ = ["connected_components"]

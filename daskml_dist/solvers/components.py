@@ -1,86 +1,71 @@
-"""Connected components in few rounds: FastSV (Zhang, Azad and Hu 2020), after Shiloach and Vishkin.
+"""Principal components: the eigenvectors of the rows' covariance.
 
-Each vertex points at a vertex with a smaller number, or at itself: a forest. In every round trees
-are hooked to neighbouring trees with smaller roots, and vertices point further up; so rounds grow
-with the logarithm of the longest way, not with the way.
+References
+----------
+I. T. Jolliffe, "Principal component analysis", 2nd edition, Springer 2002.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy import linalg
 
-from daskml_dist.solvers.keyed import Keyed, KeyedRows, KeyedSolution, KeyedSolver, Side
+from daskml_dist.solvers.base import Array, Solution, Solver, Sums
+from daskml_dist.solvers.scatter import scatter_of
 
-__all__ = ["ComponentsSolver"]
+__all__ = ["CovarianceEigen", "signed"]
 
-_SPACE = "vertex"
-#: Rounds that no graph needs: trees at least halve in each two.
-_MOST = 1000
+#: Features up to which all eigenvectors are found, since it is quick.
+_QUICK = 500
 
 
-@dataclass(frozen=True)
-class ComponentsSolver(KeyedSolver):
-    """Smallest number of the vertices of each one's component."""
+@dataclass(frozen=True, eq=False)
+class CovarianceEigen(Solver):
+    """Eigenvectors of the covariance, by LAPACK; the covariance is one sum over all rows.
 
-    sides: ClassVar[tuple[Side, ...]] = (
-        Side("in", _SPACE, _SPACE, 1),
-        Side("out", _SPACE, _SPACE, 0),
-    )
+    Parameters
+    ----------
+    n_components : int or None
+        The largest ones that are asked for; None: all.
+    double : bool
+        Whether products of float32 rows are made in float64.
+    """
+
+    name = "covariance_eigh"
+    n_components: int | None
+    double: bool
 
     @property
     def max_passes(self) -> int:
-        return _MOST
+        """One."""
+        return 1
 
-    def solve(self, keyed: Keyed) -> KeyedSolution:
-        """Hook and point further until nothing changes."""
-        own = [np.arange(at.first, at.first + len(at)) for at in keyed.ranges(_SPACE)]
-        parent = np.concatenate(own)
-        if keyed.kept is not None:
-            parent = keyed.kept[_SPACE].copy()
-        n_iter, changed = keyed.n_done, np.inf
-        grand = keyed.at(_SPACE, parent, parent)
-        while changed and not keyed.should_stop:
-            least = _least_around(keyed, grand)
-            _hook(keyed, parent, least, grand)
-            np.minimum(parent, least, out=parent)
-            np.minimum(parent, grand, out=parent)
-            further = keyed.at(_SPACE, parent, parent)
-            moved = further != grand
-            (changed,) = keyed.sum([[moved[at.own].sum()] for at in keyed.ranges(_SPACE)])
-            grand = further
-            n_iter += 1
-            keyed.keep({_SPACE: parent}, n_iter, loss=changed)
-        return KeyedSolution(
-            np.empty(0), n_iter, not changed, "the fit was stopped", values={_SPACE: grand}
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Find them.
+
+        Returns
+        -------
+        Solution
+            With the eigenvectors in rows, by falling eigenvalues (the "values"); the "mean" of the
+            rows; the "total" of all eigenvalues.
+        """
+        mean, covariance = scatter_of(sums, double=self.double)
+        d, at = len(covariance), None
+        if self.n_components is not None and d > _QUICK:
+            at = [d - max(self.n_components, 1), d - 1]
+        trace = float(np.trace(covariance))
+        values, vectors = linalg.eigh(
+            covariance, subset_by_index=at, overwrite_a=True, check_finite=False
         )
+        values = np.maximum(values[::-1], 0.0)
+        extra = {"values": values, "mean": mean, "total": trace}
+        return Solution(signed(vectors.T[::-1]), extra=extra)
 
 
-def _least_around(keyed: Keyed, grand: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The smallest number that a vertex or a neighbour of it points at, but one further up."""
-    from daskml_dist.backends.graph_kernels import pull_smallest
-
-    least = grand.copy()
-    for side in ("in", "out"):
-        touched = keyed.touched(side, grand)
-
-        def pull(rows: KeyedRows, touched: Any = touched) -> None:
-            pull_smallest(rows.indptr, rows.indices, touched, least[rows.range.own])
-
-        keyed.map(pull, side)
-    return least
-
-
-def _hook(
-    keyed: Keyed, parent: NDArray[np.int64], least: NDArray[np.int64], grand: NDArray[np.int64]
-) -> None:
-    """Let the root of each tree point at a smaller number around it."""
-    lower = np.flatnonzero(least < grand)
-    roots, order = parent[lower], np.argsort(parent[lower], kind="stable")
-    roots, least = roots[order], least[lower][order]
-    first = np.flatnonzero(np.diff(roots, prepend=-1))
-    found = np.minimum.reduceat(least, first) if len(first) else least
-    np.minimum.at(parent, *keyed.sent(_SPACE, roots[first], found))
+def signed(vectors: Array) -> Array:
+    """Vectors in rows, each turned so that its largest component is positive, as scikit-learn's."""
+    largest = vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)]
+    return vectors * np.where(largest < 0, -1.0, 1.0)[:, None]
