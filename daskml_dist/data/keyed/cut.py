@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.keyed.blocks import KeyedBlock
+from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
 from daskml_dist.data.keyed.ids import check_one_kind, factorised, merged, positions
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
@@ -112,7 +112,7 @@ def sample_of(part: Numbered, sides: Sequence[Side]) -> dict[str, tuple[Array, A
     """Some ids of each space, and how many entries each stands for."""
     found = {}
     for space in dict.fromkeys(side.rows for side in sides):
-        counts = np.float64(0.0)
+        counts: Any = 0.0
         for side in sides:
             if side.rows == space:
                 ids = part.ids[side.by]
@@ -248,10 +248,13 @@ def block_of(
     bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     column_bounds = np.concatenate([[0], np.cumsum(column_sizes)]).astype(np.int64)
     firsts = column_bounds[:-1]
-    touched = [some + first for some, first in zip(numbers, firsts, strict=True)]
+    touched = np.concatenate(
+        [some + first for some, first in zip(numbers, firsts, strict=True)]
+    ).astype(np.int64)
+    order, place = by_use(np.bincount(half.indices, minlength=len(touched)))
     return KeyedBlock(
         index=lane * n_sides + at,
-        rows=half.indices,
+        rows=place[half.indices],
         side=side,
         lane=lane,
         bounds=bounds,
@@ -259,6 +262,6 @@ def block_of(
         ids=table.ids,
         strengths=table.strengths,
         indptr=half.indptr,
-        touched=np.concatenate(touched).astype(np.int64),
+        touched=touched[order],
         values=half.values,
     )
