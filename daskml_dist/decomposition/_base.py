@@ -14,7 +14,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist.inference.predict import map_rows
 from daskml_dist.solvers import Solution
 
-__all__ = ["Components", "result_dtype"]
+__all__ = ["Components", "Projected", "result_dtype"]
 
 Array = NDArray[np.float64]
 

@@ -323,14 +323,14 @@ shape (n_components_,)
         total, weight = self._score_sums(_weighted_sum, X, None, sample_weight)
         return float(total / weight)
 
-    def _raw(self) -> LogLikelihood:
+    def _raw(self) -> _LogLikelihood:
         precision = self.get_precision()
         constant = np.linalg.slogdet(precision)[1] - len(precision) * np.log(2 * np.pi)
-        return LogLikelihood(self.mean_, precision, float(constant) / 2)
+        return _LogLikelihood(self.mean_, precision, float(constant) / 2)
 
 
 @dataclass(frozen=True, eq=False)
-class LogLikelihood:
+class _LogLikelihood:
     """Log-likelihood of rows under a normal distribution.
 
     Parameters

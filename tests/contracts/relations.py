@@ -249,7 +249,10 @@ def _far(results: Results, given: Given) -> Results:
 RELATIONS: dict[str, Relation] = {
     "rows permuted": Relation(_permute, _any),
     "columns reversed": Relation(
-        _reverse_columns, lambda s: not s.is_metric and not s.needs_names, _columns_reversed
+        _reverse_columns,
+        # The first weights that a network draws belong to columns.
+        lambda s: not (s.is_metric or s.needs_names or s.name.startswith("MLP")),
+        _columns_reversed,
     ),
     "weights are rows": Relation(
         _repeat, lambda s: s.weighted, _rows_repeated, weight="whole"
