@@ -83,6 +83,8 @@ _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
 _grouped = _of(("normal",))
 # Eigenvectors turn where eigenvalues are near each other.
 _turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
+_quantiles = _of(NUMBERS, rtol=1e-8, twin_rtol=1e-6)
+_binned = _of(("normal", "counts", "scales", "constant column"), rtol=1e-8, twin_rtol=1e-8)
 
 
 def _mixed(**params: Any) -> Setting:
@@ -145,8 +147,13 @@ SETTINGS: dict[str, list[Setting]] = {
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
-    # Drawn centres belong to places of rows, which differ.
-    "KMeans": [_grouped(n_clusters=3, init=np.eye(3, 4) + 0.1, n_init=1, tol=1e-9)],
+    # Drawn centres belong to places of rows, which differ. No whole numbers are as near to one of
+    # these as to another: rounding would decide to which they go.
+    "KMeans": [
+        _grouped(
+            n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
+        )
+    ],
     "GaussianMixture": [
         _mixed(),
         _mixed(covariance_type="tied"),
@@ -158,6 +165,13 @@ SETTINGS: dict[str, list[Setting]] = {
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
     "MaxAbsScaler": [_scaled()],
     "RobustScaler": [_scaled(), _scaled(unit_variance=True, quantile_range=(10, 90))],
+    "QuantileTransformer": [_quantiles(n_quantiles=10), _quantiles(output_distribution="normal")],
+    "KBinsDiscretizer": [
+        _binned(n_bins=3),
+        _binned(n_bins=[2, 3, 2, 4], strategy="uniform", encode="ordinal"),
+        _binned(n_bins=2, encode="onehot-dense"),
+    ],
+    "PolynomialFeatures": [_exact(), _exact(degree=(2, 3), interaction_only=True)],
     "OneHotEncoder": [
         _coded(),
         _coded(drop="first"),
@@ -186,6 +200,7 @@ ELSEWHERE = {
     "Blockwise": "takes a transformer that learns nothing",
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
+    "LabelEncoder": "takes labels alone",
     "NamespaceHasher": "learns nothing, and takes dicts",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",

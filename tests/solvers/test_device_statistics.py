@@ -248,9 +248,7 @@ def test_each_statistic_travels_as_data(model: Any, statistic: Statistic, y: Any
     kinds = question_kinds()
     found = unpack_object(pack_object(statistic, kinds), kinds)
     assert type(found) is type(statistic)
-    assert vars(found).keys() == vars(statistic).keys()
-    for name, value in vars(statistic).items():
-        np.testing.assert_array_equal(vars(found)[name], value)
+    np.testing.assert_equal(vars(found), vars(statistic))
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
