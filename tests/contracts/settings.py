@@ -176,10 +176,12 @@ SETTINGS: dict[str, list[Setting]] = {
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
     "Blockwise": "takes a transformer that learns nothing",
+    "CountVectorizer": "takes documents",
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "LabelEncoder": "takes labels alone",
     "NamespaceHasher": "learns nothing, and takes dicts",
+    "TfidfVectorizer": "takes documents",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",
 }
