@@ -57,7 +57,7 @@ def _of_text(plain: Callable[[Any], str], document: Any) -> str:
 
 @dataclass
 class TermCounts:
-    """What was found in some documents.
+    """Counts of the terms of some documents.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class VocabularyTransformer(DocumentTransformer):
             documents = Collection("dask", _document_blocks(X), None, None, None)
             found = reduce_parts(documents, partial(_counted, plain), _added)
         if given:
-            self._set_vocabulary(sorted(self.vocabulary_, key=self.vocabulary_.get), found)
+            self._set_vocabulary(sorted(self.vocabulary_, key=self.vocabulary_.__getitem__), found)
         else:
             self._set_vocabulary(self._chosen(found), found)
         return self

@@ -131,6 +131,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "MLPRegressor": [_layers(), _layers(**_STEPS)],
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
+    "ComplementNB": [_counts(), _counts(alpha=0.5, norm=True)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
     # Drawn centres belong to places of rows, which differ. No whole numbers are as near to one of
     # these as to another: rounding would decide to which they go.
