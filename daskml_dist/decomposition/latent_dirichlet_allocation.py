@@ -149,7 +149,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: None = None, *, client: Any = None) -> Self:
+    # No weights: scikit-learn's has none either.
+    def fit(  # type: ignore[override]
+        self, X: Any, y: None = None, *, client: Any = None
+    ) -> Self:
         """Find the topics.
 
         Parameters

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DocumentFit:
-    """How the topics of a document are found.
+    """Finder of the topics of documents.
 
     Parameters
     ----------

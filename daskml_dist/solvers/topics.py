@@ -7,7 +7,7 @@ M. D. Hoffman, D. M. Blei and F. Bach, "Online learning for latent Dirichlet all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,16 +32,30 @@ class _OfDocuments(Statistic):
     ----------
     prior, max_iter, tol
         As of :class:`DocumentFit`.
+    signed : bool
+        Whether to let negative numbers through.
     """
 
     prior: float
     max_iter: int
     tol: float
+    signed: bool = field(default=False, kw_only=True)
 
     @property
     def fit(self) -> DocumentFit:
-        """How the topics of a document are found."""
+        """Finder of a document's topics."""
         return DocumentFit(self.prior, self.max_iter, self.tol)
+
+    def _counts(self, rows: Any, backend: Backend) -> tuple[Any, NDArray[np.intp]]:
+        """A CSR block on the host, and which of its rows are meant."""
+        if isinstance(rows, CSRRows):
+            X, places = rows.X, rows.rows
+        else:
+            dense = backend.to_numpy(rows.toarray() if is_sparse(rows) else rows)
+            X, places = sparse.csr_array(dense), np.arange(len(dense))
+        if not self.signed:
+            check_counts(X.data)
+        return X, places
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +86,7 @@ class TopicWords(_OfDocuments):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         from daskml_dist.backends import topic_kernels
 
-        X, places = _counts(rows.X, backend)
+        X, places = self._counts(rows.X, backend)
         # Blocks begin their turns at different batches, so that short ones fill all alike.
         turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
         at = np.arange(turn, len(places), self.n_batches)
@@ -107,8 +121,7 @@ class DocumentBounds(_OfDocuments):
         return (2,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        X, places = _counts(rows.X, backend)
-        check_counts(X.data)
+        X, places = self._counts(rows.X, backend)
         found = self.fit.bounds_of(X[places], self.log_topics).sum(axis=0)
         out += backend.to_device(found)
         return -float(found[0])
@@ -184,7 +197,7 @@ class TopicSolver(Solver):
                 break
             if at.n_updates < self.max_iter * n_batches:
                 sums.keep(at.components, at.state)
-        extra = {"n_updates": at.n_updates}
+        extra: dict[str, Any] = {"n_updates": at.n_updates}
         if self.with_bound:
             extra["bound"] = self._perplexity(at, sums)
         return Solution(at.components, -(-at.n_updates // n_batches), extra=extra)
@@ -193,7 +206,7 @@ class TopicSolver(Solver):
         """Let the topics be those of a part of the documents, or take a step there."""
         n_batches, topics = self.n_batches or 1, np.exp(at.log_topics)
         rounds = self.n_before + at.n_updates
-        where = {"batch": at.n_updates % n_batches, "n_batches": n_batches}
+        where: dict[str, Any] = {"batch": at.n_updates % n_batches, "n_batches": n_batches}
         found = sums(TopicWords(**self._fit, topics=topics, seed=self.seed, round=rounds, **where))
         words, n_documents = (found[:-1] * topics).T, found[-1, 0]
         at.n_updates += 1
@@ -251,11 +264,3 @@ class _Topics:
         """All that is needed to go on."""
         numbers = np.array([self.n_updates, self.perplexity])
         return {"components": self.components, "numbers": numbers}
-
-
-def _counts(X: Any, backend: Backend) -> tuple[Any, NDArray[np.intp]]:
-    """A CSR block on the host, and which of its rows are meant."""
-    if isinstance(X, CSRRows):
-        return X.X, X.rows
-    dense = backend.to_numpy(X.toarray() if is_sparse(X) else X)
-    return sparse.csr_array(dense), np.arange(len(dense))

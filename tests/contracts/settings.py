@@ -181,6 +181,7 @@ ELSEWHERE = {
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "LabelEncoder": "takes labels alone",
+    "LatentDirichletAllocation": "what rows begin with belongs to their blocks, which differ",
     "NamespaceHasher": "learns nothing, and takes dicts",
     "TfidfVectorizer": "takes documents",
     "TorchClassifier": "takes a module of torch",
