@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from daskml_dist.decomposition.latent_dirichlet_allocation import LatentDirichletAllocation
+from daskml_dist.decomposition.pca import PCA
 
-__all__ = ["LatentDirichletAllocation"]
+__all__ = ["PCA", "LatentDirichletAllocation"]
