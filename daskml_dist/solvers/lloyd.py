@@ -22,7 +22,7 @@ from daskml_dist.solvers.race import FirstRows, some_rows
 from daskml_dist.solvers.rows import to_rows
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds, choose
 
-__all__ = ["Assignment", "Farthest", "KMeansSolver"]
+__all__ = ["Assignment", "Farthest", "KMeansSolver", "RowBounds"]
 
 #: Squared mean, of the rows' variance, from which they are looked at again, nearer to it.
 _FAR = 100.0
