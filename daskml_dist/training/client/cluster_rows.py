@@ -187,7 +187,7 @@ class ClusterRows:
         """Bytes of the features that the user has persisted; infinite where Dask does not say."""
         keys = [X.key for X, _, _ in self._collection.parts]
         found = self._client.nbytes(keys, summary=False)
-        return sum(found.get(key, math.inf) for key in keys)
+        return float(sum(found.get(key, math.inf) for key in keys))
 
     def _stream(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""
