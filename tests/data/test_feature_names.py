@@ -47,6 +47,7 @@ METHODS = (
 )
 ARGUMENTS: dict[str, Any] = {
     "Blockwise": lambda: Blockwise(Plain().fit(FRAME)),
+    "KBinsDiscretizer": lambda: PUBLIC["KBinsDiscretizer"](n_bins=2),
     "ColumnTransformer": lambda: ColumnTransformer([("s", StandardScaler(), ["b", "c"])]),
     "TorchClassifier": lambda: _linear("TorchClassifier", 2),
     "TorchRegressor": lambda: _linear("TorchRegressor", 1),
@@ -69,12 +70,15 @@ def _public() -> dict[str, type]:
             value = getattr(module, name)
             if inspect.isclass(value) and issubclass(value, BaseEstimator):
                 found[name] = value
-    # Hashers take text and learn nothing of it.
+    # Hashers take text and learn nothing of it; encoders of labels have no columns.
     return {name: value for name, value in found.items() if _learns(name, value)}
 
 
 def _learns(name: str, kind: type) -> bool:
-    return name in ARGUMENTS or bool(get_tags(kind()).requires_fit)
+    if name in ARGUMENTS:
+        return True
+    tags = get_tags(kind())
+    return bool(tags.requires_fit and tags.input_tags.two_d_array)
 
 
 PUBLIC = _public()

@@ -11,7 +11,7 @@ from typing import Any
 import dask
 import numpy as np
 from dask.delayed import delayed
-from distributed import Client
+from distributed import Client, futures_of
 
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
@@ -78,6 +78,8 @@ class ClusterRows:
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
+        #: Futures of what blocks of keys are made of.
+        self._parts: list[Any] = []
 
     def take(self, collection: Collection) -> None:
         """Take the same rows cut otherwise, before any block is made."""
@@ -270,6 +272,26 @@ class ClusterRows:
         found = self._gathering.results(merged, list(range(n_parts)), what)
         return joined_scales([found[part] for part in range(n_parts)])
 
+    def hold(self, lazy: list[Any]) -> tuple[list[Any], Callable[[Any], list[Any]]]:
+        """Parts of a lazy collection, held from now on, and what maps a function over them."""
+        self.threads()  # waits for one
+        held = self._client.persist(lazy)
+        self._parts += futures_of(held)
+
+        def ask(function: Callable[[Any], Any]) -> list[Any]:
+            of = delayed(function, pure=False)
+            found = self._client.compute([of(part) for part in held])
+            self._parts += found
+            return list(self._client.gather(found))
+
+        return held, ask
+
+    def ask(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Results of a function of each block, made where it lies."""
+        numbers = [info.index for info in self.infos]
+        found = self._ask(numbers, function)
+        return [found[i] for i in numbers]
+
     # -- where they lie --------------------------------------------------------------------------
 
     def holders(self) -> dict[int, list[str]]:
@@ -358,8 +380,11 @@ class ClusterRows:
         return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
-        """Let go of the blocks."""
+        """Let go of the blocks, and of what they are made of."""
         self._held.close()
+        for part in self._parts:
+            part.release()
+        self._parts = []
 
 
 def _of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
