@@ -258,6 +258,23 @@ class ClusterRows:
         found = self._gathering.results(merged, list(range(n_parts)), what)
         return joined_scales([found[part] for part in range(n_parts)])
 
+    def hold(self, lazy: list[Any]) -> tuple[list[Any], Callable[[Any], list[Any]]]:
+        """Parts of a lazy collection, held from now on, and what maps a function over them."""
+        self.threads()  # waits for one
+        held = self._client.persist(lazy)
+
+        def ask(function: Callable[[Any], Any]) -> list[Any]:
+            of = delayed(function, pure=False)
+            return list(self._client.gather(self._client.compute([of(part) for part in held])))
+
+        return held, ask
+
+    def ask(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Results of a function of each block, made where it lies."""
+        numbers = [info.index for info in self.infos]
+        found = self._ask(numbers, function)
+        return [found[i] for i in numbers]
+
     # -- where they lie --------------------------------------------------------------------------
 
     def holders(self) -> dict[int, list[str]]:

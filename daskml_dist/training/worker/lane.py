@@ -72,6 +72,11 @@ class Lane:
         self._drawn = None
         self._reader.seek(clock)
 
+    @property
+    def keyed_blocks(self) -> list[Any]:
+        """The blocks of a fit over keys, one a side."""
+        return [block.X for block in self._reader.kept]
+
     def next_batch(self) -> Batch:
         """The next batch; passes follow each other, after the last one batches are empty.
 

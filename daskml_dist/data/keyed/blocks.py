@@ -1,0 +1,72 @@
+"""`KeyedBlock`: a lane's entries on one side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.blocks import Block
+from daskml_dist.solvers.keyed import Side
+
+__all__ = ["KeyedBlock"]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedBlock(Block):
+    """All entries of the row keys of a lane, as a CSR matrix. Its `rows` are `indices`.
+
+    Parameters
+    ----------
+    side : Side
+    lane : int
+    bounds, column_bounds : ndarray of int64 of shape (n_lanes + 1,)
+        Number of the first row, and column, key of each lane, and how many keys there are.
+    ids : ndarray of shape (n,)
+        What the user calls the row keys; sorted.
+    strengths : ndarray of float64 of shape (2, n)
+        Of each row key, the sum of the values of all entries whose first, and second, key it is.
+    indptr : ndarray of int64 of shape (n + 1,)
+    indices : ndarray of int32 of shape (n_entries,)
+        Positions in `touched`, ascending in each row.
+    touched : ndarray of int64
+        Numbers of the column keys of all entries, each once, ascending.
+    values : ndarray of float64 of shape (n_entries,), or None
+    """
+
+    # All of them are given by name; `Block` has fields with defaults.
+    side: Side = None  # type: ignore[assignment]
+    lane: int = 0
+    bounds: NDArray[np.int64] = None  # type: ignore[assignment]
+    column_bounds: NDArray[np.int64] = None  # type: ignore[assignment]
+    ids: NDArray[Any] = None  # type: ignore[assignment]
+    strengths: NDArray[np.float64] = None  # type: ignore[assignment]
+    indptr: NDArray[np.int64] = None  # type: ignore[assignment]
+    touched: NDArray[np.int64] = None  # type: ignore[assignment]
+    values: NDArray[np.float64] | None = None
+
+    @property
+    def indices(self) -> NDArray[np.int32]:
+        """Positions in `touched` of all entries."""
+        found: NDArray[np.int32] = self.rows
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all the arrays."""
+        arrays = [self.rows, self.ids, self.strengths, self.indptr, self.touched, self.values]
+        return sum(int(array.nbytes) for array in arrays if array is not None)
+
+    def aligned(self) -> KeyedBlock:
+        """The block with arrays that begin at whole words: NumPy is slower over others."""
+        names = ("rows", "strengths", "indptr", "touched", "values")
+        found = {name: getattr(self, name) for name in names}
+        return replace(
+            self,
+            **{
+                name: array if array is None else np.require(array, requirements=["A", "C"])
+                for name, array in found.items()
+            },
+        )
