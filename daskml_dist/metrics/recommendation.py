@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from daskml_dist._checks import check_count
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.hits import gains, hits_of, precisions
 
 __all__ = ["ndcg_at_k", "precision_at_k"]
 
@@ -56,7 +56,7 @@ def precision_at_k(
     InvalidParameterError, InvalidDataError
         `k` is no number of items; a frame lacks a column; nothing is held out.
     """
-    return _mean(_precisions, held_out, recommended, k, (user_col, item_col, score_col))
+    return _mean(precisions, held_out, recommended, k, (user_col, item_col, score_col))
 
 
 def ndcg_at_k(
@@ -93,7 +93,7 @@ def ndcg_at_k(
     K. Jarvelin and J. Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM
     Transactions on Information Systems 20(4), 2002.
     """
-    return _mean(_gains, held_out, recommended, k, (user_col, item_col, score_col))
+    return _mean(gains, held_out, recommended, k, (user_col, item_col, score_col))
 
 
 _Names = tuple[str, str, str]
@@ -127,7 +127,7 @@ def _by_user(held_out: Any, recommended: Any, names: _Names) -> list[tuple[Any, 
     n = max(frame.npartitions for frame in (held_out, recommended) if is_dask(frame))
     pieces = []
     for frame, columns in ((held_out, names[:2]), (recommended, names)):
-        lazy = frame if is_dask(frame) else dd.from_pandas(frame[[*columns]], npartitions=1)
+        lazy = frame if is_dask(frame) else dd.from_pandas(frame, npartitions=1, sort=False)
         pieces.append(lazy[[*columns]].shuffle(on=names[0], npartitions=n).to_delayed())
     return list(zip(*pieces, strict=True))
 
@@ -148,26 +148,5 @@ def _sums(
     metric: _Metric, held_out: Any, recommended: Any, *, k: int, names: _Names
 ) -> tuple[float, int]:
     """Sum of a metric over some users, and how many they are."""
-    user, item, score = names
-    pandas = load_pandas()
-    right = held_out[[user, item]].drop_duplicates()
-    users, sizes = np.unique(right[user].to_numpy(), return_counts=True)
-    order = np.argsort(-recommended[score].to_numpy(np.float64), kind="stable")
-    found = recommended[[user, item]].iloc[order]
-    place = found.groupby(user, sort=False).cumcount().to_numpy()
-    found = found.assign(_place=place)[place < k]
-    hits = found.merge(right, on=[user, item], how="inner")
-    of_user = pandas.Index(users).get_indexer(hits[user])
-    table = np.zeros((len(users), k), np.bool_)
-    table[of_user, hits["_place"].to_numpy()] = True
-    return float(metric(table, sizes).sum()), len(users)
-
-
-def _precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.asarray(hits.mean(axis=1))
-
-
-def _gains(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    gain = 1 / np.log2(np.arange(hits.shape[1]) + 2)
-    best = np.cumsum(gain)[np.minimum(sizes, hits.shape[1]) - 1]
-    return np.asarray(hits @ gain / best)
+    found = metric(*hits_of(held_out, recommended, k, names))
+    return float(found.sum()), len(found)

@@ -100,13 +100,12 @@ class Fitted:
             scores += (own + self.default).astype(scores.dtype)[:, None]
         return scores
 
-    def similar(self, items: Positions) -> NDArray[Any]:
-        """Cosine of the factors of some items and of all; -1 with an item of no length."""
+    def similar(self, item: int) -> NDArray[Any]:
+        """Cosine of the factors of an item and of all; minus infinity for those of no length."""
         lengths = np.linalg.norm(self.item_factors, axis=1)
-        unit = self.item_factors / np.where(lengths > 0, lengths, 1)[:, None]
-        cosines: NDArray[Any] = unit[items] @ unit.T
-        cosines[:, lengths == 0] = -1
-        return cosines
+        products = self.item_factors @ self.item_factors[item]
+        whole = np.where(lengths > 0, lengths, 1) * max(lengths[item], 1e-300)
+        return np.where(lengths > 0, products / whole, -np.inf)
 
 
 @dataclass(frozen=True, eq=False)

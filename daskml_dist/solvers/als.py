@@ -92,6 +92,8 @@ class _Sweeps:
         #: The side that is solved for first, and the other one.
         self._sides = ("user", "item") if more_users else ("item", "user")
         self._n_ratings, self.mean, self._confidence = self._moments()
+        #: By side and lane: ratings that were made ready once.
+        self._ready: dict[tuple[str, int], Ratings] = {}
         self.n_iter, self.loss = keyed.n_done, np.inf
         self.factors = {side: self._first(side) for side in self._sides}
         if keyed.small is not None:
@@ -130,7 +132,8 @@ class _Sweeps:
         # Conjugate gradients go on from the factors of both sides.
         kept = self._sides if self._solver.equations.steps is not None else (last,)
         values = {side: self.factors[side] for side in kept}
-        self._keyed.keep(values, self.n_iter, [self.loss], self.loss)
+        # A record's loss is divided by the entries of both sides.
+        self._keyed.keep(values, self.n_iter, [self.loss], self.loss * 2 * self._n_ratings)
 
     def _gram_of(self, side: str) -> NDArray[np.float64]:
         """Sum of the squares of a side's factors; zeros where none is asked for."""
@@ -151,7 +154,7 @@ class _Sweeps:
         def solve(rows: KeyedRows) -> None:
             own = _own(factors, rows)
             with np.errstate(over="ignore", invalid="ignore"):  # looked for below
-                failed = equations.solve(_ratings(rows), by, own)
+                failed = equations.solve(self._ratings(side, rows), by, own)
             if len(failed):
                 raise self._singular(side, rows, int(failed[0]))
             if not np.isfinite(own).all():
@@ -161,6 +164,15 @@ class _Sweeps:
                 )
 
         self._keyed.map(solve, side)
+
+    def _ratings(self, side: str, rows: KeyedRows) -> Ratings:
+        """Ratings of a lane; implicit ones of the same pair are summed."""
+        key = side, rows.range.lane
+        if key not in self._ready:
+            values = np.ones(len(rows.indices)) if rows.values is None else rows.values
+            plain = Ratings(rows.indptr, rows.indices, values)
+            self._ready[key] = _summed(rows, values) if self._model.implicit else plain
+        return self._ready[key]
 
     def _singular(self, side: str, rows: KeyedRows, row: int) -> DivergedError:
         n, name = int(np.diff(rows.indptr)[row]), rows.range.ids[row]
@@ -174,7 +186,8 @@ class _Sweeps:
         """Root mean squared error; of implicit ratings the mean weighted square over all pairs."""
         equations, factors = self._solver.equations, self.factors[side]
         parts = self._keyed.map(
-            lambda rows: [equations.errors(_ratings(rows), by, _own(factors, rows))], side
+            lambda rows: [equations.errors(self._ratings(side, rows), by, _own(factors, rows))],
+            side,
         )
         (total,) = self._keyed.sum(parts).tolist()
         if self._model.implicit:
@@ -196,6 +209,14 @@ def _own(factors: NDArray[Any], rows: KeyedRows) -> NDArray[Any]:
     return factors[rows.range.own]
 
 
-def _ratings(rows: KeyedRows) -> Ratings:
-    values = np.ones(len(rows.indices)) if rows.values is None else rows.values
-    return Ratings(rows.indptr, rows.indices, values)
+def _summed(rows: KeyedRows, values: NDArray[np.float64]) -> Ratings:
+    """Ratings of which those of the same pair are added up; pairs are in order."""
+    of_row = np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))
+    is_first = np.ones(len(values), np.bool_)
+    is_first[1:] = (of_row[1:] != of_row[:-1]) | (rows.indices[1:] != rows.indices[:-1])
+    if is_first.all():
+        return Ratings(rows.indptr, rows.indices, values)
+    (at,) = np.nonzero(is_first)
+    counts = np.bincount(of_row[at], minlength=len(rows.indptr) - 1)
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return Ratings(indptr, rows.indices[at], np.add.reduceat(values, at))

@@ -50,7 +50,7 @@ class Alone:
     def keep(self, values: Any, n_iter: int, small: Any = None, loss: float = np.nan) -> None:
         self.kept = {name: array.copy() for name, array in values.items()}
         self.n_done, self.small = n_iter, np.array(small)
-        self.losses.append(loss)
+        self.losses.append(loss / 2 / SEEN.sum())
 
 
 def _lanes(ratings: NDArray[Any], n_lanes: int, by: int) -> list[KeyedRows]:
