@@ -195,7 +195,8 @@ class BaseRecommender(BaseEstimator):
             found = find_ids(self.user_ids_, users, str(self.user_col))
             wanted[found[found >= 0]] = True
         of = partial(_positions, self.user_ids_, self.item_ids_, wanted)
-        return Seen.of(*self._reduced(of, seen, rated=False), len(self.user_ids_))
+        pairs = self._reduced(of, seen, rated=False)
+        return Seen.of(pairs[0], pairs[1], len(self.user_ids_))
 
     def similar_items(self, items: Any, n: int = 10) -> Any:
         """The items whose factors point in nearly the same direction as those of some items.
@@ -225,13 +226,13 @@ class BaseRecommender(BaseEstimator):
                 f"The fit has not seen the items {ids[at < 0][:5].tolist()}. Ask for items of "
                 "item_ids_."
             )
-        found = []
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
         for i, item in enumerate(at.tolist()):
             cosines = fitted.similar(item)[np.newaxis]
             cosines[0, item] = -np.inf
             rows, others, best = highest(cosines, int(n))
             found.append((rows + i, others, best))
-        rows, others, best = _joined(found) if found else ([], np.empty(0, int), np.empty(0))
+        rows, others, best = _joined(found)
         return load_pandas().DataFrame(
             {self.item_col: ids[rows], "similar": self.item_ids_[others], "score": best}
         )

@@ -254,6 +254,7 @@ class ALS(BaseRecommender):
         self.mean_ = float(solution.extra["mean"])
         self.n_iter_ = solution.n_iter
         for name in ("user_biases_", "item_biases_"):
-            vars(self).pop(name, None)
+            if hasattr(self, name):
+                delattr(self, name)
         if self.biases:
             self.user_biases_, self.item_biases_ = users[:, rank].copy(), items[:, rank].copy()

@@ -161,9 +161,12 @@ SETTINGS: dict[str, list[Setting]] = {
 
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
+    "ALS": "takes ratings of users and items",
     "Blockwise": "takes a transformer that learns nothing",
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
+    "ndcg_at_k": "takes frames of recommended items",
+    "precision_at_k": "takes frames of recommended items",
     "NamespaceHasher": "learns nothing, and takes dicts",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",

@@ -74,7 +74,11 @@ def _public() -> dict[str, type]:
 
 
 def _learns(name: str, kind: type) -> bool:
-    return name in ARGUMENTS or bool(get_tags(kind()).requires_fit)
+    if name in ARGUMENTS:
+        return True
+    tags = get_tags(kind())
+    # Recommenders take ratings, a row for each.
+    return bool(tags.requires_fit and tags.input_tags.two_d_array)
 
 
 PUBLIC = _public()
