@@ -69,8 +69,9 @@ def main() -> None:
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    if not arguments.folder.is_dir():
-        parser.error(f"no folder {arguments.folder}: name one that holds adult.data")
+    files = [arguments.folder / name for name in ("adult.data", "adult.test")]
+    if missing := [path for path in files if not path.is_file()]:
+        parser.error(f"no file {missing[0]}: name a folder that holds adult.data and adult.test")
 
     X, y = read(arguments.folder / "adult.data")
     X_test, y_test = read(arguments.folder / "adult.test")

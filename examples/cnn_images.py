@@ -17,9 +17,17 @@ import numpy as np
 from distributed import Client, LocalCluster
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from torch import nn
 
 from daskml_dist.neural_network import TorchClassifier
+
+try:
+    from torch import nn
+except ImportError as error:
+    raise SystemExit('This example needs PyTorch: pip install "daskml-dist[torch]"') from error
+
+#: Files of MNIST.
+IMAGES = [f"{part}-images-idx3-ubyte.gz" for part in ("train", "t10k")]
+LABELS = [f"{part}-labels-idx1-ubyte.gz" for part in ("train", "t10k")]
 
 
 class Block(nn.Module):
@@ -59,8 +67,8 @@ def read(folder: Path | None) -> list[Any]:
     def one(name: str, offset: int) -> Any:
         return np.frombuffer(gzip.decompress((folder / name).read_bytes()), np.uint8, -1, offset)
 
-    images = [one(f"{n}-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28) for n in ("train", "t10k")]
-    return [*images, *(one(f"{n}-labels-idx1-ubyte.gz", 8) for n in ("train", "t10k"))]
+    images = [one(name, 16).reshape(-1, 28, 28) for name in IMAGES]
+    return [*images, *(one(name, 8) for name in LABELS)]
 
 
 def main() -> None:
@@ -71,6 +79,10 @@ def main() -> None:
     parser.add_argument("--policy", default="allreduce")
     parser.add_argument("--passes", type=int, default=8)
     arguments = parser.parse_args()
+    folder = arguments.folder
+    missing = [name for name in IMAGES + LABELS if folder and not (folder / name).is_file()]
+    if missing:
+        parser.error(f"no file {folder / missing[0]}: name a folder that holds MNIST's four files")
     X, X_test, y, y_test = read(arguments.folder)
     with (
         LocalCluster(

@@ -23,6 +23,10 @@ from sklearn.model_selection import train_test_split
 
 from daskml_dist.neural_network import MLPClassifier
 
+#: Files of MNIST.
+IMAGES = [f"{part}-images-idx3-ubyte.gz" for part in ("train", "t10k")]
+LABELS = [f"{part}-labels-idx1-ubyte.gz" for part in ("train", "t10k")]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -34,6 +38,10 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, nargs="*", default=[256])
     parser.add_argument("--passes", type=int, default=12)
     arguments = parser.parse_args()
+    folder = arguments.data
+    missing = [name for name in IMAGES + LABELS if folder and not (folder / name).is_file()]
+    if missing:
+        parser.error(f"no file {folder / missing[0]}: name a folder that holds MNIST's four files")
     X, X_test, y, y_test = read(arguments.data)
     print(f"{len(X):,} x {X.shape[1]} rows on {arguments.workers} workers")
     with (
@@ -67,10 +75,7 @@ def read(folder: Path | None) -> Any:
     if folder is None:
         X, y = load_digits(return_X_y=True)
         return train_test_split((X / 16).astype(np.float32), y, test_size=0.25, random_state=0)
-    images, labels = (
-        [_idx(folder / f"{name}-{kind}-ubyte.gz") for name in ("train", "t10k")]
-        for kind in ("images-idx3", "labels-idx1")
-    )
+    images, labels = ([_idx(folder / name) for name in names] for names in (IMAGES, LABELS))
     return [*(X.reshape(len(X), -1).astype(np.float32) / 255 for X in images), *labels]
 
 

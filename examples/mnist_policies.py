@@ -22,6 +22,10 @@ from distributed import Client, LocalCluster
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
 
+#: Files of MNIST.
+IMAGES = [f"{part}-images-idx3-ubyte.gz" for part in ("train", "t10k")]
+LABELS = [f"{part}-labels-idx1-ubyte.gz" for part in ("train", "t10k")]
+
 
 def data_folder() -> Path:
     """Where the real data lies by default."""
@@ -50,12 +54,11 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=20)
     arguments = parser.parse_args()
     folder = arguments.folder
-    if not folder.is_dir():
-        parser.error(f"no folder {folder}: name one that holds the *-ubyte.gz files")
+    if missing := [name for name in IMAGES + LABELS if not (folder / name).is_file()]:
+        parser.error(f"no file {folder / missing[0]}: name a folder that holds MNIST's four files")
 
-    y = read_labels(folder / "train-labels-idx1-ubyte.gz")
-    X_test = read_images(folder / "t10k-images-idx3-ubyte.gz")
-    y_test = read_labels(folder / "t10k-labels-idx1-ubyte.gz")
+    y, y_test = (read_labels(folder / name) for name in LABELS)
+    X_test = read_images(folder / IMAGES[1])
     with (
         LocalCluster(
             n_workers=arguments.workers,
@@ -67,7 +70,7 @@ def main() -> None:
     ):
         # Each worker reads its own rows, so nothing large passes through this process.
         size = 10_000
-        image_file = folder / "train-images-idx3-ubyte.gz"
+        image_file = folder / IMAGES[0]
         blocks = [
             da.map_blocks(
                 lambda path=image_file, at=start: read_images(path, slice(at, at + size)),

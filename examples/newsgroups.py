@@ -70,7 +70,7 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.folder / "20news-bydate.tar.gz"
     if not path.is_file():
-        parser.error(f"no file {path}")
+        parser.error(f"no file {path}: name a folder that holds it")
 
     with (
         tempfile.TemporaryDirectory() as folder,

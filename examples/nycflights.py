@@ -39,7 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.folder / "flights.parquet"
     if not path.is_file():
-        parser.error(f"no file {path}")
+        parser.error(f"no file {path}: name a folder that holds it")
     import dask.dataframe as dd
 
     frame = dd.read_parquet(path, split_row_groups=True, columns=[*FEATURES, "arr_delay"])

@@ -77,7 +77,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--workers", type=int, default=2, help="worker processes; 0: no cluster")
     parser.add_argument("--passes", type=int, default=20, help="passes over the data at most")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.data and not arguments.data.is_file():
+        parser.error(f"no file {arguments.data}: name a CSV, Parquet or svmlight file")
+    return arguments
 
 
 def main() -> None:

@@ -18,9 +18,13 @@ import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
 from sklearn.model_selection import train_test_split
-from torch import nn
 
 from daskml_dist.neural_network import TorchClassifier
+
+try:
+    from torch import nn
+except ImportError as error:
+    raise SystemExit('This example needs PyTorch: pip install "daskml-dist[torch]"') from error
 
 #: Words of a text, and numbers that words are hashed to; 0 fills up.
 LENGTH, WORDS = 40, 4096
@@ -79,6 +83,11 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=10)
     arguments = parser.parse_args()
     texts, labels = read(arguments.folder)
+    if len(set(labels)) < 2:
+        parser.error(
+            f"{arguments.folder} holds texts of {len(set(labels))} classes: name a folder with two "
+            "subfolders or more, one for each class, of text files"
+        )
     tokens = np.stack([tokens_of(text) for text in texts])
     X, X_test, y, y_test = train_test_split(tokens, np.array(labels), random_state=0)
     with (

@@ -9,6 +9,7 @@ workers moved, for each K and tau; with --picture it draws them (matplotlib).
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=30)
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
+    if arguments.picture and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--picture needs matplotlib: pip install matplotlib")
 
     X, y = load_digits(return_X_y=True)
     X, X_test, y, y_test = train_test_split(X / 16, y, test_size=0.25, random_state=0)

@@ -366,7 +366,9 @@ class Backend(ABC):
     def add_gram(self, X: Any, weight: Any | None, out: Any) -> None:
         """Add ``X.T @ diag(weight) @ X``, weight >= 0, to `out` (n_features, n_features)."""
 
-    def add_products(self, X: Any, side: Any, weight: Any | None, out: Any) -> None:
+    def add_products(
+        self, X: Any, side: Any, weight: Any | None, out: Any, shift: Any | None = None
+    ) -> None:
         """Add ``X.T @ diag(weight) @ [X, side]``, weight >= 0, to `out`.
 
         Parameters
@@ -375,8 +377,11 @@ class Backend(ABC):
         side : array of shape (n, n_columns)
         weight : array of shape (n,) or None
         out : float64 array of shape (n_features, n_features + n_columns)
+        shift : array of shape (n_features,), or None
+            Taken from each dense row first.
         """
         d = X.shape[1]
+        X = X if shift is None else X - shift
         self.add_gram(X, weight, out[:, :d])
         side = side if weight is None else side * weight[:, None]
         cross = zeros((d, side.shape[1]), out.dtype, like=out)

@@ -47,8 +47,11 @@ def _near_rows(backend: Any, X: Any, shift: Any | None, width: int) -> Iterator[
     """Some rows at a time, near the origin; `width` numbers will be made of each."""
     step = (backend.entries_at_once or _PRODUCTS) // max(width, 1)
     for at in row_slices(X.shape[0], max(step, _FEWEST)):
-        rows = backend.rows(X, at) if shift is not None else X[at]
-        yield at, rows if shift is None else cast(rows, arithmetic_dtype(rows)) - shift
+        rows = X[at] if _is_sparse(X) else backend.rows(X, at)
+        if shift is not None:
+            whole = rows.toarray() if _is_sparse(X) else rows
+            rows = cast(whole, arithmetic_dtype(whole)) - shift
+        yield at, rows
 
 
 def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
@@ -61,8 +64,12 @@ def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
 
 def _squares(backend: Any, X: Any) -> Any:
     """The squared norm of each row, dense or sparse."""
-    if not hasattr(X, "with_values"):
+    if not _is_sparse(X):
         return total(X * X, axis=1)
     values = X.values
     each = ones((X.shape[1], 1), X.dtype, like=values)
     return namespace(values).reshape(backend.dot(X.with_values(values * values), each), (-1,))
+
+
+def _is_sparse(X: Any) -> bool:
+    return hasattr(X, "with_values")

@@ -321,7 +321,12 @@ class NumpyBackend(Backend):
         out += self._square(X)
 
     def add_products(
-        self, X: Any, side: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any]
+        self,
+        X: Any,
+        side: NDArray[Any],
+        weight: NDArray[Any] | None,
+        out: NDArray[Any],
+        shift: NDArray[Any] | None = None,
     ) -> None:
         """All products at once, of dense rows copied beside the others: these may lie anywhere."""
         if not isinstance(X, np.ndarray):
@@ -329,7 +334,10 @@ class NumpyBackend(Backend):
             return
         (n, d), n_side = X.shape, side.shape[1]
         packed = self._scratch.empty("scaled", (n, whole_vectors(d + n_side)), X.dtype)
-        packed[:, :d] = X
+        if shift is None:
+            packed[:, :d] = X
+        else:
+            np.subtract(X, shift, out=packed[:, :d])
         packed[:, d : d + n_side] = side
         packed[:, d + n_side :] = 0
         if weight is not None:

@@ -117,15 +117,18 @@ class DivergedError(TrainingError, ValueError):
     ----------
     snapshot : ndarray or None
         Earlier parameters whose loss was finite, where somebody kept them.
+    clock : int or None
+        Steps before the one whose loss was not finite, where that is known.
     """
 
-    def __init__(self, message: str = "", snapshot: Any = None) -> None:
+    def __init__(self, message: str = "", snapshot: Any = None, clock: int | None = None) -> None:
         super().__init__(message)
         self.snapshot = snapshot
+        self.clock = clock
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What Dask sends keeps the arguments alone.
-        return type(self), (*self.args, self.snapshot)
+        return type(self), (*self.args, self.snapshot, self.clock)
 
 
 def as_ours(error: Exception, where: str = "") -> DaskMLDistError:

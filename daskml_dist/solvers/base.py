@@ -97,8 +97,6 @@ class Statistic(ABC):
         Whether :meth:`add` reads X by :meth:`BatchRows.part` or a linear model's gradient alone,
         which copy what a processor's cache holds where X starts at any byte. Otherwise such blocks
         are copied whole first.
-    state : RowState or None
-        What is remembered of each row. A field or a property of a subclass.
     n_numbers : int
         With how many numbers the flattened sum begins, before vectors of the parameters' size;
         for solvers in ranges.
@@ -108,8 +106,11 @@ class Statistic(ABC):
     remembered: ClassVar[bool] = True
     n_numbers: ClassVar[int] = 0
     in_parts: ClassVar[bool] = False
-    # No annotation: a subclass may make a field of it, or a property.
-    state = None
+
+    @property
+    def state(self) -> RowState | None:
+        """Memory of each row, or None."""
+        return None
 
     @property
     def shows_not_finite(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,38 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
     options = ["--target", "species", "--workers", "0", "--policy", "sync", "--passes", "5"]
     output = _run("quickstart.py", "--data", str(path), *options)
     assert f"iris.{kind}: 150 x 4, 0 workers" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("adult_census.py", []),
+        ("cnn_images.py", []),
+        ("mnist_mlp.py", ["--data"]),
+        ("mnist_policies.py", []),
+        ("newsgroups.py", []),
+        ("nycflights.py", []),
+        ("quickstart.py", ["--data"]),
+        ("rnn_text.py", []),
+    ],
+)
+def test_an_empty_folder_is_a_usage_error(
+    tmp_path: Path,
+    name: str,
+    option: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if name in {"cnn_images.py", "rnn_text.py"}:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    for folder in (tmp_path, tmp_path / "none"):
+        monkeypatch.setattr(sys, "argv", [name, *option, str(folder)])
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        told = capsys.readouterr().err
+        assert "usage:" in told
+        assert str(folder) in told
+        assert ": name a" in told
 
 
 @pytest.mark.slow

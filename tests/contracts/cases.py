@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from sklearn.utils import get_tags
 
 from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
 from tests.contracts.inputs import DTYPES, SHAPES, TARGETS, WEIGHTS
@@ -199,6 +200,7 @@ def _is_for(target: str, subject: Subject, container: str) -> bool:
 def _ways_of_y(subject: Subject, container: str, steps: tuple[str, ...]) -> list[str]:
     if container != "frame":
         return ["series"]
-    by_name = not subject.is_metric and hasattr(subject.model, "run")
+    trained = not subject.is_metric and hasattr(subject.model, "run")
+    by_name = trained and get_tags(subject.model).target_tags.required
     possible = {"name": by_name, "array": is_ordered(steps)}
     return [way for way in Y_AS if possible.get(way, True)]

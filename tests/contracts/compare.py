@@ -16,6 +16,8 @@ __all__ = ["Refusal", "attempt", "differences", "plain"]
 
 #: Labels that may fall to the other side of a boundary by rounding.
 SLIPS = 0.01
+#: What may be near zero beside these, and is as near to its value as they are.
+_BESIDE = {"intercept_": "coef_", "intercepts_": "coefs_"}
 
 
 @dataclass(frozen=True)
@@ -85,30 +87,29 @@ def differences(
     if whole and found.keys() != expected.keys():
         lines.append(f"results: {sorted(found.keys() ^ expected.keys())} on one side alone")
     for name in found.keys() & expected.keys():
-        near = rtol
-        if name == "intercept_":  # which may be near zero beside large coefficients
-            near *= max(
-                1.0, _largest(expected.get("coef_")) / max(_largest(expected[name]), 1e-300)
-            )
-        if line := _difference(found[name], expected[name], near, whole and name.endswith(")")):
+        beside = _largest(expected.get(_BESIDE.get(name, "")))
+        strict = whole and name.endswith(")")
+        if line := _difference(found[name], expected[name], rtol, strict, beside):
             lines.append(f"{name}: {line}")
     return sorted(lines)
 
 
 def _largest(value: Any) -> float:
+    if isinstance(value, list | tuple):
+        return max(map(_largest, value), default=0.0)
     return 0.0 if value is None else float(np.abs(value).max(initial=0.0))
 
 
-def _difference(found: Any, expected: Any, rtol: float, whole: bool) -> str:
+def _difference(found: Any, expected: Any, rtol: float, whole: bool, beside: float) -> str:
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
-        return _of_lists(list(found), list(expected), rtol, whole)
+        return _of_lists(list(found), list(expected), rtol, whole, beside)
     a, b = _as_array(found), _as_array(expected)
     if a.shape != b.shape:
         return f"shape {a.shape}, expected {b.shape}"
     if whole and a.dtype != b.dtype and {a.dtype.kind, b.dtype.kind} != {"U"}:
         return f"dtype {a.dtype}, expected {b.dtype}"
     if a.dtype.kind in "biufc" and b.dtype.kind in "biufc":
-        return _of_numbers(a.astype(float), b.astype(float), rtol)
+        return _of_numbers(a.astype(float), b.astype(float), rtol, beside)
     pairs = zip(a.ravel(), b.ravel(), strict=True)
     return _of_labels(np.array([not _is_same(x, y) for x, y in pairs]), a, b)
 
@@ -120,20 +121,23 @@ def _is_same(x: Any, y: Any) -> bool:
     return str(x) == str(y) or (both_numbers and bool(x == y))
 
 
-def _of_lists(found: list[Any], expected: list[Any], rtol: float, whole: bool) -> str:
+def _of_lists(
+    found: list[Any], expected: list[Any], rtol: float, whole: bool, beside: float
+) -> str:
     if len(found) != len(expected):
         return f"{len(found)} items, expected {len(expected)}"
-    lines = [_difference(a, b, rtol, whole) for a, b in zip(found, expected, strict=True)]
+    pairs = zip(found, expected, strict=True)
+    lines = [_difference(a, b, rtol, whole, beside) for a, b in pairs]
     return "; ".join(f"item {i} {line}" for i, line in enumerate(lines) if line)
 
 
-def _of_numbers(a: Any, b: Any, rtol: float) -> str:
+def _of_numbers(a: Any, b: Any, rtol: float, beside: float) -> str:
     finite = np.isfinite(b)
     if not np.array_equal(np.isfinite(a), finite) or not np.array_equal(
         a[~finite], b[~finite], equal_nan=True
     ):
         return f"not finite in other places: {_few(a)}, expected {_few(b)}"
-    scale = np.abs(b[finite]).max(initial=0.0)
+    scale = np.abs(b[finite]).max(initial=beside)
     error = np.abs(a[finite] - b[finite]).max(initial=0.0)
     if error <= rtol * scale + 1e-12:
         return ""

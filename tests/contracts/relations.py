@@ -96,6 +96,7 @@ def _classifies(subject: Subject) -> bool:
 
 _LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
+_draws_by_column = _is("MLPClassifier", "MLPRegressor")
 _with_intercept = _is(
     *_LEAST_SQUARES, *_GLM, "HuberRegressor", "LogisticRegression", fit_intercept=True
 )
@@ -119,6 +120,11 @@ def _permute(given: Given, rng: np.random.Generator) -> Given:
 
 def _reverse_columns(given: Given, rng: np.random.Generator) -> Given:
     return replace(given, X=given.X[list(given.X.columns[::-1])])
+
+
+def _start_reversed(params: dict[str, Any]) -> dict[str, Any]:
+    start = params.get("init")
+    return {"init": start[:, ::-1]} if isinstance(start, np.ndarray) else {}
 
 
 def _repeat(given: Given, rng: np.random.Generator) -> Given:
@@ -249,7 +255,10 @@ def _far(results: Results, given: Given) -> Results:
 RELATIONS: dict[str, Relation] = {
     "rows permuted": Relation(_permute, _any),
     "columns reversed": Relation(
-        _reverse_columns, lambda s: not s.is_metric and not s.needs_names, _columns_reversed
+        _reverse_columns,
+        lambda s: not s.is_metric and not s.needs_names and not _draws_by_column(s),
+        _columns_reversed,
+        _start_reversed,
     ),
     "weights are rows": Relation(
         _repeat, lambda s: s.weighted, _rows_repeated, weight="whole"

@@ -81,6 +81,8 @@ _loose = _of(TAME, rtol=1e-3, twin_rtol=1e-2)
 _scaled = _of((*NUMBERS, "missing"), rtol=1e-8, twin_rtol=1e-8)
 _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
 _grouped = _of(("normal",))
+# Eigenvectors turn where eigenvalues are near each other.
+_turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
 
 
 def _layers(**params: Any) -> Setting:
@@ -130,8 +132,14 @@ SETTINGS: dict[str, list[Setting]] = {
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
-    # Drawn centres belong to places of rows, which differ.
-    "KMeans": [_grouped(n_clusters=3, init=np.eye(3, 4) + 0.1, n_init=1, tol=1e-9)],
+    # Drawn centres belong to places of rows, which differ. No whole numbers are as near to one of
+    # these as to another: rounding would decide to which they go.
+    "KMeans": [
+        _grouped(
+            n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
+        )
+    ],
+    "PCA": [_turned(), _turned(n_components=2, whiten=True)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
     "MaxAbsScaler": [_scaled()],

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from daskml_dist import cluster, linear_model, naive_bayes, svm
+from daskml_dist import cluster, decomposition, linear_model, naive_bayes, svm
 
 # As in scikit-learn's own suite: fewer rows than features fit exactly, and the scale goes to zero
 # for as long as it is let.
-PARAMS: dict[str, dict[str, Any]] = {"HuberRegressor": {"max_iter": 5}}
+# Directions without variance are any, and rows of no weight have a part in them.
+PARAMS: dict[str, dict[str, Any]] = {
+    "HuberRegressor": {"max_iter": 5},
+    "PCA": {"n_components": 1},
+}
 ESTIMATORS = [
     getattr(module, name)(**PARAMS.get(name, {}))
-    for module in (linear_model, naive_bayes, svm, cluster)
+    for module in (linear_model, naive_bayes, svm, cluster, decomposition)
     for name in module.__all__
 ]
 

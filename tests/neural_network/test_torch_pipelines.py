@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.neural_network import TorchClassifier
 from daskml_dist.policies import Pipeline
 from tests.training.recovery.strikes import Strike, kill_worker
@@ -113,6 +114,42 @@ def test_two_processes_make_the_steps_of_one(client: Client, one: Client) -> Non
     found = classifier().fit(*lazy(), client=client)
     assert_equal(found, classifier().fit(*lazy(), client=one))
     assert found.score(*rows()) > 0.6
+
+
+def test_a_loss_that_is_not_finite_keeps_what_was(client: Client) -> None:
+    """By one trainer, and by several, in steps of which the client has a snapshot or none."""
+
+    class Breaks(nn.Module):  # type: ignore[name-defined,misc]
+        def forward(self, x: Any) -> Any:
+            return torch.where(x.abs().amax() > 1e5, torch.inf, 1.0) * x
+
+    def make() -> Any:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3), Breaks())
+
+    kept = {}
+    for name, where, lag, step in (
+        ("here", None, 64, 8), ("first", client, 64, 8), ("later", client, 4, 8),
+        ("at once", client, 4, 1),
+    ):  # fmt: skip
+        X, y = rows()[0].copy(), rows()[1]
+        X[480 + 48 * step - 1, 0, 0] = 1e9  # of the second lane
+        clf = classifier(make, shuffle=False, run=Run(n_lanes=2))
+        given = (X, y) if where is None else (da.from_array(X, chunks=(120, 4, 4)), y)
+        how = {} if where is None else {"client": where}
+        with (
+            dask.config.set({"daskml_dist.standby_lag": lag}),
+            pytest.raises(DivergedError, match=f"in step {step} of lane 1") as raised,
+        ):
+            clf.fit(*given, **how)
+        if step > 1:
+            kept[name] = np.concatenate([v.numpy().ravel() for v in clf.state_dict().values()])
+            assert "keeps earlier parameters" in str(raised.value)
+            assert np.isfinite(kept[name]).all()
+        else:
+            assert "keeps" not in str(raised.value)
+            assert not hasattr(clf, "classes_")
+    np.testing.assert_array_equal(kept["first"], kept["here"])
+    assert (kept["later"] != kept["here"]).any()
 
 
 def test_a_pipeline_makes_the_steps_of_plain_gradients(client: Client) -> None:

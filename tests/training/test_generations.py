@@ -48,7 +48,8 @@ def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_othe
     ("dealt", "even", "found"),
     [
         ({"a", "b", "c"}, False, {"a"}),
-        ({"a", "b", "c"}, True, {"a", "new"}),
+        ({"a", "b", "c"}, True, {"a"}),
+        ({"a", "b", "c", "new"}, True, {"a", "new"}),
         ({"b", "c"}, False, {"a", "new"}),
     ],
 )

@@ -276,8 +276,9 @@ class _Lane(FlatModule):
             f"The loss became {loss} in step {clock + 1} of lane {lane}, on a batch of {len(X)} "
             f"rows between {X.min():.3g} and {X.max():.3g}; the parameters before it are "
             f"{'finite' if whole else 'not finite any more'}. Lower learning_rate, set clip=1.0, "
-            "or scale the inputs. The estimator keeps earlier parameters whose loss was finite.",
+            "or scale the inputs.",
             self._good,
+            clock,
         )
 
 

@@ -90,8 +90,8 @@ class TorchChain(TorchModel, StagedModel):
             lane, clock = (*rows.key, 0, 0)[1:3]
             raise DivergedError(
                 f"The loss became {found} in step {clock + 1} of lane {lane}, on a micro-batch of "
-                f"{len(losses)} rows. Lower learning_rate, or scale the inputs. Without a pipeline "
-                "the estimator would keep earlier parameters whose loss was finite."
+                f"{len(losses)} rows. Lower learning_rate, set clip=1.0, or scale the inputs.",
+                clock=clock,
             )
         return found, _as(gradient, output)
 

@@ -196,7 +196,9 @@ class BaseTorch(BaseNetwork):
             with torch.random.fork_rng(devices=()):
                 super()._train(X, y, sample_weight, **how)
         except DivergedError as error:
-            self._keep_snapshot(error.snapshot)
+            if self._keep_snapshot(error.snapshot):
+                kept = "The estimator keeps earlier parameters, whose loss was finite."
+                error.args = (f"{error} {kept}",)
             raise
         finally:
             self.__dict__.pop("_tried", None)
@@ -245,14 +247,15 @@ class BaseTorch(BaseNetwork):
         self._token, self._rows_dtype = TorchOutputs(self._net, w).token, rows.survey.rows_dtype
         self.n_outputs_ = rows.survey.n_targets or 1
 
-    def _keep_snapshot(self, w: NDArray[Any] | None) -> None:
-        """Keep the last parameters whose loss was finite of a fit that diverged."""
+    def _keep_snapshot(self, w: NDArray[Any] | None) -> bool:
+        """Keep the last parameters whose loss was finite of a fit that diverged, if any."""
         if w is None or self._tried.begun is None:
-            return
+            return False
         model, rows = self._tried.begun
         self._set_parameters(w, model, rows)
         self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model, self.n_iter_, self.t_ = ShardState(w, {}), self._net, 0, 0.0
+        return True
 
     # -- what was fitted -----------------------------------------------------------------------
 

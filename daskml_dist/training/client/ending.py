@@ -10,15 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from distributed import Client
+from numpy.typing import NDArray
 
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import (
     DaskMLDistError,
+    DivergedError,
     SchedulerLostError,
     TrainingError,
     is_consequence,
 )
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.snapshots import whole
 from daskml_dist.solvers import Solution
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.fleet import Fleet
@@ -117,6 +120,8 @@ class Ending:
             with suppress(SchedulerLostError):
                 self._wind_down(error)
             cause = error if is_users else self._root_cause(error)
+            if isinstance(cause, DivergedError) and cause.snapshot is None:
+                cause.snapshot = self._before(cause.clock)
             kept = self._kept(error) if isinstance(error, KeyboardInterrupt) else None
         finally:
             self.clean_up()
@@ -165,6 +170,19 @@ class Ending:
                 if (result := told()) is not None:
                     return replace(result, interrupted=error)
         return None
+
+    def _before(self, clock: int | None) -> NDArray[Any] | None:
+        """Parameters before a step, by snapshots, where each trainer held a part of them."""
+        fit = self._fit
+        if clock is None or clock <= fit.work.first_clock:
+            return None
+        with suppress(Exception):
+            host = self._crew.servers[0].host
+            place = max(at for at in self._fleet.ask(host, "kept") if at < clock)
+            snapshot, _ = self._fleet.ask(host, "snapshot_at", place)
+            (w,) = (s.shard.w for s in whole(snapshot.lanes).values() if s.shard is not None)
+            return w
+        return fit.start_state().w
 
     def _told_by_workers(self) -> FitResult | None:
         seats = [seat for seat in self._crew.seats if seat.future.status == "finished"]

@@ -21,6 +21,7 @@ from daskml_dist.training.client.telling import ToldResults
 from daskml_dist.training.dask_internals import proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, run_trainer
+from daskml_dist.training.worker.readiness import get_ready, packed
 
 __all__ = ["BUSY", "Fleet", "Gone", "Host", "Seat"]
 
@@ -318,9 +319,22 @@ class Fleet:
         except Exception as error:
             raise Gone(seat.address, repr(error)) from error
 
+    def get_ready(self, address: str) -> Future[bool]:
+        """Have a worker load the fit; returns before it has."""
+        key = f"{self._run_id}-ready-{self.next_name()}"
+        fit = packed(self._fit) if self._is_small else self._spec()
+        tasks = {key: (get_ready, (fit,))}
+        future: Future[bool] = submit_all(self._client, tasks, {key: address})[key]
+        self._futures.append(future)
+        return future
+
     def discard_trainer(self, seat: Seat) -> None:
         """Let go of a trainer's task, finished or not."""
         self._cancel([seat.future])
+
+    def discard_task(self, future: Future[Any]) -> None:
+        """Let go of a task, finished or not."""
+        self._cancel([future])
 
     def _cancel(self, futures: Iterable[Future[Any]]) -> None:
         futures = list(futures)

@@ -9,7 +9,8 @@ from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.fleet import BUSY, Fleet
 from daskml_dist.training.client.generations import Generations
-from daskml_dist.training.client.membership import SETTLED, Membership
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.newcomers import Newcomers
 from daskml_dist.training.client.pace import Pace
 from daskml_dist.training.dask_internals import is_dasks
 from daskml_dist.training.spec import FitSpec
@@ -55,8 +56,7 @@ class Reasons:
         self._garbled = ""
         self._starts = Patience("workers to begin their parts", fit.run.timeout, BUSY)
         self._pace = Pace(fit.rows.lane_rows)
-        #: When each worker that joined was first seen.
-        self._joined_at: dict[str, float] = {}
+        self._newcomers = Newcomers(membership, fleet)
 
     def hear(self, alarm: Alarm) -> None:
         """Take an alarm, in any thread."""
@@ -112,14 +112,8 @@ class Reasons:
         return self._joined() or self._slow()
 
     def _joined(self) -> str | None:
-        """New workers that were there for a moment, and should take lanes over."""
-        now = time.monotonic()
-        fresh = [
-            address
-            for address in self._membership.ready
-            if address not in self._crew.seating.dealt
-            and now - self._joined_at.setdefault(address, now) > SETTLED
-        ]
+        """New workers that are ready, and should take lanes over."""
+        fresh = self._newcomers.ready(self._crew.seating.dealt)
         self._crew.seating.dealt.update(fresh)
         if not fresh or not self._crew.seating.would_even_out():
             return None

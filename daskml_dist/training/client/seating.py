@@ -49,7 +49,8 @@ class Seating:
         self.workers = dict(enumerate(placement.workers))
         #: Speed of slow workers, as a share of the others'.
         self.speeds: dict[str, float] = {}
-        #: Workers that were there when lanes were dealt, or have joined since.
+        #: Workers that were there when lanes were dealt, or have joined since: others have yet to
+        #: import what the fit needs, and nobody is to wait for that.
         self.dealt: set[str] = set()
         self._fit = fit
         self._rows = rows
@@ -98,8 +99,13 @@ class Seating:
 
     def would_even_out(self) -> bool:
         """Whether lanes would move if they were spread evenly over the workers that stay."""
-        even = reassign(self.lanes, self.workers, {}, self.capacity(), even=True)
-        return even != self.workers
+        known = self._known(self.capacity())
+        return reassign(self.lanes, self.workers, {}, known, even=True) != self.workers
+
+    def _known(self, capacity: dict[str, float]) -> dict[str, float]:
+        """Those that are known to be ready, where these can be given work; else all."""
+        known = {a: n for a, n in capacity.items() if a in self.dealt}
+        return known if known.keys() - self._membership.paused else capacity
 
     # -- lanes ---------------------------------------------------------------------------------
 
@@ -140,10 +146,5 @@ class Seating:
             if worker not in self._membership.paused or lane in run_on
         }
         if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
-            holders = self._rows.holders_now()
-            # Who has just come first imports what the fit needs: nobody is to wait for that. It
-            # joins once it was there for a moment.
-            known = {a: n for a, n in capacity.items() if a in self.dealt}
-            if not even and known.keys() - paused:
-                capacity = known
-            self.workers = reassign(self.lanes, given, holders, capacity, even=even)
+            holders, known = self._rows.holders_now(), self._known(capacity)
+            self.workers = reassign(self.lanes, given, holders, known, even=even)

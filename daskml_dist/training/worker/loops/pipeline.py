@@ -19,6 +19,7 @@ from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Arrays
 from daskml_dist.comm.lines import Lines
+from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.staged import StagedModel
 from daskml_dist.ps.messages import sum_in_lane_order
@@ -33,6 +34,8 @@ from daskml_dist.training.worker.reader import in_one_piece
 
 __all__ = ["Pipelined"]
 
+#: Steps between two copies of parameters whose loss was finite.
+_KEPT_EVERY = 32
 #: What a message is; its name is this and the number of the micro-batch, or of the lane.
 _ROWS, _TARGETS, _FORWARD, _BACKWARD, _LOSS, _STATE = range(6)
 
@@ -77,6 +80,7 @@ class Pipelined:
         self._live: dict[int, tuple[BatchRows, Any, Any]] = {}
         self._losses: dict[int, float] = {}
         self._busy = 0.0
+        self._good: NDArray[Any] | None = None
 
     def _cut(self, n_stages: int) -> Stages:
         """Cut the layers so that all stages take as long; the first trainer measures."""
@@ -121,7 +125,7 @@ class Pipelined:
         """Take the next step; 1, as many as are taken."""
         context = self._context
         batches = {lane.number: self._feed(lane) for lane in context.lanes}
-        parts = self._run_stage()
+        parts = self._gradients(clock)
         busy, self._busy = self._busy, 0.0
         last = self._stages.holders[-1]
         for lane in context.lanes:
@@ -152,6 +156,20 @@ class Pipelined:
             self._send(first, _ROWS, job.number, [key, rows.X[at]])
             self._send(last, _TARGETS, job.number, [has, *given])
         return batch.n_rows
+
+    def _gradients(self, clock: int) -> list[tuple[int, None, Any]]:
+        """Gradients of the own layers by lane; parameters whose loss was finite are kept.
+
+        Where several trainers hold them, the client finds some in its snapshots.
+        """
+        try:
+            parts = self._run_stage()
+        except DivergedError as error:
+            error.snapshot = self._good
+            raise
+        if self._stages.n_stages == 1 and clock % _KEPT_EVERY == 0:
+            self._good = self._home.to_host(copied(self._shard.w))
+        return parts
 
     def _run_stage(self) -> list[tuple[int, None, Any]]:
         """Make the own layers' part of all micro-batches; gradients by lane."""

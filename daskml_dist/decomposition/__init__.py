@@ -1,0 +1,7 @@
+"""Components of rows: few columns that tell most of many."""
+
+from __future__ import annotations
+
+from daskml_dist.decomposition.pca import PCA
+
+__all__ = ["PCA"]

@@ -1,0 +1,355 @@
+"""`PCA`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+from sklearn.decomposition._pca import _infer_dimension
+
+from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
+from daskml_dist._run import Run
+from daskml_dist.decomposition._base import Array, Components, Projected
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.components import CovarianceEigen
+from daskml_dist.solvers.power import PowerIterations
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["PCA"]
+
+_SOLVERS = ("auto", "full", "covariance_eigh", "arpack", "randomized")
+#: Features up to which a covariance is made rather than sketched; and at all.
+_WIDE, _MOST = 4096, 2**14
+#: Products up to which they are made in float64 whatever the rows' dtype, since it is quick.
+_QUICK = 10**7
+
+
+class PCA(Components):
+    """Principal components of all rows, from one pass over them.
+
+    The covariance is one sum of the size of ``n_features ** 2``, each block about a point of its
+    own, so rows stay where they are, in memory or streamed. Of more than 4,096 features a few
+    passes of products with ``n_components`` vectors take its place.
+
+    Parameters
+    ----------
+    n_components : int, float, "mle" or None, default=None
+        As in scikit-learn: a number of components; of 0 to 1 the share of the variance that they
+        are to explain; ``"mle"``: Minka's guess; None: as many as there are rows or features.
+    copy : bool, default=True
+        X is never changed.
+    whiten : bool, default=False
+        Whether projections have variance 1.
+    svd_solver : {"auto", "full", "covariance_eigh", "arpack", "randomized"}, default="auto"
+        ``"covariance_eigh"``: the covariance by products in the rows' dtype, added up in float64,
+        and its eigenvectors by LAPACK. ``"full"``: likewise, by products in float64.
+        ``"randomized"``: power iterations from drawn vectors, and ``"arpack"``: ARPACK's, a pass
+        for each product, where there are more than 4,096 features, and a number of components is
+        asked for; else the covariance, which costs less and is exact. ``"auto"``: ``"full"`` of few
+        rows, else ``"covariance_eigh"`` or ``"randomized"``.
+    tol : float, default=0.0
+        Of ARPACK.
+    iterated_power : int or "auto", default="auto"
+        Power iterations.
+    n_oversamples : int, default=10
+        Vectors of power iterations beside those asked for.
+    power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
+        Always QR.
+    random_state : int, RandomState instance or None, default=None
+        Of drawn vectors.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    components_ : ndarray of float64 of shape (n_components_, n_features)
+        By falling variance; the largest entry of each is positive.
+    explained_variance_, explained_variance_ratio_, singular_values_ : ndarrays of float64 of \
+shape (n_components_,)
+    mean_ : ndarray of float64 of shape (n_features,)
+    noise_variance_ : float
+        Mean variance of the directions left out.
+    n_components_ : int
+    n_samples_ : int
+        Rows, or the sum of their weights.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    M. E. Tipping and C. M. Bishop, "Probabilistic principal component analysis", Journal of the
+    Royal Statistical Society B 61(3), 1999. T. P. Minka, "Automatic choice of dimensionality for
+    PCA", NIPS 2000.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.decomposition import PCA
+    >>> X = np.array([[-1, -1], [-2, -1], [-3, -2], [1, 1], [2, 1], [3, 2]])
+    >>> PCA(n_components=2).fit(X).explained_variance_ratio_.round(4)
+    array([0.9924, 0.0076])
+    """
+
+    def __init__(
+        self,
+        n_components: Any = None,
+        *,
+        copy: bool = True,
+        whiten: bool = False,
+        svd_solver: str = "auto",
+        tol: float = 0.0,
+        iterated_power: int | str = "auto",
+        n_oversamples: int = 10,
+        power_iteration_normalizer: str = "auto",
+        random_state: Any = None,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.copy = copy
+        self.whiten = whiten
+        self.svd_solver = svd_solver
+        self.tol = tol
+        self.iterated_power = iterated_power
+        self.n_oversamples = n_oversamples
+        self.power_iteration_normalizer = power_iteration_normalizer
+        self.random_state = random_state
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _check_params(self) -> None:
+        n = self.n_components
+        whole = self._count is not None and not isinstance(n, bool) and n >= 0
+        share = isinstance(n, Real) and not isinstance(n, Integral) and 0 < float(n) < 1
+        if not (n is None or whole or share or (isinstance(n, str) and n == "mle")):
+            raise InvalidParameterError(
+                f"n_components={n!r}: use an integer >= 0, a number between 0 and 1 (the share of "
+                'the variance), "mle" or None.'
+            )
+        for name in ("copy", "whiten"):
+            check_flag(name, getattr(self, name))
+        check_one_of("svd_solver", self.svd_solver, _SOLVERS)
+        check_number("tol", self.tol)
+        if self.iterated_power != "auto" and self.iterated_power != 0:
+            check_count("iterated_power", self.iterated_power, '0 or "auto"')
+        check_count("n_oversamples", self.n_oversamples)
+        normalizers = ("auto", "QR", "LU", "none")
+        check_one_of("power_iteration_normalizer", self.power_iteration_normalizer, normalizers)
+
+    def _problem(self, rows: Rows) -> tuple[Unlabelled, Solver]:
+        n_rows, d = self._n_rows(rows), rows.survey.n_features
+        self._check_rows(rows, min(n_rows, d))
+        return Unlabelled(d), self._solver(n_rows, d)
+
+    @staticmethod
+    def _n_rows(rows: Rows) -> int:
+        """Rows, where a weight of k counts as k of them."""
+        return rows.survey.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
+
+    def _check_rows(self, rows: Rows, most: int) -> None:
+        n_rows = rows.survey.n_rows
+        if n_rows < 2 or rows.weight_sum < 2:
+            raise InvalidDataError(
+                f"n_samples={n_rows}, of weight {rows.weight_sum:g} together: a variance needs two "
+                "rows at least, and weights whose sum is 2 at least, since a weight of 2 is a row "
+                "twice. Give more rows, or larger weights."
+            )
+        if self._count is not None and self._count > most:
+            raise InvalidParameterError(
+                f"n_components={self.n_components} must be between 0 and min(n_samples, n_features)"
+                f"={most} with svd_solver={self.svd_solver!r}. Ask for fewer components."
+            )
+        if self.n_components == "mle" and self._n_rows(rows) < rows.survey.n_features:
+            raise InvalidDataError(
+                "n_components='mle' is only supported if n_samples >= n_features. Give a number "
+                "of components."
+            )
+
+    def _solver(self, n_rows: int, d: int) -> Solver:
+        k = self._count
+        if k is not None and self._sketches(d, k):
+            return PowerIterations(
+                n_components=k,
+                n_oversamples=int(self.n_oversamples),
+                n_iter=self._n_power(k, min(n_rows, d)),
+                centred=True,
+                seed=seed_of(self.random_state),
+                lanczos=self.svd_solver == "arpack",
+                tol=float(self.tol),
+            )
+        if d > _MOST:
+            raise InvalidParameterError(
+                f"n_components={self.n_components!r} and svd_solver={self.svd_solver!r} would make "
+                f"the whole covariance of {d:,} features. Ask for a number of components, with "
+                'svd_solver="randomized".'
+            )
+        few = n_rows < 10 * d or n_rows * d * d <= _QUICK
+        double = self.svd_solver == "full" or (self.svd_solver != "covariance_eigh" and few)
+        return CovarianceEigen(k, double)
+
+    @property
+    def _count(self) -> int | None:
+        """The number of components, where one is asked for."""
+        return int(self.n_components) if isinstance(self.n_components, Integral) else None
+
+    def _sketches(self, d: int, k: int) -> bool:
+        """Whether a few products with vectors cost less than a covariance."""
+        if d <= _WIDE or not k or self.svd_solver in ("full", "covariance_eigh"):
+            return False
+        return self.svd_solver != "auto" or 2 * (k + self.n_oversamples) < d
+
+    def _n_power(self, k: int, least: int) -> int:
+        """Passes, as scikit-learn counts them and one more, which it makes on the other side."""
+        if self.iterated_power != "auto":
+            return int(self.iterated_power) + 1
+        return 8 if k < 0.1 * least else 5
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        found, weight = solution.extra, rows.weight_sum
+        n_rows, d = self._n_rows(rows), model.n_features
+        if not found["total"] > 0:
+            raise InvalidDataError(
+                "All rows of X are equal: there is no variance to explain. Check the filter or the "
+                "columns that made them."
+            )
+        # Rows number 1 less than their freedom, and their weights likewise.
+        unbiased, most = weight / (weight - 1), min(n_rows, d)
+        variance, total = found["values"][:most] * unbiased, found["total"] * unbiased
+        ratio = variance / total
+        k = self._n_found(variance, ratio, weight, most)
+        self.n_components_ = k
+        self.components_ = solution.w[:k].copy()
+        self.explained_variance_, self.explained_variance_ratio_ = variance[:k], ratio[:k]
+        self.singular_values_ = np.sqrt(variance[:k] * (weight - 1))
+        self.mean_ = found["mean"]
+        left = variance[k:].sum() if len(variance) == most else total - variance[:k].sum()
+        self.noise_variance_ = max(0.0, float(left)) / (most - k) if k < most else 0.0
+        self.n_samples_ = n_rows
+        self.n_features_in_ = d
+
+    def _n_found(self, variance: Array, ratio: Array, weight: float, most: int) -> int:
+        """Number of components of what the user asked for."""
+        if self.n_components is None:
+            return most
+        if self.n_components == "mle":
+            return int(_infer_dimension(variance, weight))
+        if self._count is not None:
+            return self._count
+        enough = np.searchsorted(np.cumsum(ratio), self.n_components, side="right") + 1
+        return min(int(enough), most)
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    @property
+    def _scales(self) -> Array:
+        """Divisors of whitened projections; never zero."""
+        root = np.sqrt(self.explained_variance_)
+        return np.asarray(np.maximum(root, np.finfo(np.float64).eps))
+
+    def _projection(self) -> Projected:
+        matrix = self.components_.T / self._scales if self.whiten else self.components_.T
+        return Projected(np.ascontiguousarray(matrix), before=self.mean_)
+
+    def _expansion(self) -> Projected:
+        scaled = self.components_ * self._scales[:, None] if self.whiten else self.components_
+        return Projected(scaled, after=self.mean_)
+
+    def get_covariance(self) -> Array:
+        """Covariance of the model: of the components, and noise of one variance in all else.
+
+        Returns
+        -------
+        ndarray of float64 of shape (n_features, n_features)
+        """
+        self._check_fitted()
+        above = np.maximum(self.explained_variance_ - self.noise_variance_, 0.0)
+        covariance = (self.components_.T * above) @ self.components_
+        covariance.flat[:: len(covariance) + 1] += self.noise_variance_
+        return np.asarray(covariance)
+
+    def get_precision(self) -> Array:
+        """Inverse of the model's covariance.
+
+        Returns
+        -------
+        ndarray of float64 of shape (n_features, n_features)
+        """
+        self._check_fitted()
+        d, noise = self.n_features_in_, self.noise_variance_
+        if self.n_components_ == 0:
+            return np.eye(d) / noise
+        if noise == 0:
+            return np.asarray(linalg.inv(self.get_covariance()))
+        # By the matrix inversion lemma, of a diagonal in the space of the components.
+        share = 1 / np.maximum(self.explained_variance_, noise) - 1 / noise
+        precision = (self.components_.T * share) @ self.components_
+        precision.flat[:: d + 1] += 1 / noise
+        return np.asarray(precision)
+
+    def score_samples(self, X: Any) -> Any:
+        """Log-likelihood of each row under the model.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return self._map(None, X, np.float64, None)
+
+    def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
+        """Mean log-likelihood of the rows, weighted.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        y : ignored
+        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+        """
+        self._check_fitted(X)
+        total, weight = self._score_sums(_weighted_sum, X, None, sample_weight)
+        return float(total / weight)
+
+    def _raw(self) -> _LogLikelihood:
+        precision = self.get_precision()
+        constant = np.linalg.slogdet(precision)[1] - len(precision) * np.log(2 * np.pi)
+        return _LogLikelihood(self.mean_, precision, float(constant) / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class _LogLikelihood:
+    """Log-likelihood of rows under a normal distribution.
+
+    Parameters
+    ----------
+    mean, precision : ndarrays of shapes (n_features,) and (n_features, n_features)
+    constant : float
+    """
+
+    mean: Array
+    precision: Array
+    constant: float
+
+    def __call__(self, X: Any) -> NDArray[np.float64]:
+        """Of each row."""
+        rows = X.toarray() if hasattr(X, "toarray") else X
+        near = rows - self.mean
+        squares: NDArray[np.float64] = np.einsum("ij,ij->i", near, near @ self.precision)
+        return self.constant - squares / 2
+
+
+def _weighted_sum(y: None, found: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([weight @ found, weight.sum()])

@@ -1,0 +1,228 @@
+"""Largest singular values of wide rows: a few passes, each a product with few vectors.
+
+References
+----------
+N. Halko, P. G. Martinsson and J. A. Tropp, "Finding structure with randomness: probabilistic
+algorithms for constructing approximate matrix decompositions", SIAM Review 53(2), 2011.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import linalg
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total
+from daskml_dist.errors import DivergedError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.components import signed
+from daskml_dist.solvers.rows import elementwise, is_sparse, row_tiles, to_rows
+
+__all__ = ["GramProducts", "PowerIterations"]
+
+#: Bytes of a piece of a dense block that both products read.
+_PIECE = 1 << 21
+#: Vectors of ARPACK's subspace, of those that are asked for; and its restarts at most.
+_LANCZOS, _RESTARTS = 2, 100
+
+
+@dataclass(frozen=True, eq=False)
+class GramProducts(Statistic):
+    """Products ``A.T @ (A @ vectors)`` of the rows ``A = X - shift``, and the sum of the rows.
+
+    The last column is the sum of the rows of A, the last row begins with the sum of their squares.
+
+    Parameters
+    ----------
+    vectors : ndarray of shape (n_features, m)
+    shift : ndarray of shape (n_features,) or None
+        Taken from each row; sparse rows stay as they are, and what they give is moved.
+    """
+
+    vectors: Array
+    shift: Array | None = None
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squares."""
+        return True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return model.n_features + 1, self.vectors.shape[1] + 1
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        vectors = to_rows(self.vectors, rows.X, backend)
+        shift = None if self.shift is None else to_rows(self.shift, rows.X, backend)
+        with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
+            for at in row_tiles(rows.X, backend, cached=_PIECE):
+                self._add(rows.part(at, backend), vectors, shift, out, backend)
+        return float("nan")
+
+    def _add(
+        self, part: BatchRows, vectors: Any, shift: Any | None, out: Any, backend: Backend
+    ) -> None:
+        if is_sparse(part.X) and shift is not None:
+            self._add_moved(part, vectors, shift, out, backend)
+            return
+        X = part.X if shift is None else part.X - shift
+        found = _products(X, vectors, part.weight, backend)
+        backend.add_tdot(X, found, out[:-1, ...])
+        out[-1, 0] += _squares(X, part.weight, backend)
+
+    @staticmethod
+    def _add_moved(part: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend) -> None:
+        """Add what sparse rows give, and take what the shift does."""
+        X, xp, m = part.X, namespace(vectors), vectors.shape[1]
+        found = _products(X, xp.concat([vectors, shift[:, None]], axis=1), part.weight, backend)
+        of_shift = total(cast(found[:, m], out.dtype))
+        weight = found[:, m + 1]
+        near = found[:, :m] - weight[:, None] * (shift @ vectors)[None, :]
+        near = xp.concat([near, weight[:, None]], axis=1)
+        backend.add_tdot(X, near, out[:-1, ...])
+        shift, side = cast(shift, out.dtype), total(cast(near, out.dtype), axis=0)
+        out[:-1, :] -= shift[:, None] * side[None, :]
+        out[-1, 0] += _squares(X, part.weight, backend) - 2 * of_shift + side[m] * (shift @ shift)
+
+
+def _products(X: Any, vectors: Any, weight: Any | None, backend: Backend) -> Any:
+    """Products of rows with vectors, and 1; weighted."""
+    xp = namespace(vectors)
+    found = xp.reshape(backend.dot(X, vectors), (X.shape[0], vectors.shape[1]))
+    found = xp.concat([found, ones((X.shape[0], 1), found.dtype, like=found)], axis=1)
+    return found if weight is None else found * cast(weight, found.dtype)[:, None]
+
+
+def _squares(X: Any, weight: Any | None, backend: Backend) -> Any:
+    """Weighted sum of all squares."""
+    values = X.values if is_sparse(X) else X
+    xp = namespace(values)
+    if weight is None and not is_sparse(X):
+        return total(cast(X * X, xp.float64))
+    squares = elementwise(xp.square, X)
+    each = ones((X.shape[1], 1), arithmetic_dtype(values), like=values)
+    of_rows = xp.reshape(backend.dot(squares, each), (-1,))
+    of_rows = of_rows if weight is None else of_rows * cast(weight, of_rows.dtype)
+    return total(cast(of_rows, xp.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class PowerIterations(Solver):
+    """Largest singular values and right singular vectors of all rows.
+
+    Parameters
+    ----------
+    n_components : int
+    n_oversamples : int
+        Vectors beside these.
+    n_iter : int
+        Passes before the last.
+    centred : bool
+        Whether the rows' mean is taken from them first.
+    seed : int
+        Of the first vectors.
+    lanczos : bool
+        Find them by ARPACK, a vector a pass.
+    tol : float
+        Of ARPACK; 0: to the last digits.
+    """
+
+    name = "randomized"
+    n_components: int
+    n_oversamples: int
+    n_iter: int
+    centred: bool
+    seed: int
+    lanczos: bool = False
+    tol: float = 0.0
+
+    @property
+    def max_passes(self) -> int:
+        """The mean, the passes, and the last one."""
+        steps = self.n_iter + 1
+        if self.lanczos:
+            steps = _RESTARTS * max(_LANCZOS * self.n_components + 1, 20) + 1
+        return steps + 2
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Find them.
+
+        Returns
+        -------
+        Solution
+            With the vectors in rows, by falling eigenvalues of ``A.T @ A`` over the rows' number
+            (the "values"); the "mean" of the rows; the "total" of all eigenvalues, and that about
+            the mean, the "variance".
+        """
+        d, kept = model.n_features, sums.kept
+        if kept is None:
+            at, shift, vectors = 0, self._mean(d, sums), self._first_vectors(d)
+        else:
+            at, shift, vectors = int(kept["at"][0]), kept["shift"], kept["vectors"]
+        near = shift if self.centred else None
+        if self.lanczos:
+            vectors = self._by_lanczos(sums, vectors, near)
+        while at < self.n_iter and not (self.lanczos or sums.should_stop):
+            vectors = linalg.qr(self._of_gram(sums, vectors, near), mode="economic")[0]
+            at += 1
+            state = {"shift": shift, "vectors": vectors, "at": np.array([float(at)])}
+            sums.keep(vectors, partial(dict, state))
+        return self._solution(sums, vectors, near)
+
+    def _mean(self, d: int, sums: Sums) -> Array:
+        """Mean of the rows, where it is taken from them."""
+        if not self.centred:
+            return np.empty(0)
+        return np.asarray(self._products(sums, np.zeros((d, 0)), None)[:-1, -1] / sums.n_rows)
+
+    def _solution(self, sums: Sums, vectors: Array, shift: Array | None) -> Solution:
+        """The best vectors of a subspace (Rayleigh and Ritz)."""
+        k = self.n_components
+        found = self._products(sums, vectors, shift) / sums.n_rows
+        inner = vectors.T @ found[:-1, :-1]
+        values, turned = linalg.eigh((inner + inner.T) / 2)
+        best = signed((vectors @ turned[:, ::-1][:, :k]).T)
+        squares = float(found[-1, 0])
+        own_mean = found[:-1, -1]
+        variance = max(0.0, squares - float(own_mean @ own_mean))
+        extra = {
+            "values": np.maximum(values[::-1][:k], 0.0),
+            "mean": own_mean if shift is None else shift,
+            "total": variance if self.centred else squares,
+            "variance": variance,
+        }
+        return Solution(best, n_iter=self.n_iter, extra=extra)
+
+    def _first_vectors(self, d: int) -> Array:
+        width = 1 if self.lanczos else min(self.n_components + self.n_oversamples, d)
+        drawn = np.random.default_rng(self.seed).standard_normal((d, width))
+        return np.asarray(linalg.qr(drawn, mode="economic")[0])
+
+    def _by_lanczos(self, sums: Sums, first: Array, shift: Array | None) -> Array:
+        def product(v: Array) -> Array:
+            return self._of_gram(sums, v.reshape(-1, 1), shift)[:, 0]
+
+        d = len(first)
+        operator = LinearOperator((d, d), matvec=product, dtype=np.float64)
+        return np.asarray(
+            eigsh(operator, k=self.n_components, v0=first[:, 0], tol=self.tol, maxiter=_RESTARTS)[1]
+        )
+
+    def _of_gram(self, sums: Sums, vectors: Array, shift: Array | None) -> Array:
+        return self._products(sums, vectors, shift)[:-1, :-1] / sums.n_rows
+
+    @staticmethod
+    def _products(sums: Sums, vectors: Array, shift: Array | None) -> Array:
+        found = sums(GramProducts(vectors, shift))
+        if not np.isfinite(found).all():
+            raise DivergedError(
+                "The squares of the rows overflow. Scale the features (StandardScaler), or use "
+                "float64."
+            )
+        return found

@@ -1,0 +1,186 @@
+"""Workers that join a fit: others step on until they have imported what it needs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.training.client import newcomers
+from daskml_dist.training.client.newcomers import Newcomers
+from tests.training.recovery.strikes import lazy_rows
+
+#: Seconds after which an import ends that nobody has let end: then a test fails.
+PATIENCE = 60.0
+#: Passes meanwhile: they take longer than two roll calls, at each of which a worker could join.
+MANY = 100
+#: A module whose import waits for a file, and says who waits for it.
+SLOW_PART = """
+import os, time
+from pathlib import Path
+
+here = Path(__file__).parent
+(here / f"begun-{os.getpid()}").touch()
+while not (here / "go").exists():
+    time.sleep(0.01)
+
+class Resting:
+    def on_step_end(self, step):
+        time.sleep(1e-3)
+"""
+
+
+@pytest.fixture
+def slow_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a module `slow_part`, on the path of this process and of workers to come."""
+    (tmp_path / "slow_part.py").write_text(SLOW_PART)
+    (tmp_path / "go").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(tmp_path), *filter(None, sys.path)]))
+    yield tmp_path
+    sys.modules.pop("slow_part", None)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has been there for long enough as soon as it is seen."""
+    monkeypatch.setattr(newcomers, "SETTLED", -1.0)
+
+
+class _Joins:
+    """Lets a worker join after the first pass, and its import end some passes later."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.before = len(self._begun())
+        self.passes_meanwhile = 0
+        self.joined = ""
+
+    def _begun(self) -> list[Path]:
+        return list(self.folder.glob("begun-*"))
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        go = self.folder / "go"
+        if record["pass"] == 1:
+            self.before = len(self._begun())
+            go.unlink()
+            self.cluster.scale(2)
+        elif not go.exists() and len(self._begun()) > self.before:
+            self.passes_meanwhile += 1
+            if self.passes_meanwhile == MANY:
+                go.touch()
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.joined = event.reason
+        run.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("settled")
+def test_others_step_on_while_a_worker_that_joins_imports_what_the_fit_needs(
+    slow_part: Path,
+) -> None:
+    import slow_part as user_module  # type: ignore[import-not-found]
+
+    rows = lazy_rows()
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=":0",
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster),
+    ):
+        joins = _Joins(cluster, slow_part)
+        late = threading.Timer(PATIENCE, (slow_part / "go").touch)
+        late.start()
+        try:
+            clf = SGDClassifier(
+                policy="allreduce",
+                max_iter=10**5,
+                tol=None,
+                batch_size=600,
+                run=Run(n_lanes=2),
+                random_state=0,
+                callbacks=[joins, user_module.Resting()],
+            )
+            clf.fit(*rows)
+        finally:
+            late.cancel()
+    assert "joined" in joins.joined
+    assert joins.passes_meanwhile == MANY
+
+
+# --- who is ready ---------------------------------------------------------------------------
+
+
+class _Tasks:
+    """A fleet whose tasks stand as they are told."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Any] = {}
+        self.let_go: list[Any] = []
+
+    def get_ready(self, address: str) -> Any:
+        self.tasks[address] = task = SimpleNamespace(status="pending", exception=lambda: None)
+        return task
+
+    def discard_task(self, task: Any) -> None:
+        self.let_go.append(task)
+
+
+def _some(*addresses: str) -> tuple[Any, _Tasks, Newcomers]:
+    there: Any = SimpleNamespace(ready=dict.fromkeys(addresses, 1))
+    fleet: Any = _Tasks()
+    return there, fleet, Newcomers(there, fleet)
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_newcomer_is_ready_once_its_task_has_ended() -> None:
+    _, fleet, found = _some("old", "new")
+    assert found.ready({"old"}) == []
+    assert list(fleet.tasks) == ["new"]
+    fleet.tasks["new"].status = "finished"
+    assert found.ready({"old"}) == ["new"]
+    assert fleet.let_go == [fleet.tasks["new"]]
+    assert found.ready({"old", "new"}) == []
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_task_goes_with_its_worker_and_is_begun_again_where_dask_lost_it() -> None:
+    there, fleet, found = _some("new")
+    found.ready(set())
+    first = fleet.tasks["new"]
+    first.status = "lost"
+    found.ready(set())
+    found.ready(set())
+    assert fleet.tasks["new"] is not first
+    there.ready.clear()
+    found.ready(set())
+    assert fleet.let_go == [first, fleet.tasks["new"]]
+
+
+@pytest.mark.usefixtures("settled")
+def test_who_cannot_load_the_fit_takes_no_part_and_the_user_hears_of_it_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, fleet, found = _some("new")
+    found.ready(set())
+    fleet.tasks["new"].status = "error"
+    fleet.tasks["new"].exception = lambda: ModuleNotFoundError("No module named 'mine'")
+    for _ in range(3):
+        assert found.ready(set()) == []
+    (record,) = caplog.records
+    assert "'mine'" in record.getMessage()
+    assert "packages" in record.getMessage()
