@@ -35,7 +35,7 @@ class Ratings(NamedTuple):
 
 
 class Regressors(NamedTuple):
-    """What the ratings of a side are explained by: the factors of the other one.
+    """Factors of the other side, by which the ratings of a side are explained.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class LeastSquares:
 
         failed, room = np.empty(at[1] - at[0], np.intp), _system(by, dtype)
         gram, least = by.gram.astype(dtype), _LEAST[np.dtype(dtype).itemsize]
-        told = (self.implicit, self.alpha, self.reg, gram, least)
+        told: tuple[Any, ...] = (self.implicit, self.alpha, self.reg, gram, least)
         n = solve_rows(*ratings, by.factors, by.offsets, *told, *room, out, failed, at)
         return failed[:n]
 
@@ -152,9 +152,9 @@ class LeastSquares:
         from daskml_dist.backends.als_kernels import conjugate_rows
 
         room = np.empty((4, out.shape[1]), out.dtype)
-        told = self.implicit, self.alpha, self.reg, by.gram.astype(out.dtype), self.steps
-        enough = _ENOUGH[out.dtype.itemsize]
-        conjugate_rows(*ratings, by.factors, by.offsets, *told, enough, room, out)
+        gram, enough = by.gram.astype(out.dtype), _ENOUGH[out.dtype.itemsize]
+        told: tuple[Any, ...] = self.implicit, self.alpha, self.reg, gram, self.steps, enough
+        conjugate_rows(*ratings, by.factors, by.offsets, *told, room, out)
 
 
 def _system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -14,7 +14,7 @@ import numba
 
 __all__ = ["add_ratings", "conjugate_rows", "errors_of_rows", "solve_rows", "solve_system"]
 
-_fast = numba.njit(
+_fast: Any = numba.njit(
     nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
 )
 
@@ -57,10 +57,10 @@ def add_ratings(
     for p in range(start, whole, 4):
         i0, i1, i2, i3 = indices[p], indices[p + 1], indices[p + 2], indices[p + 3]
         y0, y1, y2, y3 = Y[i0], Y[i1], Y[i2], Y[i3]
-        w0, t0 = _terms(values[p], i0, offsets, implicit, alpha, b)
-        w1, t1 = _terms(values[p + 1], i1, offsets, implicit, alpha, b)
-        w2, t2 = _terms(values[p + 2], i2, offsets, implicit, alpha, b)
-        w3, t3 = _terms(values[p + 3], i3, offsets, implicit, alpha, b)
+        w0, t0 = _terms(values[p], i0, offsets, implicit, alpha, b[0])
+        w1, t1 = _terms(values[p + 1], i1, offsets, implicit, alpha, b[0])
+        w2, t2 = _terms(values[p + 2], i2, offsets, implicit, alpha, b[0])
+        w3, t3 = _terms(values[p + 3], i3, offsets, implicit, alpha, b[0])
         for j in range(len(b)):
             a0, a1, a2, a3 = w0 * y0[j], w1 * y1[j], w2 * y2[j], w3 * y3[j]
             b[j] += t0 * y0[j] + t1 * y1[j] + t2 * y2[j] + t3 * y3[j]
@@ -68,7 +68,7 @@ def add_ratings(
                 A[j, k] += a0 * y0[k] + a1 * y1[k] + a2 * y2[k] + a3 * y3[k]
     for p in range(whole, stop):
         y = Y[indices[p]]
-        w, t = _terms(values[p], indices[p], offsets, implicit, alpha, b)
+        w, t = _terms(values[p], indices[p], offsets, implicit, alpha, b[0])
         for j in range(len(b)):
             a = w * y[j]
             b[j] += t * y[j]
@@ -78,12 +78,22 @@ def add_ratings(
 
 @_fast
 def _terms(value: Any, other: int, offsets: Any, implicit: bool, alpha: float, like: Any) -> Any:
-    """Weight in the matrix and target in the right side of a rating, in a dtype."""
-    one, v = like.dtype.type(1), like.dtype.type(value)
+    """Weight in the matrix and target in the right side of a rating, of the type of a number."""
+    kind = type(like)
+    one, v = kind(1), kind(value)
     if implicit:
-        weight = like.dtype.type(alpha) * v
-        return weight, one + weight if v > 0 else like.dtype.type(0)
-    return one, v - like.dtype.type(offsets[other]) if len(offsets) else v
+        weight = kind(alpha) * v
+        return weight, one + weight if v > 0 else kind(0)
+    return one, v - kind(offsets[other]) if len(offsets) else v
+
+
+@_fast
+def _scale(
+    value: Any, other: int, offsets: Any, implicit: bool, alpha: float, aimed: bool, product: Any
+) -> Any:
+    """Weight of a rating's factors in a product of its matrix, or in a residual."""
+    w, t = _terms(value, other, offsets, implicit, alpha, product)
+    return w * product + t if aimed else w * product
 
 
 @_fast
@@ -130,24 +140,24 @@ def conjugate_rows(
             continue
         shift = reg if implicit else reg * (stop - start)
         x[:] = out[row]
-        r[:] = 0
-        for i in range(start, stop):
-            _, t = _terms(values[i], indices[i], offsets, implicit, alpha, r)
-            y = Y[indices[i]]
-            for j in range(n):
-                r[j] += t * y[j]
-        _multiply(indices, values, Y, implicit, alpha, shift, gram, x, q, start, stop)
-        for j in range(n):
-            r[j] -= q[j]
+        _multiply_shared(gram, implicit, shift, -1.0, x, r)
+        _add_products(
+            indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, start, stop
+        )  # fmt: skip
         p[:] = r
         square = _dot(r, r, n)
         end = square * room.dtype.type(enough)
         for _ in range(steps):
             if not square > end:
                 break
-            _multiply(indices, values, Y, implicit, alpha, shift, gram, p, q, start, stop)
-            step = square / _dot(p, q, n)
-            before = square
+            _multiply_shared(gram, implicit, shift, 1.0, p, q)
+            _add_products(
+                indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, start, stop
+            )  # fmt: skip
+            curve, before = _dot(p, q, n), square
+            if not curve > 0:
+                break
+            step = square / curve
             for j in range(n):
                 x[j] += step * p[j]
                 r[j] -= step * q[j]
@@ -159,23 +169,50 @@ def conjugate_rows(
 
 
 @_fast
-def _multiply(
-    indices: Any, values: Any, Y: Any, implicit: bool, alpha: float, shift: float, gram: Any,
-    x: Any, out: Any, start: int, stop: int,
-) -> None:  # fmt: skip
-    """Product of a vector and the matrix of some ratings."""
-    n, scale = len(x), x.dtype.type(shift)
+def _multiply_shared(
+    gram: Any, implicit: bool, shift: float, sign: float, x: Any, out: Any
+) -> None:
+    """Product of a vector and the part of a matrix that is no rating's, times a sign."""
+    n, signed = len(x), x.dtype.type(sign)
+    scale = signed * x.dtype.type(shift)
     for j in range(n):
         out[j] = scale * x[j]
-        if implicit:
-            out[j] += _dot(gram[j], x, n)
-    for i in range(start, stop):
-        y = Y[indices[i]]
-        product = _dot(y, x, n)
-        if implicit:
-            product *= x.dtype.type(alpha) * x.dtype.type(values[i])
+    if implicit:
+        for k in range(n):
+            scaled = signed * x[k]
+            for j in range(n):
+                out[j] += scaled * gram[k, j]
+
+
+@_fast
+def _add_products(
+    indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, aimed: bool,
+    sign: float, x: Any, out: Any, start: int, stop: int,
+) -> None:  # fmt: skip
+    """Add ``sign w (y x) y`` of some ratings, and ``t y`` where they are `aimed` at."""
+    n, sign = len(x), x.dtype.type(sign)
+    whole = stop - (stop - start) % 4
+    for p in range(start, whole, 4):
+        i0, i1, i2, i3 = indices[p], indices[p + 1], indices[p + 2], indices[p + 3]
+        y0, y1, y2, y3 = Y[i0], Y[i1], Y[i2], Y[i3]
+        s0 = s1 = s2 = s3 = x.dtype.type(0)
         for j in range(n):
-            out[j] += product * y[j]
+            s0 += y0[j] * x[j]
+            s1 += y1[j] * x[j]
+            s2 += y2[j] * x[j]
+            s3 += y3[j] * x[j]
+        a0 = _scale(values[p], i0, offsets, implicit, alpha, aimed, sign * s0)
+        a1 = _scale(values[p + 1], i1, offsets, implicit, alpha, aimed, sign * s1)
+        a2 = _scale(values[p + 2], i2, offsets, implicit, alpha, aimed, sign * s2)
+        a3 = _scale(values[p + 3], i3, offsets, implicit, alpha, aimed, sign * s3)
+        for j in range(n):
+            out[j] += a0 * y0[j] + a1 * y1[j] + a2 * y2[j] + a3 * y3[j]
+    for p in range(whole, stop):
+        y = Y[indices[p]]
+        s = sign * _dot(y, x, n)
+        a = _scale(values[p], indices[p], offsets, implicit, alpha, aimed, s)
+        for j in range(n):
+            out[j] += a * y[j]
 
 
 @_fast

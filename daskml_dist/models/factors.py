@@ -60,9 +60,9 @@ class Factors(Model):
         ndarray of shape (n, width)
             With biases of 0.
         """
-        number = np.arange(at.start, at.stop, dtype=np.uint64)[:, None]
+        number = np.arange(at.start + 1, at.stop + 1, dtype=np.uint64)[:, np.newaxis]
         column = np.arange(self.rank, dtype=np.uint64)
-        draw = _mixed(_mixed(number + np.uint64(1)) + column + _mixed(np.uint64([seed])))
+        draw = _mixed(_mixed(number) + column + _mixed(np.array([seed], np.uint64)))
         uniform = (draw >> np.uint64(11)) * 2.0**-53
         factors = np.zeros((len(number), self.width), self.dtype)
         factors[:, : self.rank] = (uniform - 0.5) * np.sqrt(12 / self.rank)
@@ -79,7 +79,7 @@ class Factors(Model):
     def regressors(
         self, factors: NDArray[Any], gram: NDArray[np.float64], mean: float
     ) -> Regressors:
-        """What the other side's ratings are explained by.
+        """Factors as the other side's ratings are explained by them.
 
         Parameters
         ----------

@@ -68,7 +68,7 @@ class BaseRecommender(BaseEstimator):
         return entries_of_frame(X, Columns(self.user_col, self.item_col, value, least), SIDES)
 
     def _reduced(self, function: Callable[[Numbered], Any], X: Any, rated: bool = True) -> Any:
-        """What a function of entries gives of all parts of X: arrays, joined."""
+        """Arrays that a function of entries makes of all parts of X, joined."""
         entries = self._entries(X, rated)
         parts: list[Any] = [(source, None, None) for source in entries.sources]
         one = partial(_of_part, function, entries.numbers)
@@ -181,7 +181,7 @@ class BaseRecommender(BaseEstimator):
         return map_pieces(_called, function, frame, function(self.user_ids_[:0]))
 
     def _seen(self, seen: Any, users: Any = None) -> Seen:
-        """What users have seen; of some users, or of all."""
+        """Items that users have seen; of some users, or of all."""
         if seen is None and (seen := getattr(self, "_given", None)) is None:
             raise InvalidDataError(
                 "Nobody knows which items users have seen: the fit was to a Dask collection, and "

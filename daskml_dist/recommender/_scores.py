@@ -45,7 +45,7 @@ def _kind(ids: NDArray[Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What a fit knows of users and items.
+    """Factors, biases and ids of a fit.
 
     Parameters
     ----------

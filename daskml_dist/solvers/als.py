@@ -143,7 +143,7 @@ class _Sweeps:
         return self._keyed.sum(self._keyed.map(lambda rows: model.gram(_own(factors, rows)), side))
 
     def _regressors(self, side: str, gram: NDArray[np.float64]) -> Regressors:
-        """What a side's ratings are explained by; `gram` is of the factors of the other one."""
+        """Factors by which a side's ratings are explained; `gram` is of the other side's."""
         touched = self._keyed.touched(side, self.factors[_OTHER[side]])
         return self._model.regressors(touched, gram, self.mean)
 
