@@ -250,7 +250,11 @@ def plain_rows(X: Any) -> Any:
             changed[name] = column.to_numpy(dtype="float64", na_value=np.nan)
         else:
             changed[name] = column.astype(object).where(column.notna(), np.nan)
-    return X.assign(**changed) if changed else X
+    if changed:
+        X = X.copy(deep=False)
+        for name, column in changed.items():  # which need be no string, as `assign` wants it
+            X[name] = column
+    return X
 
 
 def plain_objects(values: NDArray[Any]) -> NDArray[Any]:

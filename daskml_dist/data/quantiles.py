@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.utils.stats import _weighted_percentile
 
-__all__ = ["SKETCH_SIZE", "ColumnSketch", "merge_sketches", "sketch_column"]
+__all__ = [
+    "METHODS",
+    "SKETCH_SIZE",
+    "ColumnSketch",
+    "merge_sketches",
+    "rank_error",
+    "sketch_column",
+    "sketch_columns",
+]
 
 #: Values that a sketch keeps of a column.
 SKETCH_SIZE = 8192
+#: Parameters alpha and beta of the continuous quantiles of Hyndman and Fan (1996), which lie at
+#: ``n * q + alpha + q * (1 - alpha - beta) - 1`` among n values, the first of which is at 0.
+METHODS = {
+    "interpolated_inverted_cdf": (0.0, 1.0),
+    "hazen": (0.5, 0.5),
+    "weibull": (0.0, 0.0),
+    "linear": (1.0, 1.0),
+    "median_unbiased": (1 / 3, 1 / 3),
+    "normal_unbiased": (3 / 8, 3 / 8),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,27 +66,104 @@ class ColumnSketch:
         """Rows of the column, missing ones left out."""
         return float(self.weights.sum())
 
-    def quantile(self, q: float) -> float:
-        """Quantile as `numpy.nanquantile` interpolates it; exact where nothing was left out.
+    def quantile(self, q: ArrayLike, method: str = "linear") -> Any:
+        """Quantiles as `numpy.nanquantile` has them; exact where nothing was left out.
 
-        NaN for a column without values.
+        Parameters
+        ----------
+        q : float or array-like of float
+            From 0 to 1.
+        method : str
+            As NumPy calls it.
+
+        Returns
+        -------
+        float or ndarray of float64
+            NaN for a column without values.
         """
+        position = _positions(np.asarray(q, dtype=np.float64), self.n_rows, method)
         if not len(self.values):
-            return float("nan")
-        # The row at each position, between which NumPy interpolates.
-        position = q * (self.n_rows - 1)
+            return np.full(position.shape, np.nan)[()]
+        # The rows at both sides of each position, between which NumPy interpolates.
+        position = np.clip(position, 0.0, max(self.n_rows - 1, 0.0))
         ends = np.cumsum(self.weights)
-        low, high = np.floor(position), np.ceil(position)
-        at = np.searchsorted(ends, [low, high], side="right")
-        a, b = self.values[np.minimum(at, len(self.values) - 1)]
-        return float(a + (b - a) * (position - low))
+        low, high, last = np.floor(position), np.ceil(position), len(self.values) - 1
+        at = np.minimum(np.searchsorted(ends, np.stack([low, high]), side="right"), last)
+        a, b = self.values[at]
+        return (a + (b - a) * (position - low))[()]
+
+    def weighted_quantile(self, q: NDArray[np.float64], average: bool) -> NDArray[np.float64]:
+        """Quantiles of weighted rows: values up to which a share `q` of the weight lies.
+
+        Parameters
+        ----------
+        q : ndarray of float
+        average : bool
+            Take the mean with the next value where the share is met exactly.
+        """
+        found = _weighted_percentile(self.values, self.weights, 100 * q, average=average)
+        return np.asarray(found, dtype=np.float64)
 
 
-def sketch_column(column: NDArray[np.float64]) -> ColumnSketch:
-    """Sketch a column; NaN counts as missing."""
-    values = np.sort(column)  # NaN comes last
-    values = values[: np.searchsorted(values, np.nan)].astype(np.float64, copy=False)
-    return _shorten(ColumnSketch(values, np.ones(len(values))))
+def _positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.float64]:
+    """Positions of quantiles among n sorted rows, half of one where two are averaged."""
+    if method in METHODS:
+        alpha, beta = METHODS[method]
+        return n * q + (alpha + q * (1 - alpha - beta)) - 1
+    position = n * q - 1
+    if method == "closest_observation":
+        position = position - 0.5
+        whole = np.floor(position)
+        return np.where((position == whole) & (whole % 2 == 1), whole, whole + 1)
+    above = np.ceil(position)
+    if method == "inverted_cdf":
+        return above
+    if method == "averaged_inverted_cdf":
+        return np.where(above == position, position + 0.5, above)
+    raise ValueError(f"no quantile is called {method!r}")
+
+
+def rank_error(sketches: list[ColumnSketch]) -> float:
+    """Largest error of a rank in columns, as a share of their rows."""
+    return max(sketch.error / max(sketch.n_rows, 1) for sketch in sketches)
+
+
+def sketch_columns(
+    rows: Any, weight: NDArray[Any] | None = None, *, stored: bool = False
+) -> list[ColumnSketch]:
+    """Sketch each column of some rows; NaN counts as missing.
+
+    Parameters
+    ----------
+    rows : ndarray or sparse matrix of shape (n_rows, n_columns)
+    weight : ndarray of shape (n_rows,) or None
+        For dense rows.
+    stored : bool
+        Leave out the zeros that sparse rows do not store.
+    """
+    if not sparse.issparse(rows):
+        return [sketch_column(column, weight) for column in rows.T]
+    columns = rows.tocsc()
+    found = []
+    for start, end in zip(columns.indptr[:-1], columns.indptr[1:], strict=True):
+        own, n_zeros = sketch_column(columns.data[start:end]), rows.shape[0] - (end - start)
+        if n_zeros and not stored:
+            zeros = ColumnSketch(np.zeros(1), np.array([float(n_zeros)]))
+            own = merge_sketches([own, zeros])
+        found.append(own)
+    return found
+
+
+def sketch_column(column: NDArray[Any], weight: NDArray[Any] | None = None) -> ColumnSketch:
+    """Sketch a column; NaN counts as missing, and so does a row of weight 0."""
+    if weight is None:
+        values = np.sort(column)  # NaN comes last
+        values = values[: np.searchsorted(values, np.nan)].astype(np.float64, copy=False)
+        return _shorten(ColumnSketch(values, np.ones(len(values))))
+    counts = (weight > 0) & ~np.isnan(column)
+    column, weight = column[counts].astype(np.float64), weight[counts].astype(np.float64)
+    order = np.argsort(column, kind="stable")
+    return _shorten(ColumnSketch(column[order], weight[order]))
 
 
 def merge_sketches(sketches: list[ColumnSketch]) -> ColumnSketch:
@@ -78,15 +176,26 @@ def merge_sketches(sketches: list[ColumnSketch]) -> ColumnSketch:
 
 
 def _shorten(sketch: ColumnSketch) -> ColumnSketch:
-    """Keep the middle row of each of `SKETCH_SIZE` runs of equal weight."""
-    if len(sketch.values) <= SKETCH_SIZE:
+    """Keep the middle row of each of `SKETCH_SIZE` runs of equal weight.
+
+    Nothing is left out where no more values than that are distinct.
+    """
+    if not len(sketch.values):
         return sketch
-    run = sketch.n_rows / SKETCH_SIZE
-    ends = np.cumsum(sketch.weights)
-    middles = (np.arange(SKETCH_SIZE) + 0.5) * run
-    values = sketch.values[np.minimum(np.searchsorted(ends, middles), len(ends) - 1)]
-    # The ends of the range are kept as they are.
-    values[0], values[-1] = sketch.values[0], sketch.values[-1]
-    # A kept row may itself stand for many, of which any may be the middle.
-    error = sketch.error + run / 2 + 1
-    return ColumnSketch(values, np.full(SKETCH_SIZE, run), error)
+    first = np.flatnonzero(np.diff(sketch.values, prepend=np.nan) != 0)
+    if len(first) <= SKETCH_SIZE:
+        weights = np.add.reduceat(sketch.weights, first)
+        return ColumnSketch(sketch.values[first], weights, sketch.error)
+    n_runs = SKETCH_SIZE - 2
+    bounds = np.arange(n_runs + 1) * (sketch.n_rows / n_runs)
+    if sketch.n_rows > SKETCH_SIZE and sketch.n_rows.is_integer():
+        bounds = np.rint(bounds)  # rows stay whole
+    at = np.searchsorted(np.cumsum(sketch.weights), (bounds[1:] + bounds[:-1]) / 2)
+    at = np.concatenate([[0], np.minimum(at, len(sketch.values) - 1), [len(sketch.values) - 1]])
+    # The ends of the range are kept as they are, and take their rows from the runs beside them.
+    weights = np.concatenate([[0.0], np.diff(bounds), [0.0]])
+    for end, beside in ((0, 1), (-1, -2)):
+        weights[end] = min(sketch.weights[end], weights[beside])
+        weights[beside] -= weights[end]
+    error = sketch.error + sketch.n_rows / n_runs / 2 + 1
+    return ColumnSketch(sketch.values[at], weights, error)

@@ -28,6 +28,7 @@ _USED = ("n_lanes", "deterministic")
 def edges_fit(
     edges: Any,
     names: tuple[Any, Any, Any],
+    vertices: Any,
     sides: Sequence[Side],
     run: Run | None,
     client: Any,
@@ -40,11 +41,19 @@ def edges_fit(
     edges : pandas.DataFrame or dask DataFrame
     names : tuple of (source, target, weight)
         Of its columns; None: edges have no weights.
+    vertices : array-like or None
+        Vertices that there are besides.
+    sides : sequence of Side
+    run : Run or None
+    client : distributed.Client or None
+    name : str
+        Of what the user called.
     """
     source, target, weight = names
     columns = Columns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED)
-    return KeyedFit(entries_of_frame(edges, columns, sides), settings, client)
+    more = None if vertices is None else as_ids(vertices, "vertices")
+    return KeyedFit(entries_of_frame(edges, columns, sides, more), settings, client)
 
 
 def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | None:

@@ -11,7 +11,7 @@ from sklearn.preprocessing._data import _handle_zeros_in_scale
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, sketch_column
+from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["RobustScaler"]
@@ -20,8 +20,8 @@ __all__ = ["RobustScaler"]
 class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
     """:class:`sklearn.preprocessing.RobustScaler` for Dask collections.
 
-    Quantiles come from a sketch of each column, exact up to 8192 rows a column; beyond that the
-    rank of each is wrong by `rank_error_` of the rows at most (about ``1e-4``).
+    Quantiles come from a sketch of each column, exact up to 8192 different values a column; beyond
+    that the rank of each is wrong by `rank_error_` of the rows at most (about ``1e-4``).
 
     Parameters
     ----------
@@ -41,20 +41,17 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)
-        if sparse.issparse(rows):
-            if self.with_centering:
-                raise InvalidDataError(
-                    "Cannot center sparse matrices: use `with_centering=False` instead."
-                )
-            rows = rows.tocsc()
-            return [sketch_column(rows[:, [j]].toarray()[:, 0]) for j in range(rows.shape[1])]
-        return [sketch_column(column) for column in rows.T]
+        if sparse.issparse(rows) and self.with_centering:
+            raise InvalidDataError(
+                "Cannot center sparse matrices: use `with_centering=False` instead."
+            )
+        return sketch_columns(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
         return [merge_sketches(list(column)) for column in zip(*summaries, strict=True)]
 
     def _finish(self, summary: list[ColumnSketch]) -> None:
-        self.rank_error_ = max(s.error / max(s.n_rows, 1) for s in summary)
+        self.rank_error_ = rank_error(summary)
         self.center_ = self.scale_ = None
         if self.with_centering:
             self.center_ = np.array([s.quantile(0.5) for s in summary])

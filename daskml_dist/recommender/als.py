@@ -16,7 +16,7 @@ from daskml_dist._checks import (
 )
 from daskml_dist._run import Run
 from daskml_dist.backends.als import LeastSquares
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.factors import Factors
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.solvers.als import ALSSolver
@@ -186,11 +186,6 @@ class ALS(BaseRecommender):
         solver = self._solver()
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
         with KeyedFit(self._entries(X), settings, client) as fit:
-            if not fit.n_entries:
-                raise InvalidDataError(
-                    "X holds no rating in any of its blocks. Look at the file or the filter that "
-                    "it is from."
-                )
             solution, result, spec = fit.solve(solver, self._callback_list())
             self.user_ids_, self.item_ids_ = (fit.ids(side) for side in ("user", "item"))
             self._set_factors(solution)

@@ -153,6 +153,41 @@ class Keyed(Protocol):
             same side.
         """
 
+    def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
+        """The values of any keys of a space, by whoever owns them; each trainer asks for its own.
+
+        Parameters
+        ----------
+        space : str
+        numbers : ndarray of int64 of shape (m,)
+            Of keys, among all of the space.
+        values : ndarray of shape (n_own, ...)
+            Of the own keys.
+
+        Returns
+        -------
+        ndarray of shape (m, ...)
+        """
+
+    def sent(
+        self, space: str, numbers: NDArray[np.int64], parts: Array
+    ) -> tuple[NDArray[np.intp], Array]:
+        """Give parts to the owners of any keys of a space.
+
+        Parameters
+        ----------
+        space : str
+        numbers : ndarray of int64 of shape (m,)
+            Of keys, among all of the space.
+        parts : ndarray of shape (m, ...)
+
+        Returns
+        -------
+        tuple of (ndarray of int of shape (k,), ndarray of shape (k, ...))
+            Own keys, as positions in the own array, and what each was given by all trainers; for
+            ``np.minimum.at(own, *given)`` and its like, whose results depend on no order.
+        """
+
     def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
         """Sum over the lanes of all trainers, in the order of the lanes: the same to the bit.
 

@@ -83,6 +83,8 @@ _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
 _grouped = _of(("normal",))
 # Eigenvectors turn where eigenvalues are near each other.
 _turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
+_quantiles = _of(NUMBERS, rtol=1e-8, twin_rtol=1e-6)
+_binned = _of(("normal", "counts", "scales", "constant column"), rtol=1e-8, twin_rtol=1e-8)
 
 
 def _layers(**params: Any) -> Setting:
@@ -144,6 +146,13 @@ SETTINGS: dict[str, list[Setting]] = {
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
     "MaxAbsScaler": [_scaled()],
     "RobustScaler": [_scaled(), _scaled(unit_variance=True, quantile_range=(10, 90))],
+    "QuantileTransformer": [_quantiles(n_quantiles=10), _quantiles(output_distribution="normal")],
+    "KBinsDiscretizer": [
+        _binned(n_bins=3),
+        _binned(n_bins=[2, 3, 2, 4], strategy="uniform", encode="ordinal"),
+        _binned(n_bins=2, encode="onehot-dense"),
+    ],
+    "PolynomialFeatures": [_exact(), _exact(degree=(2, 3), interaction_only=True)],
     "OneHotEncoder": [
         _coded(),
         _coded(drop="first"),
@@ -173,8 +182,12 @@ ELSEWHERE = {
     "Blockwise": "takes a transformer that learns nothing",
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
+<<<<<<< HEAD
     "ndcg_at_k": "takes frames of recommended items",
     "precision_at_k": "takes frames of recommended items",
+=======
+    "LabelEncoder": "takes labels alone",
+>>>>>>> h_keyed
     "NamespaceHasher": "learns nothing, and takes dicts",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",

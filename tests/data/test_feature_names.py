@@ -47,6 +47,7 @@ METHODS = (
 )
 ARGUMENTS: dict[str, Any] = {
     "Blockwise": lambda: Blockwise(Plain().fit(FRAME)),
+    "KBinsDiscretizer": lambda: PUBLIC["KBinsDiscretizer"](n_bins=2),
     "ColumnTransformer": lambda: ColumnTransformer([("s", StandardScaler(), ["b", "c"])]),
     "TorchClassifier": lambda: _linear("TorchClassifier", 2),
     "TorchRegressor": lambda: _linear("TorchRegressor", 1),
@@ -69,7 +70,7 @@ def _public() -> dict[str, type]:
             value = getattr(module, name)
             if inspect.isclass(value) and issubclass(value, BaseEstimator):
                 found[name] = value
-    # Hashers take text and learn nothing of it.
+    # Hashers take text and learn nothing of it; encoders of labels have no columns.
     return {name: value for name, value in found.items() if _learns(name, value)}
 
 
@@ -77,7 +78,6 @@ def _learns(name: str, kind: type) -> bool:
     if name in ARGUMENTS:
         return True
     tags = get_tags(kind())
-    # Recommenders take ratings, a row for each.
     return bool(tags.requires_fit and tags.input_tags.two_d_array)
 
 

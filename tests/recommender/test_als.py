@@ -224,7 +224,7 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "infinite": ({}, RATINGS.assign(rating=INF), InvalidDataError, "'rating' holds NaN or inf"),
     "nan id": ({}, RATINGS.assign(user=NAN), InvalidDataError, "missing id"),
     "empty": ({}, RATINGS[:0], InvalidDataError, "no rows"),
-    "empty dask": ({}, LAZY[LAZY["rating"] > 99], InvalidDataError, "no rating"),
+    "empty dask": ({}, LAZY[LAZY["rating"] > 99], InvalidDataError, "no entries in any part"),
     "negative": ({"implicit": True}, RATINGS, InvalidDataError, "must be at least 0"),
     "biases": ({"implicit": True, "biases": True}, COUNTS, InvalidParameterError, "biases=False"),
     "array": ({}, RATINGS[["user", "rating"]].to_numpy(), InvalidDataError, "Give a pandas"),

@@ -99,6 +99,16 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "MaxAbsScaler": [({}, "numbers"), ({}, "missing"), ({}, "sparse")],
     "RobustScaler": [({}, "numbers"), ({"unit_variance": True, "quantile_range": (10, 90)},
                                        "missing"), ({"with_centering": False}, "sparse")],
+    "QuantileTransformer": [({"n_quantiles": 50}, "numbers"),
+                            ({"n_quantiles": 20, "output_distribution": "normal"}, "missing"),
+                            ({"n_quantiles": 50}, "sparse"),
+                            ({"n_quantiles": 9, "ignore_implicit_zeros": True}, "sparse")],
+    "KBinsDiscretizer": [({"n_bins": 4}, "uneven"),
+                         ({"n_bins": [3, 2, 5], "encode": "onehot-dense"}, "uneven"),
+                         ({"strategy": "uniform", "encode": "ordinal"}, "uneven"),
+                         ({"strategy": "kmeans", "n_bins": 3, "encode": "ordinal"}, "uneven")],
+    "PolynomialFeatures": [({}, "numbers"), ({"degree": (2, 3), "include_bias": False}, "numbers"),
+                           ({"interaction_only": True}, "sparse"), ({"degree": 3}, "sparse")],
     "OneHotEncoder": [({"sparse_output": False}, "words"),
                       ({"drop": "first", "sparse_output": False}, "words"),
                       ({"min_frequency": 15, "sparse_output": False}, "words"),
@@ -113,7 +123,8 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
                       ({"add_indicator": True}, "missing"),
                       ({"missing_values": 7.0, "keep_empty_features": True}, "numbers")],
 }  # fmt: skip
-ELSEWHERE = {"TargetEncoder"}  # tests/transformers/test_target_encoder.py
+# Of targets: tests/transformers/test_target_encoder.py and test_label_encoder.py.
+ELSEWHERE = {"TargetEncoder", "LabelEncoder"}
 MODULES = {
     **dict.fromkeys(preprocessing.__all__, (preprocessing, sklearn.preprocessing)),
     **dict.fromkeys(impute.__all__, (impute, sklearn.impute)),
@@ -123,7 +134,7 @@ EVERY = [
     for name in MODULES
     if name not in ELSEWHERE
     for parameters, rows in CASES[name]
-    for kind in (KINDS if rows in ("numbers", "missing") else {rows: None})
+    for kind in ({rows: None} if rows in ("words", "sparse") else KINDS)
 ]
 
 
@@ -132,6 +143,8 @@ def _rows(rows: str, kind: str) -> tuple[Any, Any]:
     if rows == "words":
         return _frame(_words()), _words()
     X = _numbers(missing=rows == "missing")
+    if rows == "uneven":
+        X[:, 2] = np.sqrt(np.arange(N) * 7 % 97)
     if rows == "sparse":
         X[X < 0] = 0
         return _sparse(X), sparse.csr_array(X)
@@ -146,7 +159,7 @@ def _dense(X: Any) -> Any:
 
 
 def _same(found: Any, expected: Any) -> None:
-    if isinstance(expected, list):
+    if isinstance(expected, list) or getattr(expected, "dtype", np.dtype(int)).kind == "O":
         for a, b in zip(found, expected, strict=True):
             _same(a, b)
     elif isinstance(expected, np.ndarray) and expected.dtype.kind in "biuf":
@@ -344,3 +357,10 @@ def test_delayed_blocks_are_transformed() -> None:
     for scaler in preprocessing.StandardScaler(), preprocessing.MinMaxScaler():
         found = scaler.fit_transform(blocks).compute()
         np.testing.assert_allclose(found, clone(scaler).fit_transform(X))
+
+
+def test_columns_of_arrow_may_be_numbered() -> None:
+    words = pd.DataFrame({0: ["a", None, "b"], 1: ["x", "y", None]}).astype("string[pyarrow]")
+    lazy = dd.from_pandas(words, npartitions=2)
+    codes = preprocessing.OrdinalEncoder().fit_transform(lazy).compute()
+    np.testing.assert_array_equal(codes, [[0, 0], [np.nan, 1], [1, np.nan]])

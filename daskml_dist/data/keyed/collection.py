@@ -164,7 +164,7 @@ def _size(table: Any) -> int:
 
 
 def _cut(do: Any, parts: list[Any], sides: Sequence[Side], cuts: dict[str, Any]) -> list[Any]:
-    """Blocks of all lanes, of numbered parts; `do` calls a function, or makes a task of the call."""
+    """Blocks of all lanes, of numbered parts; `do` calls a function or makes a task of it."""
     spaces = list(cuts)
     n = len(cuts[spaces[0]]) + 1
     tables, sizes = {}, {}

@@ -11,17 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.keyed.blocks import KeyedBlock
-from daskml_dist.data.keyed.ids import factorised, merged, positions
+from daskml_dist.data.keyed.ids import check_one_kind, factorised, merged, positions
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["Half", "KeyTable", "Numbered", "Piece", "block_of", "columns_of", "cuts_of", "half_of",
-           "keys_of", "number_part", "numbers_of", "pieces_of", "sample_of", "table_of"]  # fmt: skip
+__all__ = [
+    "Half",
+    "KeyTable",
+    "Numbered",
+    "Piece",
+    "block_of",
+    "columns_of",
+    "cuts_of",
+    "half_of",
+    "keys_of",
+    "number_part",
+    "numbers_of",
+    "pieces_of",
+    "sample_of",
+    "table_of",
+]
 
 Array = NDArray[Any]
 
@@ -117,6 +133,11 @@ def cuts_of(samples: Sequence[dict[str, tuple[Array, Array]]], n_ranges: int) ->
     cuts = {}
     for space in samples[0]:
         parts = [sample[space] for sample in samples if len(sample[space][0])]
+        if not parts:
+            raise InvalidDataError(
+                "There are no entries in any part. Look at the files or the filter they are from."
+            )
+        check_one_kind([part for part, _ in parts])
         ids = np.concatenate([part for part, _ in parts])
         counts = np.concatenate([part for _, part in parts])
         order = np.argsort(ids, kind="stable")
@@ -167,7 +188,7 @@ def keys_of(part: Numbered, bys: Sequence[int], cuts: Array) -> list[KeyTable]:
     ids = part.ids[bys[0]]
     sums = np.stack([part.sums(by) if by in bys else np.zeros(len(ids)) for by in (0, 1)])
     edges = _edges(ids, cuts)
-    return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(edges)]
 
 
 # -- ranges, of the pieces of all parts ------------------------------------------------------------
@@ -204,7 +225,7 @@ def half_of(table: KeyTable, pieces: Sequence[Piece]) -> Half:
 def columns_of(half: Half, cuts: Array) -> list[Array]:
     """Ids of the columns of a range's entries, by the range that they are in themselves."""
     edges = _edges(half.column_ids, cuts)
-    return [half.column_ids[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [half.column_ids[a:b] for a, b in pairwise(edges)]
 
 
 def numbers_of(table: KeyTable, ids: Array) -> NDArray[np.int64]:
@@ -226,8 +247,8 @@ def block_of(
     """The block of a range of one side, whose columns were numbered range by range."""
     bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     column_bounds = np.concatenate([[0], np.cumsum(column_sizes)]).astype(np.int64)
-    touched = np.concatenate([some + first for some, first in zip(numbers, column_bounds[:-1],
-                                                                  strict=True)])  # fmt: skip
+    firsts = column_bounds[:-1]
+    touched = [some + first for some, first in zip(numbers, firsts, strict=True)]
     return KeyedBlock(
         index=lane * n_sides + at,
         rows=half.indices,
@@ -238,6 +259,6 @@ def block_of(
         ids=table.ids,
         strengths=table.strengths,
         indptr=half.indptr,
-        touched=touched.astype(np.int64),
+        touched=np.concatenate(touched).astype(np.int64),
         values=half.values,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.delayed import delayed
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
@@ -19,7 +20,17 @@ from daskml_dist.data.lowering import frame_pieces
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["Columns", "entries_of_frame", "entries_of_matrix"]
+__all__ = ["Alone", "Columns", "entries_of_frame", "entries_of_matrix"]
+
+
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """Keys that there are, whether they have entries or not."""
+
+    ids: NDArray[Any]
+
+    def __len__(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,13 @@ class Columns:
     shared: bool = False
 
     def __call__(self, part: Any) -> Numbered:
-        """Number a part of the frame."""
+        """Number a part of the frame, or keys without entries."""
+        if isinstance(part, Alone):
+            none = part.ids[:0]
+            numbered = number_part(part.ids, none, None, shared=True)
+            empty = np.empty(0, np.int32)
+            values = None if self.value is None else np.empty(0)
+            return Numbered(numbered.ids, (empty, empty), values)
         first, second = (as_ids(part[name], str(name)) for name in (self.first, self.second))
         values = None
         if self.value is not None:
@@ -82,8 +99,18 @@ def checked_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
     return found
 
 
-def entries_of_frame(frame: Any, columns: Columns, sides: Sequence[Side]) -> KeyedCollection:
+def entries_of_frame(
+    frame: Any, columns: Columns, sides: Sequence[Side], more: NDArray[Any] | None = None
+) -> KeyedCollection:
     """Entries of a pandas or Dask dataframe.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame or dask DataFrame
+    columns : Columns
+    sides : sequence of Side
+    more : ndarray, optional
+        Keys, of both columns' one space, that there are besides.
 
     Raises
     ------
@@ -92,7 +119,7 @@ def entries_of_frame(frame: Any, columns: Columns, sides: Sequence[Side]) -> Key
     """
     if not is_dataframe_like(frame):
         raise InvalidDataError(
-            f"A {type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row "
+            f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row "
             f"for each entry: columns {columns.first!r} and {columns.second!r}."
         )
     names = [name for name in (columns.first, columns.second, columns.value) if name is not None]
@@ -101,11 +128,13 @@ def entries_of_frame(frame: Any, columns: Columns, sides: Sequence[Side]) -> Key
             f"The frame has no column {' and '.join(map(repr, missing))}; it has "
             f"{list(frame.columns)}. Name the columns that hold the keys and the value."
         )
+    alone = [] if more is None else [Alone(more)]
     if is_dask_frame(frame):
-        return KeyedCollection.of("dask", frame_pieces(frame[names]), columns, sides)
-    if not len(frame):
+        sources = [*frame_pieces(frame[names]), *(delayed(part, pure=False) for part in alone)]
+        return KeyedCollection.of("dask", sources, columns, sides)
+    if not len(frame) and not alone:
         raise InvalidDataError("The frame has no rows. Look at the file or the filter it is from.")
-    return KeyedCollection.of("memory", [frame[names]], columns, sides)
+    return KeyedCollection.of("memory", [frame[names], *alone], columns, sides)
 
 
 @dataclass(frozen=True)
@@ -141,8 +170,6 @@ def entries_of_matrix(
                 "The rows of a dask Array of unknown chunk sizes have no numbers. Call "
                 "compute_chunk_sizes() first."
             )
-        from dask.delayed import delayed
-
         whole = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
         starts = np.cumsum([0, *whole.chunks[0][:-1]]).tolist()
         pair = delayed(_pair, pure=False)
@@ -151,7 +178,7 @@ def entries_of_matrix(
         return KeyedCollection.of("dask", sources, _Cells(matrix.shape, least), sides)
     if not hasattr(matrix, "tocoo"):
         raise InvalidDataError(
-            f"A {type(matrix).__name__} is neither a frame nor a sparse matrix. Give a pandas or "
+            f"{type(matrix).__name__} is neither a frame nor a sparse matrix. Give a pandas or "
             "Dask dataframe, scipy.sparse, or a dask Array with chunks of scipy.sparse."
         )
     return KeyedCollection.of("memory", [(0, matrix)], _Cells(matrix.shape, least), sides)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["as_ids", "factorised", "merged", "positions"]
+__all__ = ["as_ids", "check_one_kind", "factorised", "merged", "positions"]
 
 Array = NDArray[Any]
 

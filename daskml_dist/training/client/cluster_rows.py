@@ -11,7 +11,7 @@ from typing import Any
 import dask
 import numpy as np
 from dask.delayed import delayed
-from distributed import Client
+from distributed import Client, futures_of
 
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
@@ -75,6 +75,8 @@ class ClusterRows:
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
+        #: Futures of what blocks of keys are made of.
+        self._parts: list[Any] = []
 
     def take(self, collection: Collection) -> None:
         """Take the same rows cut otherwise, before any block is made."""
@@ -262,10 +264,13 @@ class ClusterRows:
         """Parts of a lazy collection, held from now on, and what maps a function over them."""
         self.threads()  # waits for one
         held = self._client.persist(lazy)
+        self._parts += futures_of(held)
 
         def ask(function: Callable[[Any], Any]) -> list[Any]:
             of = delayed(function, pure=False)
-            return list(self._client.gather(self._client.compute([of(part) for part in held])))
+            found = self._client.compute([of(part) for part in held])
+            self._parts += found
+            return list(self._client.gather(found))
 
         return held, ask
 
@@ -363,8 +368,11 @@ class ClusterRows:
         return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
-        """Let go of the blocks."""
+        """Let go of the blocks, and of what they are made of."""
         self._held.close()
+        for part in self._parts:
+            part.release()
+        self._parts = []
 
 
 def _of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Halo: the values of other trainers' keys that the own entries touch, by a plan made once."""
+"""Values of other trainers' keys: those that the own entries touch, by a plan; and any others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,68 @@ from daskml_dist.comm.base import Communicator
 from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.solvers.keyed import KeyRange
 
-__all__ = ["Halo"]
+__all__ = ["Halo", "Owners"]
 
 Array = NDArray[Any]
 
 #: Touched keys from which those that are touched most lie together: the others' values do not fit
 #: in a processor's cache.
 _MANY = 1 << 16
+
+
+class Owners:
+    """Whose the keys of a space are, and where its owner has the value of each.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    bounds : ndarray of int64 of shape (n_lanes + 1,)
+        Number of the first key of each lane.
+    own : sequence of KeyRange
+    """
+
+    def __init__(
+        self, communicator: Communicator, bounds: NDArray[np.int64], own: Sequence[KeyRange]
+    ) -> None:
+        self._communicator = communicator
+        self._bounds = bounds
+        self._firsts = np.array([at.first for at in own])
+        self._starts = np.array([at.own.start for at in own])
+        lanes = np.array([at.lane for at in own], np.int64)
+        self._owner = np.zeros(len(bounds) - 1, np.intp)
+        for rank, (its,) in enumerate(communicator.allgather([lanes])):
+            self._owner[its] = rank
+
+    def places(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+        """Which of some keys are each rank's."""
+        # Of lanes without keys several begin at one number: the last of them has it.
+        of_rank = self._owner[np.searchsorted(self._bounds, numbers, side="right") - 1]
+        return [np.flatnonzero(of_rank == rank) for rank in range(self._communicator.size)]
+
+    def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Where own keys lie in the own array."""
+        lane = np.searchsorted(self._firsts, numbers, side="right") - 1
+        found: NDArray[np.intp] = (numbers - self._firsts[lane] + self._starts[lane]).astype(
+            np.intp
+        )
+        return found
+
+    def sent(self, numbers: NDArray[np.int64], parts: Array) -> tuple[NDArray[np.intp], Array]:
+        """Give parts to the owners of keys; what others gave for the own ones, by rank."""
+        places = self.places(numbers)
+        asked = self._communicator.alltoall([numbers[at] for at in places])
+        given = self._communicator.alltoall([parts[at] for at in places])
+        return self.positions(np.concatenate(asked)), np.concatenate(given)
+
+    def at(self, numbers: NDArray[np.int64], values: Array) -> Array:
+        """Values of any keys, of the own ones of all ranks."""
+        places = self.places(numbers)
+        asked = self._communicator.alltoall([numbers[at] for at in places])
+        found = self._communicator.alltoall([values[self.positions(some)] for some in asked])
+        out = np.empty((len(numbers), *values.shape[1:]), values.dtype)
+        for at, some in zip(places, found, strict=True):
+            out[at] = some
+        return out
 
 
 class Halo:
@@ -29,8 +84,8 @@ class Halo:
     communicator : Communicator
     blocks : sequence of KeyedBlock
         Of one side, of the own lanes.
-    own : sequence of KeyRange
-        The own keys of the side's columns.
+    owners : Owners
+        Of the side's columns.
 
     Attributes
     ----------
@@ -39,27 +94,17 @@ class Halo:
     """
 
     def __init__(
-        self, communicator: Communicator, blocks: Sequence[KeyedBlock], own: Sequence[KeyRange]
+        self, communicator: Communicator, blocks: Sequence[KeyedBlock], owners: Owners
     ) -> None:
         self._communicator = communicator
         wanted, self.indices = _arranged(blocks)
-        bounds = blocks[0].column_bounds
-        owner = self._owners(len(bounds) - 1, [at.lane for at in own])
-        of_rank = owner[np.searchsorted(bounds, wanted, side="right") - 1]
         #: Where what comes of each rank is put.
-        self._place = [np.flatnonzero(of_rank == rank) for rank in range(communicator.size)]
+        self._place = owners.places(wanted)
         asked = communicator.alltoall([wanted[at] for at in self._place])
         #: Which of the own values each rank gets.
-        self._give = [_own_positions(own, numbers) for numbers in asked]
+        self._give = [owners.positions(numbers) for numbers in asked]
         self._n_touched = len(wanted)
         self._room: Array | None = None
-
-    def _owners(self, n_lanes: int, own: list[int]) -> NDArray[np.intp]:
-        """Rank of each lane."""
-        owner = np.zeros(n_lanes, np.intp)
-        for rank, (lanes,) in enumerate(self._communicator.allgather([np.array(own, np.int64)])):
-            owner[lanes] = rank
-        return owner
 
     def fetch(self, values: Array) -> Array:
         """The touched values, of the own ones of all ranks; good until the next call."""
@@ -68,35 +113,25 @@ class Halo:
         if room is None or room.shape != shape or room.dtype != values.dtype:
             room = self._room = np.empty(shape, values.dtype)
         rank = self._communicator.rank
-        nothing = np.empty((0, *values.shape[1:]), values.dtype)
+        # What is the trainer's own goes nowhere.
+        nothing = values[:0]
         given = [nothing if r == rank else values[at] for r, at in enumerate(self._give)]
         found = self._communicator.alltoall(given)
         for r, at in enumerate(self._place):
-            # What is the trainer's own goes nowhere.
-            room[at] = values[self._give[r]] if r == rank else found[r].reshape(-1, *shape[1:])
+            room[at] = values[self._give[r]] if r == rank else found[r]
         return room
-
-
-def _own_positions(own: Sequence[KeyRange], numbers: Array) -> NDArray[np.intp]:
-    """Where own keys lie in the own array, by their numbers."""
-    firsts = np.array([at.first for at in own])
-    starts = np.array([at.own.start for at in own])
-    lane = np.searchsorted(firsts, numbers, side="right") - 1
-    # Of lanes without keys several begin at one number: the last of them has it, or none.
-    found: NDArray[np.intp] = (numbers - firsts[lane] + starts[lane]).astype(np.intp)
-    return found
 
 
 def _arranged(blocks: Sequence[KeyedBlock]) -> tuple[NDArray[np.int64], list[Array]]:
     """Numbers of all touched keys in the order of their values, and the entries' positions."""
-    if len(blocks) == 1:
-        wanted, places = blocks[0].touched, [None]
-    else:
+    wanted = blocks[0].touched
+    places: list[Any] = [None]
+    if len(blocks) > 1:
         wanted = np.unique(np.concatenate([block.touched for block in blocks]))
         places = [np.searchsorted(wanted, block.touched) for block in blocks]
-    dtype = np.int32 if len(wanted) < 2**31 else np.int64
     if len(wanted) >= _MANY:
         wanted, places = _by_use(wanted, places, blocks)
+    dtype = np.int32 if len(wanted) < 2**31 else np.int64
     indices = [
         block.indices if place is None else place.astype(dtype)[block.indices]
         for block, place in zip(blocks, places, strict=True)

@@ -1,7 +1,8 @@
-"""Images of what trainers have come to over their keys, each with its trainer and the next one."""
+"""Images of what trainers have come to over their keys, each in two processes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from daskml_dist.training.worker.loops.context import Context
 __all__ = ["Image", "Images"]
 
 Array = NDArray[Any]
+
+#: Tells this process from all others, with its number: it may be a fork.
+_PROCESS = int.from_bytes(os.urandom(6), "little")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Image:
 
 @dataclass
 class _Kept:
-    """An iteration, as a trainer remembers it: of its own lanes, and of those of the one before."""
+    """An iteration, as a trainer remembers it: of its own lanes, and of another trainer's."""
 
     n_iter: int
     small: NDArray[np.float64] | None
@@ -66,11 +70,15 @@ class Images:
         self._n_lanes = len(context.lane_rows)
         self._own = own
         self._kept: list[_Kept] = context.memory.setdefault("images", [])
+        own_process = np.array([_PROCESS, os.getpid()])
+        processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
+        #: Rank that keeps each rank's image too; its own where there is but one process.
+        self._keeper = [_next_elsewhere(rank, processes) for rank in range(len(processes))]
 
     def keep(
         self, values: Mapping[str, Array], n_iter: int, small: Any, reports: list[Array]
     ) -> None:
-        """Copy the own values, and give them to the next rank."""
+        """Copy the own values, and give them to another process."""
         few = None if small is None else np.array(small, np.float64)
         kept = _Kept(n_iter, few, list(reports))
         for space, array in values.items():
@@ -80,13 +88,17 @@ class Images:
         self._kept[:] = [*self._kept[-1:], kept]
 
     def _mirrored(self, lanes: dict[int, dict[str, Array]]) -> dict[int, dict[str, Array]]:
-        """What the rank before has, having given the own to the next one."""
-        size, rank = self._communicator.size, self._communicator.rank
-        if size == 1:
+        """What others have, having given the own to its keeper."""
+        rank = self._communicator.rank
+        if self._keeper[rank] == rank:
             return {}
-        given = [np.empty(0, np.uint8) for _ in range(size)]
-        given[(rank + 1) % size] = _packed(lanes)
-        return _unpacked(self._communicator.alltoall(given)[(rank - 1) % size])
+        given = [np.empty(0, np.uint8) for _ in self._keeper]
+        given[self._keeper[rank]] = _packed(lanes)
+        found: dict[int, dict[str, Array]] = {}
+        for packed in self._communicator.alltoall(given):
+            if len(packed):
+                found.update(_unpacked(packed))
+        return found
 
     def agree(self) -> Image:
         """The last iteration that is known of all lanes, with the values of the own ones."""
@@ -100,7 +112,9 @@ class Images:
         kept = self._kept[0] if self._kept else None
         lanes = self._handed_out(kept, holders)
         few, reports = self._facts(kept, holders[min(holders)])
-        self._kept[:] = [_Kept(n_iter, few, reports, lanes)]
+        # Whoever is lost next may be before another image: nothing known is forgotten until then.
+        known = {} if kept is None else kept.lanes
+        self._kept[:] = [_Kept(n_iter, few, reports, {**known, **lanes, **self._mirrored(lanes)})]
         values = {
             space: np.concatenate([lanes[lane][space] for lane in own])
             for space, own in self._own.items()
@@ -146,6 +160,12 @@ class Images:
         (packed,) = self._communicator.allgather(own)[holder]
         few, reports = unpack_object(packed, {})
         return few, list(reports)
+
+
+def _next_elsewhere(rank: int, processes: Sequence[tuple[int, ...]]) -> int:
+    """The next rank in another process: one that runs several trainers is lost with all of them."""
+    others = (r % len(processes) for r in range(rank + 1, rank + len(processes)))
+    return next((other for other in others if processes[other] != processes[rank]), rank)
 
 
 def _packed(lanes: dict[int, dict[str, Array]]) -> NDArray[np.uint8]:

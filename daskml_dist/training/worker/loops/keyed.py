@@ -22,7 +22,7 @@ from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.halo import Halo
+from daskml_dist.training.worker.loops.halo import Halo, Owners
 from daskml_dist.training.worker.loops.images import Images
 from daskml_dist.training.worker.loops.lane_sums import SumReports
 
@@ -66,7 +66,9 @@ class _Keyed:
         }
         of_space = {found[0].side.rows: found for found in self._blocks.values()}
         self._ranges = {space: _ranges(found) for space, found in of_space.items()}
-        self.n_keys = {space: int(found[0].bounds[-1]) for space, found in of_space.items()}
+        self._bounds = {space: found[0].bounds for space, found in of_space.items()}
+        self.n_keys = {space: int(bounds[-1]) for space, bounds in self._bounds.items()}
+        self._owners: dict[str, Owners] = {}
         self._halos: dict[str, Halo] = {}
         self._rows: dict[str, list[KeyedRows]] = {}
         self._n_rows = float(sum(context.lane_rows))
@@ -100,12 +102,28 @@ class _Keyed:
         """The values of all column keys of the own rows of a side."""
         return self._halo(side).fetch(values)
 
+    def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
+        """The values of any keys, by whoever owns them."""
+        return self._owners_of(space).at(numbers, values)
+
+    def sent(
+        self, space: str, numbers: NDArray[np.int64], parts: Array
+    ) -> tuple[NDArray[np.intp], Array]:
+        """Give parts to the owners of any keys; what all trainers gave for the own ones."""
+        return self._owners_of(space).sent(numbers, parts)
+
+    def _owners_of(self, space: str) -> Owners:
+        if space not in self._owners:
+            bounds, own = self._bounds[space], self._ranges[space]
+            self._owners[space] = Owners(self._communicator, bounds, own)
+        return self._owners[space]
+
     def _halo(self, side: str) -> Halo:
         """The plan of a side, made when it is first asked for, in all trainers at once."""
         if side not in self._halos:
             blocks = self._blocks[side]
-            own = self._ranges[blocks[0].side.columns]
-            halo = self._halos[side] = Halo(self._communicator, blocks, own)
+            owners = self._owners_of(blocks[0].side.columns)
+            halo = self._halos[side] = Halo(self._communicator, blocks, owners)
             rows = self._ranges[blocks[0].side.rows]
             self._rows[side] = [
                 KeyedRows(at, block.indptr, indices, block.values)

@@ -1,0 +1,176 @@
+"""`KBinsDiscretizer`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn import preprocessing
+from sklearn.cluster import KMeans
+from sklearn.utils import assert_all_finite
+
+from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+__all__ = ["KBinsDiscretizer"]
+
+#: Width from which on scikit-learn takes a bin for one.
+_NARROW = 1e-8
+#: Quantiles that weighted rows have.
+_WEIGHTED = ("averaged_inverted_cdf", "inverted_cdf")
+
+
+class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
+    """:class:`sklearn.preprocessing.KBinsDiscretizer` for Dask collections.
+
+    All rows count. ``strategy="uniform"`` is exact; edges of ``"quantile"`` and ``"kmeans"`` come
+    from a sketch of each column, exact up to 8192 different values a column; beyond that the rank
+    of each edge of ``"quantile"`` is wrong by `rank_error_` of the rows at most (about ``1e-4``),
+    and ``"kmeans"`` groups the 8192 values of the sketch, weighted by the rows they stand for.
+
+    Parameters
+    ----------
+    n_bins : int or array-like of shape (n_features,), default=5
+    encode : {"onehot", "onehot-dense", "ordinal"}, default="onehot"
+        With ``"onehot"`` a Dask Array has CSR chunks.
+    strategy : {"uniform", "quantile", "kmeans"}, default="quantile"
+    quantile_method : str, default="averaged_inverted_cdf"
+        As in :func:`numpy.quantile`. Weighted rows have the default and ``"inverted_cdf"`` alone.
+    dtype : {numpy.float32, numpy.float64}, default=None
+        Of the result; None: that of the rows.
+    subsample : int or None, default=200_000
+        Of rows in memory alone.
+    random_state : int, RandomState instance or None, default=None
+        Of the subsample.
+
+    Attributes
+    ----------
+    bin_edges_ : ndarray of object of shape (n_features,)
+        One ndarray of float64 of shape (n_bins + 1,) a feature.
+    n_bins_ : ndarray of int of shape (n_features,)
+        Bins that are left: narrow ones go, with a warning.
+    rank_error_ : float
+        Largest error of a rank, as a share of the rows (Dask collections only).
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+    """
+
+    _remedy = "Fill missing values first (SimpleImputer)."
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Find the bins of rows in memory or, in one pass, of a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features).
+        y : ignored
+        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+
+        Returns
+        -------
+        self
+        """
+        if is_dask(X) or is_dask(sample_weight):
+            return self._fit_lazy(X, None, sample_weight)
+        preprocessing.KBinsDiscretizer.fit(self, X, y, sample_weight)
+        return self
+
+    def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        weighted = sample_weight is not None
+        if weighted and self.strategy == "quantile" and self.quantile_method not in _WEIGHTED:
+            raise InvalidParameterError(
+                "When fitting with strategy='quantile' and sample weights, quantile_method should "
+                "either be set to 'averaged_inverted_cdf' or 'inverted_cdf', got "
+                f"quantile_method={self.quantile_method!r} instead."
+            )
+        return super()._fit_lazy(X, y, sample_weight)
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        rows = as_rows(X, any_order=True)
+        if sparse.issparse(rows):
+            raise InvalidDataError(
+                "KBinsDiscretizer does not support sparse input: zero would fall into some bin. "
+                "Make the rows dense: X.map_blocks(lambda block: block.toarray())."
+            )
+        assert_all_finite(rows, input_name="X")
+        weighted = sample_weight is not None
+        if self.strategy == "uniform":
+            some = rows[sample_weight > 0] if weighted else rows
+            if len(some):
+                some = np.stack([some.min(axis=0), some.max(axis=0)])
+            rows, sample_weight = some, None
+        return sketch_columns(rows, sample_weight), rows.dtype, weighted
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        sketches, dtypes, weighted = zip(*summaries, strict=True)
+        columns = [merge_sketches(list(column)) for column in zip(*sketches, strict=True)]
+        return columns, np.result_type(*dtypes), any(weighted)
+
+    def _finish(self, summary: Any) -> None:
+        sketches, dtype, weighted = summary
+        if not all(len(sketch.values) for sketch in sketches):
+            raise InvalidDataError("All rows have weight 0. Give some a weight above 0.")
+        n_bins = self._validate_n_bins(len(sketches))
+        edges = np.empty(len(sketches), dtype=object)
+        for j, sketch in enumerate(sketches):
+            edges[j] = self._edges(j, sketch, int(n_bins[j]), weighted)
+            n_bins[j] = len(edges[j]) - 1
+        self.rank_error_ = rank_error(sketches)
+        self.bin_edges_, self.n_bins_ = edges, n_bins
+        self.__dict__.pop("_encoder", None)
+        if self.encode != "ordinal":
+            self._encoder = preprocessing.OneHotEncoder(
+                categories=[np.arange(n) for n in n_bins],
+                sparse_output=self.encode == "onehot",
+                dtype=self.dtype or dtype,
+            ).fit(np.zeros((1, len(n_bins))))
+
+    def _edges(
+        self, number: int, sketch: ColumnSketch, n_bins: int, weighted: bool
+    ) -> NDArray[np.float64]:
+        """Edges of the bins of a column."""
+        low, high = sketch.values[[0, -1]]
+        if low == high:
+            warnings.warn(
+                f"Feature {number} is constant and will be replaced with 0.", stacklevel=6
+            )
+            return np.array([-np.inf, np.inf])
+        even = np.linspace(low, high, n_bins + 1)
+        if self.strategy == "uniform":
+            return even
+        if self.strategy == "kmeans":
+            edges = _between_centres(sketch, even)
+        elif weighted:
+            average = self.quantile_method == "averaged_inverted_cdf"
+            edges = sketch.weighted_quantile(np.linspace(0, 1, n_bins + 1), average)
+        else:
+            # In per cent, as scikit-learn asks NumPy: a share of the rows meets the same digits.
+            edges = sketch.quantile(np.linspace(0, 100, n_bins + 1) / 100, self.quantile_method)
+        edges = edges[np.ediff1d(edges, to_begin=np.inf) > _NARROW]
+        if len(edges) <= n_bins:
+            warnings.warn(
+                f"Bins whose width are too small (i.e., <= {_NARROW:.0e}) in feature {number} are "
+                "removed. Consider decreasing the number of bins.",
+                stacklevel=6,
+            )
+        return edges
+
+
+def _between_centres(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Edges in the middle between the centres of k-means, which start in even bins."""
+    first = (even[1:] + even[:-1])[:, None] * 0.5
+    if len(sketch.values) <= len(first):
+        centres = sketch.values
+    else:
+        found = KMeans(len(first), init=first, n_init=1).fit(
+            sketch.values[:, None], sample_weight=sketch.weights
+        )
+        centres = np.sort(found.cluster_centers_[:, 0])
+    return np.concatenate([even[:1], (centres[1:] + centres[:-1]) * 0.5, even[-1:]])
