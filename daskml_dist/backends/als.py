@@ -102,10 +102,9 @@ class LeastSquares:
         Squared errors of explicit ones; ``c (p - s)**2 - s**2`` of implicit ones, since a pair
         without a rating has ``s**2``.
         """
-        from daskml_dist.backends.als_kernels import errors_of_rows
-
+        kernels = _kernels()
         told = self.implicit, self.alpha
-        return float(errors_of_rows(*ratings, by.factors, by.offsets, *told, rows))
+        return float(kernels.errors_of_rows(*ratings, by.factors, by.offsets, *told, rows))
 
     def _cholesky(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int]
@@ -121,40 +120,44 @@ class LeastSquares:
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
     ) -> NDArray[np.intp]:
         """Solve some rows in the arithmetic of a dtype; those whose pivots are too small."""
-        from daskml_dist.backends.als_kernels import solve_rows
-
+        kernels = _kernels()
         failed, room = np.empty(at[1] - at[0], np.intp), _system(by, dtype)
         gram, least = by.gram.astype(dtype), _LEAST[np.dtype(dtype).itemsize]
-        told: tuple[Any, ...] = (self.implicit, self.alpha, self.reg, gram, least)
-        n = solve_rows(*ratings, by.factors, by.offsets, *told, *room, out, failed, at)
+        told = (self.implicit, self.alpha, self.reg, gram, least)
+        n = kernels.solve_rows(*ratings, by.factors, by.offsets, *told, *room, out, failed, at)
         return failed[:n]
 
     def _long(self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> bool:
         """Solve for a row of many ratings: sums of pieces are added up in float64."""
-        from daskml_dist.backends.als_kernels import add_ratings, solve_system
-
+        kernels = _kernels()
         start, stop = ratings.indptr[row : row + 2].tolist()
         A, b = _system(by, np.float64)
         A += by.gram
         given = ratings.indices, ratings.values, by.factors, by.offsets, self.implicit, self.alpha
         for at in range(start, stop, _PIECE):
             matrix, side = _system(by, out.dtype)
-            add_ratings(*given, matrix, side, at, min(at + _PIECE, stop))
+            kernels.add_ratings(*given, matrix, side, at, min(at + _PIECE, stop))
             A += matrix
             b += side
         shift = self.reg * (1 if self.implicit else stop - start)
-        solved = bool(solve_system(A, b, shift, _LEAST[8]))
+        solved = bool(kernels.solve_system(A, b, shift, _LEAST[8]))
         if solved:
             out[row] = b
         return solved
 
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
-        from daskml_dist.backends.als_kernels import conjugate_rows
-
+        kernels = _kernels()
         room = np.empty((4, out.shape[1]), out.dtype)
         gram, enough = by.gram.astype(out.dtype), _ENOUGH[out.dtype.itemsize]
-        told: tuple[Any, ...] = self.implicit, self.alpha, self.reg, gram, self.steps, enough
-        conjugate_rows(*ratings, by.factors, by.offsets, *told, room, out)
+        told = self.implicit, self.alpha, self.reg, gram, self.steps, enough
+        kernels.conjugate_rows(*ratings, by.factors, by.offsets, *told, room, out)
+
+
+def _kernels() -> Any:
+    """Compiled loops, which load numba."""
+    from daskml_dist.backends import als_kernels
+
+    return als_kernels
 
 
 def _system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:

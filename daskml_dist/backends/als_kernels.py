@@ -14,7 +14,7 @@ import numba
 
 __all__ = ["add_ratings", "conjugate_rows", "errors_of_rows", "solve_rows", "solve_system"]
 
-_fast: Any = numba.njit(
+_fast = numba.njit(
     nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
 )
 

@@ -182,13 +182,10 @@ ELSEWHERE = {
     "Blockwise": "takes a transformer that learns nothing",
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
-<<<<<<< HEAD
-    "ndcg_at_k": "takes frames of recommended items",
-    "precision_at_k": "takes frames of recommended items",
-=======
     "LabelEncoder": "takes labels alone",
->>>>>>> h_keyed
     "NamespaceHasher": "learns nothing, and takes dicts",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",
+    "ndcg_at_k": "takes frames of recommended items",
+    "precision_at_k": "takes frames of recommended items",
 }

@@ -1,4 +1,4 @@
-"""`ALS` as users meet it: frames and sparse arrays, workers, ids, what is recommended, bad input."""
+"""`ALS` as users meet it: frames and sparse arrays, workers, what is recommended, bad input."""
 
 from __future__ import annotations
 
