@@ -2,10 +2,10 @@
 
     python examples/recommend_jokes.py ~/jester --picture jokes.png
 
-reads the Jester ratings (`jester-data-1.zip`, http://eigentaste.berkeley.edu/dataset/: 24,983 users,
-100 jokes, ratings from -10 to 10) from a folder, keeps some of them apart, learns factors of the
-others on a local cluster, and tells how well the ones kept apart are predicted, and what some users
-should read next.
+reads the Jester ratings (`jester-data-1.zip` of http://eigentaste.berkeley.edu/dataset/: 24,983
+users, 100 jokes, ratings from -10 to 10) from a folder, keeps some of them apart, learns factors of
+the others on a local cluster, and tells how well the ones kept apart are predicted, and what some
+users should read next.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ def main() -> None:
             host="127.0.0.1",
             dashboard_address=":0",
         ) as cluster,
-        Client(cluster),
+        Client(cluster) as client,
     ):
-        frame = dd.from_pandas(rest, npartitions=2 * arguments.workers).persist()
+        size = -(-len(rest) // (2 * arguments.workers))
+        parts = [rest[at : at + size] for at in range(0, len(rest), size)]
+        frame = dd.from_delayed(client.scatter(parts))
         start = time.perf_counter()
         model = ALS(arguments.rank, biases=True, max_iter=arguments.sweeps, random_state=0)
         model.fit(frame)
