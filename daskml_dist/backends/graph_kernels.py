@@ -34,7 +34,7 @@ def in_rows(
 
 @_exact
 def _counted(keys: Any, others: Any, values: Any, n_keys: int, weighted: bool) -> Any:
-    """Where each key's entries end; the others, the keys and the values in the keys' order.
+    """Bounds of each key's entries; the others, the keys and the values in the keys' order.
 
     Entries of one key stay in the order in which they come.
     """

@@ -1,4 +1,4 @@
-"""What the functions of this room share: edges of a frame as a fit over vertices."""
+"""Edges of a frame as a fit over vertices, for all functions of this room."""
 
 from __future__ import annotations
 

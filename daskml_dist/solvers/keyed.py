@@ -71,7 +71,7 @@ class KeyRange:
     strengths: NDArray[np.float64]
 
     def __len__(self) -> int:
-        return self.own.stop - self.own.start
+        return int(self.own.stop - self.own.start)
 
 
 @dataclass(frozen=True)

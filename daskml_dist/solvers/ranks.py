@@ -114,7 +114,7 @@ class PageRankSolver(KeyedSolver):
 
 
 class _Lane:
-    """What a lane's vertices have at every step."""
+    """Facts of a lane's vertices that every step needs."""
 
     def __init__(self, at: KeyRange, n: int, solver: PageRankSolver) -> None:
         def shares(chosen: Chosen | None) -> Any:

@@ -29,12 +29,19 @@ _EDGES = 1 << 16
 
 
 class Program(Protocol):
-    """What the solver asks of a user's program; see `graph.VertexProgram`."""
+    """A user's program, as the solver asks it; see `graph.VertexProgram`."""
 
-    direction: str
-    combine: str
-    max_iter: int
-    tol: float
+    @property
+    def direction(self) -> str: ...
+
+    @property
+    def combine(self) -> str: ...
+
+    @property
+    def max_iter(self) -> int: ...
+
+    @property
+    def tol(self) -> float: ...
 
     def start(self, vertices: NDArray[Any], degree: Array) -> Any: ...
 
@@ -138,7 +145,7 @@ class _Gather:
 
 
 def _checked(found: Any, n: int, method: str) -> Array:
-    """What a user's method gave, one number for each; a number is for all."""
+    """Numbers that a user's method gave, one for each; a single one is for all."""
     try:
         array = np.asarray(found, dtype=np.float64)
         made: Array = np.ascontiguousarray(np.broadcast_to(array, (n,)))

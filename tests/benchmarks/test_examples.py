@@ -124,6 +124,14 @@ def test_nycflights(data_dir: Path) -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
+def test_rank_pages(data_dir: Path) -> None:
+    output = _run("rank_pages.py", str(data_dir / "snap" / "wiki-Vote.txt"))
+    assert "103,689 edges, 7,115 vertices, 24 components, the largest of 7,066" in output
+    assert "4037 0.004607" in output
+
+
+@pytest.mark.data
+@pytest.mark.slow
 def test_newsgroups(data_dir: Path) -> None:
     output = _run("newsgroups.py", str(data_dir / "news20"))
     accuracy = [float(part.split()[0]) for part in output.split("accuracy")[1:]]

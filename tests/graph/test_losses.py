@@ -58,6 +58,7 @@ def killing(folder: Path, at: list[int]) -> Any:
     return Killing(**SETTINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [[1], [30], [15, 40]], ids=str)
 def test_a_kill_in_mid_iteration_changes_nothing(
     crew: LocalCluster, tmp_path: Path, at: list[int]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.blocks import Block
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["KeyedBlock"]
+__all__ = ["KeyedBlock", "by_use"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,10 @@ class KeyedBlock(Block):
         Of each row key, the sum of the values of all entries whose first, and second, key it is.
     indptr : ndarray of int64 of shape (n + 1,)
     indices : ndarray of int32 of shape (n_entries,)
-        Positions in `touched`, ascending in each row.
+        Positions in `touched`; the entries of a row are in the order of their column keys.
     touched : ndarray of int64
-        Numbers of the column keys of all entries, each once, ascending.
+        Numbers of the column keys of all entries, each once; those of most entries first, since
+        the values of all do not fit in a processor's cache.
     values : ndarray of float64 of shape (n_entries,), or None
     """
 
@@ -62,11 +63,16 @@ class KeyedBlock(Block):
     def aligned(self) -> KeyedBlock:
         """The block with arrays that begin at whole words: NumPy is slower over others."""
         names = ("rows", "strengths", "indptr", "touched", "values")
-        found = {name: getattr(self, name) for name in names}
-        return replace(
-            self,
-            **{
-                name: array if array is None else np.require(array, requirements=["A", "C"])
-                for name, array in found.items()
-            },
-        )
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        for name, array in found.items():
+            if array is not None:
+                found[name] = np.require(array, requirements=["A", "C"])
+        return replace(self, **found)
+
+
+def by_use(uses: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Positions in the order of their uses, most first, and the place of each in that order."""
+    order = np.argsort(-uses, kind="stable")
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    return order, place

@@ -136,7 +136,7 @@ class _Tasks:
         That arguments may name.
     """
 
-    def __init__(self, sources: Sequence[Delayed]) -> None:
+    def __init__(self, sources: Sequence[Any]) -> None:
         self._sources = sources
         self._name = f"keyed-{uuid.uuid4().hex}"
         self._graph: dict[Any, Any] = {}

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.keyed.blocks import KeyedBlock
-from daskml_dist.data.keyed.ids import check_one_kind, factorised, merged, positions
+from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
+from daskml_dist.data.keyed.ids import Places, check_one_kind, factorised, merged
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
@@ -112,7 +112,7 @@ def sample_of(part: Numbered, sides: Sequence[Side]) -> dict[str, tuple[Array, A
     """Some ids of each space, and how many entries each stands for."""
     found = {}
     for space in dict.fromkeys(side.rows for side in sides):
-        counts = np.float64(0.0)
+        counts: Any = 0.0
         for side in sides:
             if side.rows == space:
                 ids = part.ids[side.by]
@@ -199,9 +199,9 @@ def table_of(parts: Sequence[KeyTable]) -> KeyTable:
     if len(parts) == 1:
         return parts[0]
     ids = merged([part.ids for part in parts])
-    strengths = np.zeros((2, len(ids)))
+    strengths, places = np.zeros((2, len(ids))), Places(ids)
     for part in parts:
-        strengths[:, positions(ids, part.ids)] += part.strengths
+        strengths[:, places(part.ids)] += part.strengths
     return KeyTable(ids, strengths)
 
 
@@ -210,8 +210,9 @@ def half_of(table: KeyTable, pieces: Sequence[Piece]) -> Half:
     from daskml_dist.backends.csr_order import in_rows
 
     column_ids = merged([piece.column_ids for piece in pieces])
-    rows = [positions(table.ids, p.row_ids).astype(np.int32)[p.rows] for p in pieces]
-    columns = [positions(column_ids, p.column_ids).astype(np.int32)[p.columns] for p in pieces]
+    row_of, column_of = Places(table.ids), Places(column_ids)
+    rows = [row_of(piece.row_ids)[piece.rows] for piece in pieces]
+    columns = [column_of(piece.column_ids)[piece.columns] for piece in pieces]
     values = [piece.values for piece in pieces if piece.values is not None]
     indptr, indices, sorted_values = in_rows(
         np.concatenate(rows),
@@ -230,7 +231,7 @@ def columns_of(half: Half, cuts: Array) -> list[Array]:
 
 def numbers_of(table: KeyTable, ids: Array) -> NDArray[np.int64]:
     """Positions of ids in the table of their range."""
-    return positions(table.ids, ids)
+    return Places(table.ids)(ids).astype(np.int64)
 
 
 def block_of(
@@ -248,10 +249,13 @@ def block_of(
     bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     column_bounds = np.concatenate([[0], np.cumsum(column_sizes)]).astype(np.int64)
     firsts = column_bounds[:-1]
-    touched = [some + first for some, first in zip(numbers, firsts, strict=True)]
+    touched = np.concatenate(
+        [some + first for some, first in zip(numbers, firsts, strict=True)]
+    ).astype(np.int64)
+    order, place = by_use(np.bincount(half.indices, minlength=len(touched)))
     return KeyedBlock(
         index=lane * n_sides + at,
-        rows=half.indices,
+        rows=place[half.indices],
         side=side,
         lane=lane,
         bounds=bounds,
@@ -259,6 +263,6 @@ def block_of(
         ids=table.ids,
         strengths=table.strengths,
         indptr=half.indptr,
-        touched=np.concatenate(touched).astype(np.int64),
+        touched=touched[order],
         values=half.values,
     )

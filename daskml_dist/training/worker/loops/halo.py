@@ -9,20 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator
-from daskml_dist.data.keyed.blocks import KeyedBlock
+from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
 from daskml_dist.solvers.keyed import KeyRange
 
 __all__ = ["Halo", "Owners"]
 
 Array = NDArray[Any]
 
-#: Touched keys from which those that are touched most lie together: the others' values do not fit
-#: in a processor's cache.
-_MANY = 1 << 16
-
 
 class Owners:
-    """Whose the keys of a space are, and where its owner has the value of each.
+    """Owners of the keys of a space, and where each has its keys' values.
 
     Parameters
     ----------
@@ -45,13 +41,13 @@ class Owners:
             self._owner[its] = rank
 
     def places(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Which of some keys are each rank's."""
+        """Places of each rank's keys among some."""
         # Of lanes without keys several begin at one number: the last of them has it.
         of_rank = self._owner[np.searchsorted(self._bounds, numbers, side="right") - 1]
         return [np.flatnonzero(of_rank == rank) for rank in range(self._communicator.size)]
 
     def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Where own keys lie in the own array."""
+        """Positions of own keys in the own array."""
         lane = np.searchsorted(self._firsts, numbers, side="right") - 1
         found: NDArray[np.intp] = (numbers - self._firsts[lane] + self._starts[lane]).astype(
             np.intp
@@ -124,30 +120,14 @@ class Halo:
 
 def _arranged(blocks: Sequence[KeyedBlock]) -> tuple[NDArray[np.int64], list[Array]]:
     """Numbers of all touched keys in the order of their values, and the entries' positions."""
-    wanted = blocks[0].touched
-    places: list[Any] = [None]
-    if len(blocks) > 1:
-        wanted = np.unique(np.concatenate([block.touched for block in blocks]))
-        places = [np.searchsorted(wanted, block.touched) for block in blocks]
-    if len(wanted) >= _MANY:
-        wanted, places = _by_use(wanted, places, blocks)
-    dtype = np.int32 if len(wanted) < 2**31 else np.int64
-    indices = [
-        block.indices if place is None else place.astype(dtype)[block.indices]
-        for block, place in zip(blocks, places, strict=True)
-    ]
-    return wanted, indices
-
-
-def _by_use(
-    wanted: NDArray[np.int64], places: list[Any], blocks: Sequence[KeyedBlock]
-) -> tuple[NDArray[np.int64], list[Any]]:
-    """The same, those that most entries touch first."""
+    if len(blocks) == 1:
+        return blocks[0].touched, [blocks[0].indices]
+    wanted = np.unique(np.concatenate([block.touched for block in blocks]))
+    places = [np.searchsorted(wanted, block.touched) for block in blocks]
     uses = np.zeros(len(wanted), np.int64)
     for place, block in zip(places, blocks, strict=True):
-        at = slice(None) if place is None else place
-        uses[at] += np.bincount(block.indices, minlength=len(block.touched))
-    order = np.argsort(-uses, kind="stable")
-    at = np.empty(len(order), np.int64)
-    at[order] = np.arange(len(order))
-    return wanted[order], [at if place is None else at[place] for place in places]
+        uses[place] += np.bincount(block.indices, minlength=len(block.touched))
+    order, at = by_use(uses)
+    return wanted[order], [
+        at[place][block.indices] for place, block in zip(places, blocks, strict=True)
+    ]

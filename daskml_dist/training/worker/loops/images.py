@@ -88,7 +88,7 @@ class Images:
         self._kept[:] = [*self._kept[-1:], kept]
 
     def _mirrored(self, lanes: dict[int, dict[str, Array]]) -> dict[int, dict[str, Array]]:
-        """What others have, having given the own to its keeper."""
+        """Values of other trainers' lanes, having given the own to their keeper."""
         rank = self._communicator.rank
         if self._keeper[rank] == rank:
             return {}
@@ -151,7 +151,7 @@ class Images:
         return found
 
     def _facts(self, kept: _Kept | None, holder: int) -> tuple[Any, list[Array]]:
-        """What is the same in all trainers, of one that knows it."""
+        """Facts that are the same in all trainers, of one that knows them."""
         own: list[Array] = []
         if self._communicator.rank == holder:
             assert kept is not None

@@ -150,7 +150,7 @@ class _Keyed:
         return total[:size].reshape(shape)
 
     def _say(self) -> tuple[float, float, float, float]:
-        """What the first trainer alone knows, and the bytes that the own have moved."""
+        """Facts that the first trainer alone knows, and the bytes that this one has moved."""
         moved = self._communicator.bytes_sent, self._communicator.bytes_received
         sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
         self._moved = moved
