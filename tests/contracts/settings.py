@@ -198,6 +198,7 @@ SETTINGS: dict[str, list[Setting]] = {
 
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
+    "ALS": "takes ratings of users and items",
     "Blockwise": "takes a transformer that learns nothing",
     "CountVectorizer": "takes documents",
     "FeatureHasher": "learns nothing, and takes dicts",
@@ -208,4 +209,6 @@ ELSEWHERE = {
     "TfidfVectorizer": "takes documents",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",
+    "ndcg_at_k": "takes frames of recommended items",
+    "precision_at_k": "takes frames of recommended items",
 }
