@@ -198,7 +198,10 @@ REFUSED = {
     "a number": (lambda: classifier(lambda: 3), "which is no module"),
     "no parameters": (lambda: classifier(lambda: nn.Flatten()), "no parameters to train"),
     "a mean": (lambda: classifier(criterion=lambda o, y: o.mean()), 'reduction="none"'),
-    "numbers for labels": (lambda: classifier(criterion=nn.MSELoss), "The criterion, on outputs"),
+    "numbers for labels": (
+        lambda: classifier(criterion=nn.MSELoss),
+        "such as torch.nn.CrossEntropy",
+    ),
     "detached": (lambda: classifier(_bad("detached")), "no gradient"),
     "a list": (lambda: classifier(_bad("list")), "returns a list"),
     "a row": (lambda: classifier(_bad("rows")), "first dimension"),

@@ -153,8 +153,9 @@ class Reader:
                 for number, at in drawn
             ]
             if all([isinstance(block.X, np.ndarray) for block, _ in blocks]):
-                key = (*self._stream, clock)
-                return Batch(self._room.gather(blocks, n_rows, self._most, key), n_rows, None)
+                key, cut = (*self._stream, clock), _cuts if self._linear else _shares
+                found = self._room.gather(blocks, n_rows, self._most, key, cut)
+                return Batch(found, n_rows, None)
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return Batch(_InTurn(lambda: self._pieces(drawn, clock)), n_rows, None)
         found = list(self._pieces(drawn, clock))
@@ -173,7 +174,7 @@ class Reader:
     def _pieces(self, drawn: _Drawn, clock: int) -> Iterator[BatchRows]:
         """The rows of each block, or fewer at a time where the user asks for it."""
         cuts = _cuts(_numbers(drawn), self._fit.work.micro_batch)
-        for piece, (number, at) in enumerate(cuts):
+        for piece, ((number, at),) in enumerate(cuts):
             first = at.start or 0 if isinstance(at, slice) else 0
             block = number if isinstance(at, slice) else -1
             key = (*self._stream, clock, piece)
@@ -285,17 +286,32 @@ def _in_turn(drawn: _Drawn) -> RowsInTurn:
     )
 
 
-def _cuts(drawn: _Drawn, most: int | None) -> Iterator[tuple[int, Any]]:
+def _cuts(drawn: _Drawn, most: int | None) -> Iterator[_Drawn]:
     """Rows of each block, `most` of them at a time."""
     for number, at in drawn:
         if most is None:
-            yield number, at
+            yield [(number, at)]
         elif isinstance(at, slice):
             for start in range(at.start or 0, at.stop, most):
-                yield number, slice(start, min(start + most, at.stop))
+                yield [(number, slice(start, min(start + most, at.stop)))]
         else:
             for start in range(0, len(at), most):
-                yield number, at[start : start + most]
+                yield [(number, at[start : start + most])]
+
+
+def _shares(drawn: _Drawn, most: int) -> Iterator[_Drawn]:
+    """Rows of all blocks, as even shares of `most` rows at most: none is left with a row or two."""
+    n_rows, left = _count(drawn), list(reversed(drawn))
+    n_shares = -(-n_rows // most)
+    for n in range(n_shares):
+        wanted, share = n_rows * (n + 1) // n_shares - n_rows * n // n_shares, []
+        while wanted:
+            number, at = left.pop()
+            if len(at) > wanted:
+                left.append((number, at[wanted:]))
+            share.append((number, at[:wanted]))
+            wanted -= len(share[-1][1])
+        yield share
 
 
 def _joined(pieces: list[BatchRows]) -> list[BatchRows]:
@@ -334,6 +350,7 @@ class _Room:
         n_rows: int,
         most: int | None,
         key: tuple[int, ...],
+        cut: Callable[[_Drawn, int], Iterator[Any]],
     ) -> Iterable[BatchRows]:
         """One piece of all rows; of a larger batch, pieces of `most` rows, as they are read."""
         if n_rows == 0:
@@ -342,17 +359,15 @@ class _Room:
             X, y, weight = self._fill(blocks, n_rows)
             return [BatchRows(X, y, weight, (*key, 0))]
         # Copied to memory at once, the rows of a large batch cost thrice the way.
-        return _InTurn(lambda: self._cut(blocks, most, key))
+        drawn = [(i, at) for i, (_, at) in enumerate(blocks)]
+        return _InTurn(lambda: self._cut(blocks, cut(drawn, most), key))
 
     def _cut(
-        self,
-        blocks: list[tuple[ReadyBlock, Any]],
-        most: int,
-        key: tuple[int, ...],
+        self, blocks: list[tuple[ReadyBlock, Any]], cuts: Iterator[_Drawn], key: tuple[int, ...]
     ) -> Iterator[BatchRows]:
-        cuts = _cuts([(i, at) for i, (_, at) in enumerate(blocks)], most)
-        for piece, (i, at) in enumerate(cuts):
-            yield BatchRows(*self._fill([(blocks[i][0], at)], len(at)), (*key, piece))
+        for piece, part in enumerate(cuts):
+            given = [(blocks[i][0], at) for i, at in part]
+            yield BatchRows(*self._fill(given, _count(part)), (*key, piece))
 
     def _fill(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
         if self._arrays is None or len(self._arrays[0]) < n_rows:
