@@ -9,7 +9,6 @@ algorithms for constructing approximate matrix decompositions", SIAM Review 53(2
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -160,25 +159,20 @@ class PowerIterations(Solver):
             (the "values"); the "mean" of the rows; the "total" of all eigenvalues, and that about
             the mean, the "variance".
         """
-        d, kept = model.n_features, sums.kept
-        if kept is None:
-            at, shift, vectors = 0, self._mean(d, sums), self._first_vectors(d)
-        else:
-            at, shift, vectors = int(kept["at"][0]), kept["shift"], kept["vectors"]
-        near = shift if self.centred else None
+        shift = self._mean(model.n_features, sums)
+        vectors = self._first_vectors(model.n_features)
         if self.lanczos:
-            vectors = self._by_lanczos(sums, vectors, near)
-        while at < self.n_iter and not (self.lanczos or sums.should_stop):
-            vectors = linalg.qr(self._of_gram(sums, vectors, near), mode="economic")[0]
-            at += 1
-            state = {"shift": shift, "vectors": vectors, "at": np.array([float(at)])}
-            sums.keep(vectors, partial(dict, state))
-        return self._solution(sums, vectors, near)
+            vectors = self._by_lanczos(sums, vectors, shift)
+        for _ in range(0 if self.lanczos else self.n_iter):
+            vectors = linalg.qr(self._of_gram(sums, vectors, shift), mode="economic")[0]
+            if sums.should_stop:
+                break
+        return self._solution(sums, vectors, shift)
 
-    def _mean(self, d: int, sums: Sums) -> Array:
+    def _mean(self, d: int, sums: Sums) -> Array | None:
         """Mean of the rows, where it is taken from them."""
         if not self.centred:
-            return np.empty(0)
+            return None
         return np.asarray(self._products(sums, np.zeros((d, 0)), None)[:-1, -1] / sums.n_rows)
 
     def _solution(self, sums: Sums, vectors: Array, shift: Array | None) -> Solution:

@@ -96,7 +96,8 @@ def _classifies(subject: Subject) -> bool:
 
 _LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
-_draws_by_column = _is("MLPClassifier", "MLPRegressor")
+# A covariance has two axes of columns, and its triangular factor changes altogether.
+_belongs_to_columns = _is("MLPClassifier", "MLPRegressor", "GaussianMixture")
 _with_intercept = _is(
     *_LEAST_SQUARES, *_GLM, "HuberRegressor", "LogisticRegression", fit_intercept=True
 )
@@ -256,7 +257,7 @@ RELATIONS: dict[str, Relation] = {
     "rows permuted": Relation(_permute, _any),
     "columns reversed": Relation(
         _reverse_columns,
-        lambda s: not s.is_metric and not s.needs_names and not _draws_by_column(s),
+        lambda s: not s.is_metric and not s.needs_names and not _belongs_to_columns(s),
         _columns_reversed,
         _start_reversed,
     ),

@@ -87,6 +87,19 @@ _quantiles = _of(NUMBERS, rtol=1e-8, twin_rtol=1e-6)
 _binned = _of(("normal", "counts", "scales", "constant column"), rtol=1e-8, twin_rtol=1e-8)
 
 
+def _mixed(**params: Any) -> Setting:
+    """Of two components from the same start; scikit-learn's knows no weights."""
+    kind = params.get("covariance_type", "full")
+    precisions = {"full": np.stack([np.eye(4)] * 2), "tied": np.eye(4), "diag": np.ones((2, 4))}
+    start = {
+        "weights_init": [0.5, 0.5],
+        "means_init": np.eye(2, 4),
+        "precisions_init": precisions.get(kind, np.ones(2)),
+    }
+    steps = {"n_components": 2, "max_iter": 4, "tol": 1e6, "reg_covar": 1e-2}
+    return Setting(steps | start | params, ("normal",), rtol=1e-6, twin_rtol=1e-5)
+
+
 def _layers(**params: Any) -> Setting:
     """Of small networks; scikit-learn's own stop by the loss, a little earlier."""
     rounds = {"solver": "lbfgs", "tol": 1e-8, "max_iter": 1_000}
@@ -133,6 +146,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "MLPRegressor": [_layers(), _layers(**_STEPS)],
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
+    "ComplementNB": [_counts(), _counts(alpha=0.5, norm=True)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
     # Drawn centres belong to places of rows, which differ. No whole numbers are as near to one of
     # these as to another: rounding would decide to which they go.
@@ -140,6 +154,12 @@ SETTINGS: dict[str, list[Setting]] = {
         _grouped(
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
         )
+    ],
+    "GaussianMixture": [
+        _mixed(),
+        _mixed(covariance_type="tied"),
+        _mixed(covariance_type="diag"),
+        _mixed(covariance_type="spherical"),
     ],
     "PCA": [_turned(), _turned(n_components=2, whiten=True)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
@@ -179,10 +199,13 @@ SETTINGS: dict[str, list[Setting]] = {
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
     "Blockwise": "takes a transformer that learns nothing",
+    "CountVectorizer": "takes documents",
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "LabelEncoder": "takes labels alone",
+    "LatentDirichletAllocation": "what rows begin with belongs to their blocks, which differ",
     "NamespaceHasher": "learns nothing, and takes dicts",
+    "TfidfVectorizer": "takes documents",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",
 }

@@ -31,6 +31,7 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Statistic, moments, rows
 from daskml_dist.solvers.boosting import Correlations, LongestRow
 from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
+from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
 from daskml_dist.solvers.huber import HuberSums
 from daskml_dist.solvers.lloyd import Assignment, Farthest
 from daskml_dist.solvers.moments import Moments
@@ -40,6 +41,7 @@ from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds
 from daskml_dist.solvers.smoothing import RoundedTube
+from daskml_dist.solvers.topics import DocumentBounds, TopicWords
 from daskml_dist.training.worker.loops.questions import question_kinds
 from tests.cuda_emulation import EmulatedCupy
 from tests.strict_backend import DEVICES, StrictBackend
@@ -112,6 +114,33 @@ def _of_centres(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
     }
 
 
+def _of_documents() -> dict[type[Statistic], dict[str, Sample]]:
+    topics, model = np.random.default_rng(1).random((N_FEATURES, 3)), Unlabelled(N_FEATURES)
+    how: dict[str, Any] = {"prior": 0.5, "max_iter": 5, "tol": 0.0, "signed": True}
+    words = TopicWords(topics=topics, seed=0, round=1, batch=1, n_batches=2, **how)
+    bounds = DocumentBounds(log_topics=np.log(topics), **how)
+    return {
+        TopicWords: {"half": (model, words, None)},
+        DocumentBounds: {"all": (model, bounds, None)},
+    }
+
+
+def _of_components(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
+    """Samples of whole covariances, and of variances."""
+    rng, model = np.random.default_rng(1), Unlabelled(N_FEATURES)
+    means, factors = rng.normal(size=(3, N_FEATURES)), rng.normal(size=(3, N_FEATURES, N_FEATURES))
+    found = {}
+    for whole in (True, False):
+        given = (
+            dict(more, factors=factors if whole else factors[0, :3])
+            if "constants" in more
+            else more
+        )
+        name = "whole" if whole else "diagonal"
+        found[name] = model, statistic(means, X.mean(axis=0), whole, **given), None
+    return found
+
+
 #: Samples of each statistic. What is new gets a line here.
 SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     LossGradient: dict(
@@ -156,6 +185,10 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     Farthest: _of_centres(Farthest, n_rows=3),
     Seeds: _of_centres(Seeds, n_rows=3, seed=0, round=1),
     CandidateWeights: _of_centres(CandidateWeights),
+    **_of_documents(),
+    ExpectedMoments: _of_components(ExpectedMoments, constants=np.log([0.2, 0.3, 0.5])),
+    NearestMoments: _of_components(NearestMoments),
+    DrawnMoments: _of_components(DrawnMoments, seed=0, run=1),
     Scatter: {
         name: (Unlabelled(N_FEATURES), Scatter(double), None)
         for name, double in (("own", False), ("double", True))

@@ -1,0 +1,123 @@
+"""Rows and normal distributions: their log-densities, and the moments of each component's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.backends.namespace import cast, namespace, scalar, total
+from daskml_dist.backends.row_slices import row_slices
+
+__all__ = ["add_expected", "add_moments", "log_densities", "near_rows"]
+
+#: Numbers of a tile that a core's cache holds, and its rows.
+_ENTRIES, _FEWEST, _MOST = 1 << 16, 64, 1024
+#: Products of rows and components from which compiled loops are worth loading numba for.
+_COMPILED_FROM = 1 << 20
+
+
+def near_rows(
+    backend: Any, X: Any, shift: Any, weight: Any | None, width: int
+) -> Iterator[tuple[slice, Any, Any | None]]:
+    """Some rows at a time, dense and less the shift; `width` numbers will be made of each."""
+    step = (backend.entries_at_once or _ENTRIES) // max(width, 1)
+    step = max(step, _FEWEST)
+    for at in row_slices(X.shape[0], step if backend.entries_at_once else min(step, _MOST)):
+        rows = backend.part(X, at)
+        rows = rows.toarray() if hasattr(rows, "toarray") else rows
+        yield at, cast(rows, shift.dtype) - shift, None if weight is None else weight[at]
+
+
+def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
+    """Logarithm of each component's density times its weight, at each row.
+
+    Parameters
+    ----------
+    near : array of shape (n, d)
+    constants : array of shape (k,)
+        Logarithms of the components' weights and determinants.
+    means : array of shape (k, d)
+    factors : array of shape (k, d, d), or (k, d) of diagonals
+        Of the precisions.
+
+    Returns
+    -------
+    array of shape (n, k)
+    """
+    found = []
+    for c in range(means.shape[0]):
+        apart = near - means[c, ...]
+        apart = apart * factors[c, ...] if factors.ndim == 2 else apart @ factors[c, ...]
+        found.append(constants[c] - total(apart * apart, axis=1) / 2)
+    return namespace(near).stack(found, axis=1)
+
+
+def add_moments(near: Any, shares: Any, means: Any, out: Any) -> None:
+    """Add each component's share of some rows to `out`, about its mean.
+
+    Parameters
+    ----------
+    near : array of shape (n, d)
+    shares : array of shape (n, k)
+    means : array of shape (k, d)
+    out : float64 array of shape (k, 1 + d + d * d), or (k, 1 + 2 * d)
+        Weight, sum, and products or squares.
+    """
+    xp, d = namespace(near), near.shape[1]
+    whole = out.shape[1] != 1 + 2 * d
+    for c in range(means.shape[0]):
+        apart, share = near - means[c, ...], shares[:, c]
+        scaled = apart * share[:, None]
+        seconds = apart.T @ scaled if whole else total(apart * scaled, axis=0)
+        found = [xp.reshape(total(share), (1,)), total(scaled, axis=0), xp.reshape(seconds, (-1,))]
+        out[c, ...] += cast(xp.concat(found), out.dtype)
+
+
+def add_expected(
+    backend: Any,
+    X: Any,
+    shift: Any,
+    constants: Any,
+    means: Any,
+    factors: Any,
+    weight: Any | None,
+    out: Any,
+) -> Any:
+    """Add the moments of each component's share of the rows, as it is expected; an E-step.
+
+    Parameters
+    ----------
+    backend : Backend
+    X : rows of shape (n, d)
+    shift : array of shape (d,)
+        Taken from each row; means are less it too.
+    constants, means, factors
+        As of :func:`log_densities`.
+    weight : array of shape (n,) or None
+    out : as of :func:`add_moments`
+
+    Returns
+    -------
+    scalar, or array of no dimension where the rows lie
+        Sum of the rows' log-likelihoods, weighted.
+    """
+    if isinstance(X, np.ndarray) and X.size * len(means) >= _COMPILED_FROM:
+        from daskml_dist.backends import mixture_kernels
+
+        none = np.empty(0, means.dtype)
+        given = none if weight is None else weight
+        return mixture_kernels.add_expected(X, shift, constants, means, factors, given, out)
+    found = 0.0
+    for _, near, some in near_rows(backend, X, shift, weight, 2 * means.shape[0] * X.shape[1]):
+        xp = namespace(near)
+        shares = log_densities(near, constants, means, factors)
+        top = xp.max(shares, axis=1)
+        shares = xp.exp(shares - top[:, None])
+        size = total(shares, axis=1)
+        likelihoods = cast(top + xp.log(size), out.dtype)
+        scale = 1 / size if some is None else some / size
+        add_moments(near, shares * scale[:, None], means, out)
+        found = found + total(likelihoods if some is None else likelihoods * some)
+    return scalar(found)

@@ -1,0 +1,140 @@
+"""Compiled E-steps: between products of BLAS, one look at what a core's cache holds.
+
+Importing this module loads numba, so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.row_slices import row_slices
+
+__all__ = ["add_expected"]
+
+#: Bytes of what is made of a tile's rows, and rows of a tile: fewer are a slow product, more leave
+#: the cache.
+_CACHED, _FEWEST, _MOST = 3 << 18, 128, 1024
+
+_fast = numba.njit(
+    nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
+)
+
+
+def add_expected(
+    X: NDArray[Any],
+    shift: NDArray[Any],
+    constants: NDArray[Any],
+    means: NDArray[Any],
+    factors: NDArray[Any],
+    weight: NDArray[Any],
+    out: NDArray[np.float64],
+) -> float:
+    """As of :mod:`daskml_dist.backends.mixture`; no weights are an empty array."""
+    if factors.ndim == 2:
+        return _diagonal(X, shift, constants, means, factors, weight, out)
+    (k, d), found = means.shape, 0.0
+    most = min(max(_CACHED // (2 * X.itemsize * k * d), _FEWEST), _MOST, len(X))
+    numbers, shares = np.empty((2, k * most * d), X.dtype), np.empty(k * most, X.dtype)
+    room, product = np.empty((most, d), X.dtype), np.empty((k, d, d), X.dtype)
+    for at in row_slices(len(X), most):
+        n = at.stop - at.start
+        # What came over a network may start at any byte.
+        room[:n] = X[at]
+        near, scaled = (one[: k * n * d].reshape(k, n, d) for one in numbers)
+        of_row = shares[: k * n].reshape(k, n)
+        _bring(room[:n], shift, means, near)
+        np.matmul(near, factors, out=scaled)
+        found += _share(scaled, constants, weight[at] if len(weight) else weight, of_row)
+        _scale(near, of_row, scaled, out)
+        np.matmul(near.transpose(0, 2, 1), scaled, out=product)
+        out[:, 1 + d :] += product.reshape(k, d * d)
+    return found
+
+
+@_fast
+def _bring(rows: Any, shift: Any, means: Any, near: Any) -> None:
+    k, d = means.shape
+    for c in range(k):
+        for i in range(rows.shape[0]):
+            for j in range(d):
+                near[c, i, j] = (rows[i, j] - shift[j]) - means[c, j]
+
+
+@_fast
+def _share(scaled: Any, constants: Any, weight: Any, shares: Any) -> float:
+    k, n, d = scaled.shape
+    for c in range(k):
+        for i in range(n):
+            square = scaled.dtype.type(0)
+            for j in range(d):
+                square += scaled[c, i, j] * scaled[c, i, j]
+            shares[c, i] = constants[c] - square / 2
+    return _normalise(shares, weight)
+
+
+@_fast
+def _normalise(shares: Any, weight: Any) -> float:
+    """Shares of logarithms, in place; the sum of the logarithms of their sums."""
+    k, n = shares.shape
+    found = 0.0
+    for i in range(n):
+        top = shares[0, i]
+        for c in range(1, k):
+            top = max(top, shares[c, i])
+        size = shares.dtype.type(0)
+        for c in range(k):
+            shares[c, i] = np.exp(shares[c, i] - top)
+            size += shares[c, i]
+        of_row = weight[i] if len(weight) else shares.dtype.type(1)
+        found += of_row * (np.float64(top) + np.log(np.float64(size)))
+        for c in range(k):
+            shares[c, i] *= of_row / size
+    return found
+
+
+@_fast
+def _scale(near: Any, shares: Any, scaled: Any, out: Any) -> None:
+    k, n, d = near.shape
+    for c in range(k):
+        for i in range(n):
+            share = shares[c, i]
+            out[c, 0] += share
+            for j in range(d):
+                part = share * near[c, i, j]
+                scaled[c, i, j] = part
+                out[c, 1 + j] += part
+
+
+@_fast
+def _diagonal(
+    X: Any, shift: Any, constants: Any, means: Any, factors: Any, weight: Any, out: Any
+) -> float:
+    k, d = means.shape
+    found, tile = 0.0, 128
+    shares, near = np.empty((k, tile), X.dtype), np.empty((tile, d), X.dtype)
+    for start in range(0, X.shape[0], tile):
+        n = min(tile, X.shape[0] - start)
+        for i in range(n):
+            for j in range(d):
+                near[i, j] = X[start + i, j] - shift[j]
+        for c in range(k):
+            for i in range(n):
+                square = near.dtype.type(0)
+                for j in range(d):
+                    apart = (near[i, j] - means[c, j]) * factors[c, j]
+                    square += apart * apart
+                shares[c, i] = constants[c] - square / 2
+        found += _normalise(shares[:, :n], weight[start : start + n] if len(weight) else weight)
+        for c in range(k):
+            for i in range(n):
+                share = shares[c, i]
+                out[c, 0] += share
+                for j in range(d):
+                    apart = near[i, j] - means[c, j]
+                    out[c, 1 + j] += share * apart
+                    out[c, 1 + d + j] += share * apart * apart
+    return found

@@ -1,0 +1,372 @@
+"""`GaussianMixture`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import DensityMixin
+from sklearn.utils import check_random_state
+
+from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.predict import map_rows
+from daskml_dist.mixture._checks import given_covariances, given_means, given_weights
+from daskml_dist.mixture._rows import OfMixture, labels, likelihoods, shares, weighted_sum
+from daskml_dist.models.mixture import Mixture
+from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.em import MixtureSolver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["GaussianMixture"]
+
+_KINDS = ("full", "tied", "diag", "spherical")
+_INITS = ("kmeans", "k-means++", "random", "random_from_data")
+
+
+class GaussianMixture(DensityMixin, BaseRounds):
+    """Mixture of normal distributions over all rows, by EM.
+
+    Each step is one pass, whose sum is of the size of the components: rows stay where they are, in
+    memory or streamed, and a lost worker costs the sum that it was at.
+
+    Parameters
+    ----------
+    n_components : int, default=1
+    covariance_type : {"full", "tied", "diag", "spherical"}, default="full"
+        As in scikit-learn.
+    tol : float, default=1e-3
+        A run has converged where the mean log-likelihood changes by less.
+    reg_covar : float, default=1e-6
+        Added to all variances.
+    max_iter, n_init : int, default=100, 1
+        Steps of a run, and runs, of which the best is kept.
+    init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
+        Centres whose nearest rows make the first components: those of k-means, of k-means++ or
+        any rows. ``"random"``: shares that each row draws.
+    weights_init, means_init, precisions_init : array-like or None, default=None
+        Components to begin with, in the shapes of the attributes.
+    random_state : int, RandomState instance or None, default=None
+        With the same chunks, draws are the same on any number of workers.
+    warm_start : bool, default=False
+        Whether another fit goes on from the components of the last.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    verbose_interval : int, default=10
+        Ignored.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    weights_ : ndarray of float64 of shape (n_components,)
+    means_ : ndarray of float64 of shape (n_components, n_features)
+    covariances_, precisions_, precisions_cholesky_ : ndarrays of float64
+        Of shape (n_components, n_features, n_features), (n_features, n_features),
+        (n_components, n_features) or (n_components,), by `covariance_type`.
+    converged_ : bool
+    n_iter_ : int
+        Steps of the best run.
+    lower_bound_, lower_bounds_ : float, and list of float
+        Mean log-likelihood of the rows before the last step of the best run, and each of its steps.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    A. P. Dempster, N. M. Laird and D. B. Rubin, "Maximum likelihood from incomplete data via the
+    EM algorithm", Journal of the Royal Statistical Society B 39(1), 1977.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.mixture import GaussianMixture
+    >>> X = np.array([[1, 2], [1, 4], [1, 0], [10, 2], [10, 4], [10, 0]])
+    >>> model = GaussianMixture(n_components=2, random_state=0).fit(X)
+    >>> sorted(model.means_.round(6).tolist())
+    [[1.0, 2.0], [10.0, 2.0]]
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        covariance_type: str = "full",
+        tol: float = 1e-3,
+        reg_covar: float = 1e-6,
+        max_iter: int = 100,
+        n_init: int = 1,
+        init_params: str = "kmeans",
+        weights_init: Any = None,
+        means_init: Any = None,
+        precisions_init: Any = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+        verbose: int = 0,
+        verbose_interval: int = 10,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.tol = tol
+        self.reg_covar = reg_covar
+        self.max_iter = max_iter
+        self.n_init = n_init
+        self.init_params = init_params
+        self.weights_init = weights_init
+        self.means_init = means_init
+        self.precisions_init = precisions_init
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.verbose = verbose
+        self.verbose_interval = verbose_interval
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Find the components.
+
+        Parameters
+        ----------
+        X, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`; sparse rows are made
+            dense, some at a time. A weight of k equals a row repeated k times.
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        DivergedError
+            A covariance has degenerated; names the component and the remedy.
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._fit(X, None, sample_weight, client, reset=not self._goes_on)
+        return self
+
+    def fit_predict(
+        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
+    ) -> Any:
+        """:meth:`fit`, and :meth:`predict` of the same rows; parameters as there."""
+        return self.fit(X, None, sample_weight, client=client).predict(X)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a fit goes on from the last."""
+        return bool(self.warm_start) and hasattr(self, "converged_")
+
+    def _check_params(self) -> None:
+        check_count("n_components", self.n_components)
+        check_count("n_init", self.n_init)
+        if self.max_iter != 0:
+            check_count("max_iter", self.max_iter, "0")
+        check_one_of("covariance_type", self.covariance_type, _KINDS)
+        check_one_of("init_params", self.init_params, _INITS)
+        check_number("tol", self.tol)
+        check_number("reg_covar", self.reg_covar)
+        check_flag("warm_start", self.warm_start)
+
+    def _problem(self, rows: Rows) -> tuple[Unlabelled, MixtureSolver]:
+        survey, k = rows.survey, int(self.n_components)
+        if survey.n_rows < 2:
+            raise InvalidDataError(
+                f"n_samples={survey.n_rows}: a mixture needs two rows at least. Give more rows."
+            )
+        if survey.n_rows < k:
+            raise InvalidDataError(
+                "Expected n_samples >= n_components but got n_components = "
+                f"{k}, n_samples = {survey.n_rows}. Ask for fewer components."
+            )
+        solver = MixtureSolver(
+            k=k,
+            kind=self.covariance_type,
+            init=self.init_params,
+            n_init=1 if self._goes_on else int(self.n_init),
+            max_iter=int(self.max_iter),
+            tol=float(self.tol),
+            reg_covar=float(self.reg_covar),
+            seed=seed_of(self.random_state),
+            sparse=any(info.sparse for info in survey.infos),
+            **self._begin(k, survey.n_features),
+        )
+        return Unlabelled(survey.n_features), solver
+
+    def _begin(self, k: int, d: int) -> dict[str, Any]:
+        """Components that a run begins with."""
+        if self._goes_on:
+            last = (self.weights_, self.means_, self.covariances_)
+            if len(self.weights_) != k or self._kind != self.covariance_type:
+                raise InvalidParameterError(
+                    f"warm_start=True goes on from {len(self.weights_)} components of "
+                    f"covariance_type={self._kind!r}, and {k} of {self.covariance_type!r} are "
+                    "asked for. Use a new estimator."
+                )
+            names = ("weights", "means", "covariances")
+            return {**dict(zip(names, last, strict=True)), "bound": self.lower_bound_}
+        weights, means, precisions = self.weights_init, self.means_init, self.precisions_init
+        kind = self.covariance_type
+        return {
+            "weights": None if weights is None else given_weights(weights, k),
+            "means": None if means is None else given_means(means, k, d),
+            "covariances": (
+                None if precisions is None else given_covariances(precisions, kind, k, d)
+            ),
+        }
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        *components, (bound, converged, *_) = solution.w
+        kind, d = self.covariance_type, model.n_features
+        found = Mixture.of_packed(np.array(components), kind, d)
+        factors = found.factors
+        self.weights_, self.means_, self.covariances_ = (
+            found.weights,
+            found.means,
+            found.covariances,
+        )
+        self.precisions_cholesky_ = factors
+        self.precisions_ = (
+            factors @ np.swapaxes(factors, -1, -2) if kind in ("full", "tied") else factors**2
+        )
+        self.converged_, self.lower_bound_ = bool(converged), float(bound)
+        self.lower_bounds_ = list(map(float, solution.extra.get("bounds", [bound])))
+        self._kind = kind
+        self.n_features_in_ = d
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:
+        """Number of the most probable component of each row.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int64 of shape (n_rows,)
+        """
+        return self._of_rows(labels, X, np.int64, None)
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probability of each component at each row.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows, n_components)
+        """
+        return self._of_rows(shares, X, np.float64, len(self._fitted().weights))
+
+    def score_samples(self, X: Any) -> Any:
+        """Log-likelihood of each row.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        """
+        return self._of_rows(likelihoods, X, np.float64, None)
+
+    def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
+        """Mean log-likelihood of the rows, weighted.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        y : ignored
+        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+        """
+        total, weight = self._likelihood(X, sample_weight)
+        return total / weight
+
+    def bic(self, X: Any, sample_weight: Any = None) -> float:
+        """Bayesian information criterion; the lower the better. Parameters as of :meth:`score`."""
+        total, weight = self._likelihood(X, sample_weight)
+        return -2 * total + self._n_parameters() * float(np.log(weight))
+
+    def aic(self, X: Any, sample_weight: Any = None) -> float:
+        """Akaike information criterion; the lower the better. Parameters as of :meth:`score`."""
+        return -2 * self._likelihood(X, sample_weight)[0] + 2 * self._n_parameters()
+
+    def sample(self, n_samples: int = 1) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Draw rows of the mixture.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+
+        Returns
+        -------
+        X : ndarray of float64 of shape (n_samples, n_features)
+        y : ndarray of int64 of shape (n_samples,)
+            Their components.
+        """
+        mixture = self._fitted()
+        check_count("n_samples", n_samples)
+        rng = check_random_state(self.random_state)
+        k, d = mixture.means.shape
+        counts = rng.multinomial(n_samples, mixture.weights)
+        found = []
+        for c, count in enumerate(counts):
+            mean, covariance = mixture.means[c], mixture.covariances
+            if mixture.kind in ("full", "tied"):
+                whole = covariance if mixture.kind == "tied" else covariance[c]
+                found.append(rng.multivariate_normal(mean, whole, int(count)))
+            else:
+                found.append(mean + rng.standard_normal((count, d)) * np.sqrt(covariance[c]))
+        return np.vstack(found), np.repeat(np.arange(k, dtype=np.int64), counts)
+
+    def _n_parameters(self) -> int:
+        """Free parameters of the model."""
+        k, d = self.means_.shape
+        of_kind: dict[str, int] = {
+            "full": k * d * (d + 1) // 2,
+            "tied": d * (d + 1) // 2,
+            "diag": k * d,
+        }
+        return int(of_kind.get(self._kind, k) + k * d + k - 1)
+
+    def _fitted(self) -> Mixture:
+        self._check_fitted()
+        return Mixture(self.weights_, self.means_, self.covariances_, self._kind)
+
+    def _likelihood(self, X: Any, sample_weight: Any) -> tuple[float, float]:
+        """Weighted sum of the rows' log-likelihoods, and of the weights."""
+        self._check_fitted(X)
+        total, weight = self._score_sums(weighted_sum, X, None, sample_weight)
+        return float(total), float(weight)
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        return OfMixture.of(self._fitted(), likelihoods)
+
+    def _of_rows(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        self._check_fitted(X)
+        return map_rows(
+            OfMixture.of(self._fitted(), then),
+            X,
+            dtype=dtype,
+            n_outputs=n_outputs,
+            row_shape=(self.n_features_in_,),
+            name=type(self).__name__,
+        )

@@ -1,0 +1,149 @@
+"""Mixtures of normal distributions: their parameters, and what M-steps make of sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from daskml_dist.errors import DivergedError
+
+__all__ = ["Mixture", "as_factors", "precision_factors"]
+
+Array = NDArray[np.float64]
+
+#: Weight of a component without rows, so that no logarithm is infinite; scikit-learn's.
+_LEAST = 10 * float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Normal distributions with weights.
+
+    Parameters
+    ----------
+    weights : ndarray of shape (k,)
+    means : ndarray of shape (k, n_features)
+    covariances : ndarray
+        Of shape (k, d, d) for ``"full"``, (d, d) for ``"tied"``, (k, d) for ``"diag"``, (k,) for
+        ``"spherical"``.
+    kind : {"full", "tied", "diag", "spherical"}
+    """
+
+    weights: Array
+    means: Array
+    covariances: Array
+    kind: str
+
+    @property
+    def factors(self) -> Array:
+        """Factors F of the precisions ``F @ F.T``, in the shape of the covariances."""
+        return precision_factors(self.covariances, self.kind)
+
+    def moved(self, by: Array) -> Mixture:
+        """The same with other means."""
+        return replace(self, means=self.means + by)
+
+    def of_moments(self, moments: Array, reg_covar: float) -> Mixture:
+        """The M-step.
+
+        Parameters
+        ----------
+        moments : ndarray of shape (k, 1 + d + d * d) or (k, 1 + 2 * d)
+            Weight of each component's rows, and their first and second moments about its mean
+            here; of the diagonal alone where components know no more.
+        reg_covar : float
+            Added to all variances.
+        """
+        k, d = self.means.shape
+        weight = moments[:, 0] + _LEAST
+        apart = moments[:, 1 : 1 + d] / weight[:, None]
+        seconds = moments[:, 1 + d :]
+        if self.kind in ("full", "tied"):
+            seconds = seconds.reshape(k, d, d)
+            centred = seconds - weight[:, None, None] * apart[:, :, None] * apart[:, None, :]
+            centred = (centred + centred.transpose(0, 2, 1)) / 2
+            covariances = (
+                centred / weight[:, None, None] if self.kind == "full" else centred.sum(axis=0)
+            )
+            covariances = covariances if self.kind == "full" else covariances / weight.sum()
+            covariances[..., range(d), range(d)] += reg_covar
+        else:
+            covariances = np.maximum(seconds / weight[:, None] - apart**2, 0.0) + reg_covar
+            if self.kind == "spherical":
+                covariances = covariances.mean(axis=1)
+        return Mixture(weight / weight.sum(), self.means + apart, covariances, self.kind)
+
+    def terms(self) -> tuple[Array, Array]:
+        """Constants of the log-densities with the weights, and factors for each component."""
+        k, d = self.means.shape
+        factors = as_factors(self.factors, self.kind, k, d)
+        diagonal = factors if factors.ndim == 2 else np.diagonal(factors, axis1=1, axis2=2)
+        with np.errstate(divide="ignore"):  # a weight of zero that the user gave
+            weights = np.log(self.weights)
+        constants = weights + np.log(np.abs(diagonal)).sum(axis=1) - d / 2 * np.log(2 * np.pi)
+        return constants, factors
+
+    def packed(self) -> Array:
+        """All parameters in an array of a row for each component."""
+        k = len(self.weights)
+        of_each = (
+            np.broadcast_to(self.covariances, (k, *self.covariances.shape))
+            if self.kind == "tied"
+            else self.covariances
+        )
+        return np.column_stack([self.weights, self.means, of_each.reshape(k, -1)])
+
+    @classmethod
+    def of_packed(cls, packed: Array, kind: str, d: int) -> Mixture:
+        """Undo :meth:`packed`."""
+        k = len(packed)
+        shapes = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}
+        found = packed[:1, 1 + d :] if kind == "tied" else packed[:, 1 + d :]
+        covariances = found.reshape(shapes[kind]).copy()
+        return cls(packed[:, 0].copy(), packed[:, 1 : 1 + d].copy(), covariances, kind)
+
+
+def precision_factors(covariances: Array, kind: str) -> Array:
+    """Upper triangular factors F of the precisions ``F @ F.T``; inverse roots of variances.
+
+    Raises
+    ------
+    DivergedError
+        A covariance has degenerated; the component and the remedy.
+    """
+    if kind == "full":
+        return np.array([_factor(one, f"component {c}") for c, one in enumerate(covariances)])
+    if kind == "tied":
+        return _factor(covariances, "all components together")
+    low = covariances.reshape(len(covariances), -1).min(axis=1)
+    if not (low > 0).all():
+        raise _degenerate(f"component {int((~(low > 0)).argmax())}")
+    return np.asarray(1 / np.sqrt(covariances))
+
+
+def _factor(covariance: Array, of: str) -> Array:
+    try:
+        root = linalg.cholesky(covariance, lower=True)
+    except (linalg.LinAlgError, ValueError) as error:
+        raise _degenerate(of) from error
+    unit = np.eye(len(covariance))
+    return np.asarray(linalg.solve_triangular(root, unit, lower=True).T)
+
+
+def _degenerate(of: str) -> DivergedError:
+    return DivergedError(
+        f"Fitting the mixture model failed: the covariance of {of} is not positive definite, since "
+        "its rows lie in a subspace or are too few. Increase reg_covar, or decrease the number of "
+        'components; covariance_type="diag" asks for fewer rows; check also that the scale of the '
+        "features is like."
+    )
+
+
+def as_factors(factors: Array, kind: str, k: int, d: int) -> Array:
+    """Factors for each component: of shape (k, d, d), or (k, d) of diagonals."""
+    if kind == "tied":
+        return np.repeat(factors[None], k, axis=0)
+    return np.repeat(factors[:, None], d, axis=1) if kind == "spherical" else factors

@@ -1,0 +1,384 @@
+"""Expectation and maximisation of mixtures of normal distributions: each step is one sum.
+
+References
+----------
+A. P. Dempster, N. M. Laird and D. B. Rubin, "Maximum likelihood from incomplete data via the EM
+algorithm", Journal of the Royal Statistical Society B 39(1), 1977.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.mixture import add_expected, add_moments, near_rows
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
+from daskml_dist.errors import DivergedError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.mixture import Mixture
+from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
+from daskml_dist.solvers.lloyd import KMeansSolver
+from daskml_dist.solvers.rows import to_rows
+from daskml_dist.solvers.seeds import Seeds
+
+__all__ = ["DrawnMoments", "ExpectedMoments", "MixtureSolver", "NearestMoments"]
+
+_RESTLESS = (
+    "Best performing initialization did not converge. Try different init parameters, or increase "
+    "max_iter, tol, or check for degenerate data."
+)
+#: Steps of k-means before EM.
+_LLOYD, _LLOYD_TOL = 300, 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class _OfComponents(Statistic):
+    """Base class of moments of each component's share of the rows; last, the log-likelihood.
+
+    Parameters
+    ----------
+    means : ndarray of shape (k, n_features)
+        Points that the moments are about, less the shift.
+    shift : ndarray of shape (n_features,)
+        Taken from each row.
+    whole : bool
+        Whether second moments are all products, or squares alone.
+    """
+
+    means: Array
+    shift: Array
+    whole: bool
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squares."""
+        return True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        k, d = self.means.shape
+        return k + 1, 1 + d + (d * d if self.whole else d)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        means, shift = (to_rows(a, rows.X, backend) for a in (self.means, self.shift))
+        weight = None if rows.weight is None else cast(rows.weight, means.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
+            return self._add(rows, shift, means, weight, out, backend)
+
+    @abstractmethod
+    def _add(
+        self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
+    ) -> Any:
+        """Add with what was brought along, where the rows lie; returns minus log-likelihoods."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExpectedMoments(_OfComponents):
+    """Moments by the components' densities at each row: the E-step.
+
+    Parameters
+    ----------
+    means, shift, whole
+        As of the base class.
+    constants : ndarray of shape (k,)
+    factors : ndarray of shape (k, d, d), or (k, d) of diagonals
+    """
+
+    constants: Array
+    factors: Array
+
+    def _add(
+        self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
+    ) -> Any:
+        constants, factors = (to_rows(a, rows.X, backend) for a in (self.constants, self.factors))
+        sums = out[:-1, ...]
+        found = add_expected(backend, rows.X, shift, constants, means, factors, weight, sums)
+        out[-1, 0] += found
+        return -found
+
+
+class _Shared(_OfComponents):
+    """Base class of moments by shares that are no densities', to begin with."""
+
+    def _add(
+        self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
+    ) -> Any:
+        k, d = means.shape
+        for at, near, some in near_rows(backend, rows.X, shift, weight, 2 * k * d):
+            shares = self._shares(rows, at, near, means, backend)
+            shares = shares if some is None else shares * some[:, None]
+            add_moments(near, shares, means, out[:-1, ...])
+        return float("nan")
+
+    @abstractmethod
+    def _shares(self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend) -> Any:
+        """Share of each row in each component, of shape (n, k)."""
+
+
+@dataclass(frozen=True, eq=False)
+class NearestMoments(_Shared):
+    """Moments of the rows nearest to each mean."""
+
+    def _shares(self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend) -> Any:
+        labels, _ = backend.nearest(near, 0 * means[0, ...], means)
+        return one_hot(labels, means.shape[0], near.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnMoments(_Shared):
+    """Moments by shares that each row draws.
+
+    Parameters
+    ----------
+    means, shift, whole
+        As of the base class.
+    seed, run : int
+        Of the draw.
+    """
+
+    seed: int
+    run: int
+
+    def _shares(self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend) -> Any:
+        k = means.shape[0]
+        stream = np.random.PCG64(np.random.SeedSequence((self.seed, self.run, rows.block + 1)))
+        stream.advance((rows.first + at.start) * k)  # a number of 64 bits each
+        shares = np.random.Generator(stream).random((near.shape[0], k))
+        shares /= shares.sum(axis=1, keepdims=True)
+        return cast(backend.to_device(shares), arithmetic_dtype(near))
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureSolver(Solver):
+    """Mixture of the largest likelihood, by EM; the best of some runs.
+
+    Parameters
+    ----------
+    k : int
+    kind : {"full", "tied", "diag", "spherical"}
+        Of the covariances.
+    init : {"kmeans", "k-means++", "random", "random_from_data"}
+        First shares of the rows.
+    n_init, max_iter : int
+        Runs, and steps of each.
+    tol : float
+        Change of the mean log-likelihood at which a run has converged.
+    reg_covar : float
+    seed : int
+    sparse : bool
+        Whether there are sparse rows, which are made dense, some at a time.
+    weights, means, covariances : ndarray or None
+        Those that a run begins with; of all others it finds its own.
+    bound : float
+        Mean log-likelihood of a run that goes on.
+    """
+
+    name = "em"
+    k: int
+    kind: str
+    init: str
+    n_init: int
+    max_iter: int
+    tol: float
+    reg_covar: float
+    seed: int
+    sparse: bool = False
+    weights: Array | None = None
+    means: Array | None = None
+    covariances: Array | None = None
+    bound: float = -np.inf
+
+    @property
+    def max_passes(self) -> int:
+        """Steps, and those that find where to begin."""
+        return self.n_init * (self._k_means(0).max_passes + 3 + self.max_iter) + 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether covariances are more than variances."""
+        return self.kind in ("full", "tied")
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Run EM `n_init` times.
+
+        Returns
+        -------
+        Solution
+            With the packed mixture, and in another row the mean log-likelihood and whether it
+            has converged; its ``"bounds"``, step by step.
+        """
+        at = _Runs() if sums.kept is None else _Runs.of_state(sums.kept, self.kind)
+        while at.number < self.n_init:
+            self._run(at, model, sums)
+            if sums.should_stop:
+                break
+        extra: dict[str, Any] = {"bounds": np.array(at.best_bounds)}
+        if self.max_iter and not at.best[-1, 1]:
+            extra["warnings"] = (_RESTLESS,)
+        return Solution(at.best, at.best_n_iter, extra=extra)
+
+    def _run(self, at: _Runs, model: Any, sums: Sums) -> None:
+        """One run from where it is to its end."""
+        if at.mixture is None:
+            at.mixture, at.shift = self._first(at.number, model, sums)
+            at.bounds = [self.bound]
+        converged = False
+        while at.n_iter < self.max_iter and not converged:
+            if at.n_iter and sums.should_stop:
+                break
+            found = sums(self._expectation(at))
+            _check(found)
+            at.mixture = at.mixture.of_moments(found[:-1], self.reg_covar)
+            at.bounds.append(float(found[-1, 0]) / sums.n_rows)
+            at.n_iter += 1
+            converged = abs(at.bounds[-1] - at.bounds[-2]) < self.tol
+            if not converged and at.n_iter < self.max_iter:
+                sums.keep(at.packed(False), at.state)
+        at.end_run(converged)
+
+    def _expectation(self, at: _Runs) -> ExpectedMoments:
+        assert at.mixture is not None
+        constants, factors = at.mixture.terms()
+        return ExpectedMoments(at.mixture.means, at.shift, self.whole, constants, factors)
+
+    # -- first components ----------------------------------------------------------------------
+
+    def _first(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
+        """Mixture to begin with, and the shift that its means are less of."""
+        weights, means, covariances = self.weights, self.means, self.covariances
+        if weights is not None and means is not None and covariances is not None:
+            shift = _rounded(means.mean(axis=0))
+        else:
+            found, shift = self._found(number, model, sums)
+            weights = found.weights if weights is None else weights
+            means = found.means + shift if means is None else means
+            covariances = found.covariances if covariances is None else covariances
+        return Mixture(weights, means - shift, covariances, self.kind), shift
+
+    def _found(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
+        """Mixture of the first shares."""
+        once = _Unkept(sums, sums.n_rows)
+        statistic: _OfComponents
+        if self.init in ("random", "random_from_data"):
+            rows = once(Seeds(self.k, (), None, self.seed, number))
+            rows = rows[rows[:, 0] > 0, 1:]
+            shift = _rounded(rows.mean(axis=0))
+            means = np.resize(rows, (self.k, rows.shape[1])) - shift
+        else:
+            found = self._k_means(number).solve(model, once, None)
+            # Sparse rows stay where they are, and have no shift there.
+            shift = _rounded(found.w.mean(axis=0))
+            means = found.w - shift
+        if self.init == "random":
+            means = np.zeros_like(means)
+            statistic = DrawnMoments(means, shift, self.whole, self.seed, number)
+        else:
+            statistic = NearestMoments(means, shift, self.whole)
+        moments = once(statistic)
+        _check(moments)
+        start = Mixture(np.full(self.k, 1 / self.k), means, np.empty(0), self.kind)
+        return start.of_moments(moments[:-1], self.reg_covar), shift
+
+    def _k_means(self, number: int) -> KMeansSolver:
+        plus = self.init == "k-means++"
+        return KMeansSolver(
+            k=self.k,
+            init="k-means++" if plus else "k-means||",
+            n_init=1,
+            max_iter=1 if plus else _LLOYD,
+            tol=_LLOYD_TOL,
+            oversampling=1.0,
+            rounds=4,
+            seed=self.seed + number,
+            sparse=self.sparse,
+        )
+
+
+def _check(found: Array) -> None:
+    if not np.isfinite(found).all():
+        raise DivergedError(
+            "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
+        )
+
+
+def _rounded(mean: Array) -> Array:
+    """A shift that float32 holds too."""
+    return mean.astype(np.float32).astype(np.float64)
+
+
+@dataclass
+class _Unkept:
+    """The sums of a solver within another, whose state nobody keeps."""
+
+    sums: Sums
+    n_rows: int
+
+    @property
+    def kept(self) -> None:
+        return None
+
+    @property
+    def should_stop(self) -> bool:
+        return self.sums.should_stop
+
+    def __call__(self, statistic: Statistic) -> Array:
+        return self.sums(statistic)
+
+    def keep(self, w: Array, state: State | None = None, again: int = 0) -> None:
+        """Nothing."""
+
+
+@dataclass
+class _Runs:
+    """Progress of the runs."""
+
+    number: int = 0
+    n_iter: int = 0
+    mixture: Mixture | None = None
+    shift: Array = field(default_factory=lambda: np.empty(0))
+    bounds: list[float] = field(default_factory=list)
+    best: Array = field(default_factory=lambda: np.empty((0, 0)))
+    best_n_iter: int = 0
+    best_bounds: list[float] = field(default_factory=list)
+
+    def packed(self, converged: bool) -> Array:
+        """The mixture, with the shift, and a row of the bound and whether it has converged."""
+        assert self.mixture is not None
+        rows = self.mixture.moved(self.shift).packed()
+        last = np.zeros((1, rows.shape[1]))
+        last[0, :2] = self.bounds[-1], converged
+        return np.vstack([rows, last])
+
+    def end_run(self, converged: bool) -> None:
+        """Keep the run if it is the best, and begin the next."""
+        if not self.best.size or self.bounds[-1] > self.best[-1, 0]:
+            self.best, self.best_n_iter = self.packed(converged), self.n_iter
+            self.best_bounds = self.bounds[1:]
+        self.number, self.n_iter, self.mixture = self.number + 1, 0, None
+
+    def state(self) -> dict[str, Array]:
+        """All that is needed to go on."""
+        assert self.mixture is not None
+        numbers = np.array([self.number, self.n_iter, self.best_n_iter], dtype=np.float64)
+        return {
+            "numbers": numbers,
+            "mixture": self.mixture.packed(),
+            "shift": self.shift,
+            "bounds": np.array(self.bounds),
+            "best": self.best,
+            "best_bounds": np.array(self.best_bounds),
+        }
+
+    @classmethod
+    def of_state(cls, state: dict[str, Array], kind: str) -> _Runs:
+        """Progress at which a state was made."""
+        number, n_iter, best_n_iter = (int(value) for value in state["numbers"])
+        mixture = Mixture.of_packed(state["mixture"], kind, len(state["shift"]))
+        return cls(
+            number, n_iter, mixture, state["shift"], state["bounds"].tolist(), state["best"],
+            best_n_iter, state["best_bounds"].tolist(),
+        )  # fmt: skip
