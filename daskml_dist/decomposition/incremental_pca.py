@@ -74,7 +74,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
             return self._fit_on(X, self)
         with np.errstate(invalid="ignore", divide="ignore"):
             decomposition.IncrementalPCA.partial_fit(self, X, y, check_input=check_input)
-        ratio = self.explained_variance_ratio_
+        ratio: NDArray[Any] = vars(self)["explained_variance_ratio_"]
         # Equal rows have no variance, and no share of it.
         self.explained_variance_ratio_ = np.where(np.isfinite(ratio), ratio, 0.0)
         return self

@@ -267,6 +267,14 @@ class StepModel(Model):
             Sum of the weighted losses of the rows.
         """
 
+    def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any] | None:
+        """Gradient of the summed loss of some rows in an array of the model's, and that sum.
+
+        The array is the caller's until the model is asked for another gradient of the same lane.
+        None, as by default: the model has none of its own, and is asked to add it to another.
+        """
+        return None
+
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Sums over held-out rows, of which many are added; any number of them, float64.
 

@@ -129,7 +129,13 @@ class TorchModel(StepModel):
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of the sum of the rows' losses, by torch's autograd."""
-        return self._lane(rows, w).add_gradient(w, rows, out)
+        gradient, loss = self._lane(rows, w).gradient_of(w, rows)
+        out += gradient
+        return loss
+
+    def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
+        """The same where torch has put it."""
+        return self._lane(rows, w).gradient_of(w, rows)
 
     def _lane(self, rows: BatchRows, w: Any) -> _Lane:
         number = rows.key[1] if len(rows.key) > 1 else 0
@@ -188,7 +194,8 @@ class _Lane(FlatModule):
         self._steps = 0
         self._good: Any = None
 
-    def add_gradient(self, w: Any, rows: BatchRows, out: Any) -> Any:
+    def gradient_of(self, w: Any, rows: BatchRows) -> tuple[Any, Any]:
+        """Gradient, in the memory that those of the parameters share, and loss."""
         torch = load_torch()
         self.enter(w)
         self.clear()
@@ -204,8 +211,7 @@ class _Lane(FlatModule):
         if self.device is None and not math.isfinite(found):
             raise self._diverged(found, rows)
         self._keep(w)
-        self._add(w, len(rows.X) if hasattr(rows.X, "__len__") else rows.X.shape[0], out)
-        return found
+        return self._gradient_at(w, rows.X.shape[0]), found
 
     def _loss(self, rows: BatchRows, seed: Seed) -> Any:
         """Sum of the weighted losses, as a tensor."""
@@ -223,13 +229,13 @@ class _Lane(FlatModule):
             losses = losses * tensor_of(rows.weight)
         return losses.sum()
 
-    def _add(self, w: Any, n_rows: int, out: Any) -> None:
-        """Add the gradient to the sum; that of a buffer is how far its mean has moved."""
-        gradient, flat = self.gradient, self.flat
-        w, out = (a.reshape(-1) if is_host(a) else namespace(a).reshape(a, (-1,)) for a in (w, out))
+    def _gradient_at(self, w: Any, n_rows: int) -> Any:
+        """The whole gradient; that of a buffer is how far its mean has moved."""
+        xp = np if is_host(w) else namespace(w)
+        before = xp.reshape(w, (-1,))
         for at in self.means:
-            gradient[at] = n_rows * (w[at] - flat[at])
-        out += gradient
+            self.gradient[at] = n_rows * (before[at] - self.flat[at])
+        return xp.reshape(self.gradient, w.shape)
 
     def outputs(self, w: Any, rows: BatchRows) -> NDArray[Any]:
         """Outputs for rows that are not trained on, on the host."""

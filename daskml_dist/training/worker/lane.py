@@ -49,6 +49,7 @@ class Lane:
         #: A `StepModel` where it makes steps.
         self._model: Any = fit.work.model
         self._rows = rows
+        self._blocks: Any = blocks
         self._reader = Reader(number, fit, rows, blocks, self.backend)
         self._drawn: tuple[list[Draw], list[int]] | None = None
         self._own: NDArray[Any] | None = None
@@ -71,6 +72,11 @@ class Lane:
         self.clock = self.reached = clock
         self._drawn = None
         self._reader.seek(clock)
+
+    @property
+    def keyed_blocks(self) -> list[Any]:
+        """The blocks of a fit over keys, one a side."""
+        return [self._blocks[number].X for number in self._rows.numbers]
 
     def next_batch(self) -> Batch:
         """The next batch; passes follow each other, after the last one batches are empty.
@@ -229,12 +235,26 @@ class Lane:
         """
         if batch.index is not None or not is_host(w):
             return self.new_gradient(w, batch)
+        if (found := self._models_gradient(w, batch)) is not None:
+            return found
         if self._own is None or self._own.shape != w.shape:
             self._own = np.zeros_like(w)
         else:
             self._own[...] = 0
         self.add_gradient(w, batch, self._own)
         return self._own
+
+    def _models_gradient(self, w: Any, batch: Batch) -> Any | None:
+        """The same in an array of the model's, where it has one."""
+        pieces = batch.pieces if isinstance(batch.pieces, list) else []
+        if not self._on_host or batch.add_gradient is not None or len(pieces) != 1:
+            return None
+        since = time.perf_counter()
+        if (found := self._model.own_gradient(w, pieces[0], self.backend)) is None:
+            return None
+        self._worked(since)
+        self._count(batch.n_rows, found[1])
+        return found[0]
 
     def held_out(self) -> Iterator[BatchRows]:
         """The held-out rows, block by block."""
