@@ -61,6 +61,7 @@ n_categories)
     """
 
     feature_log_prob_: Any
+    n_categories_: NDArray[np.int64]
 
     def __init__(
         self,
