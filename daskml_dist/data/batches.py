@@ -175,6 +175,11 @@ class LaneRows:
         if in_turn:
             self._run = min(max(1, self.n_rows // _RUNS_IN_TURN), _IN_TURN)
 
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the blocks, those without rows too."""
+        return [segment.block for segment in self._segments]
+
     def _split(self, i: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Rows held out and rows to train on, of segment i."""
         if i in self._splits:

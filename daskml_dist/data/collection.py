@@ -82,6 +82,11 @@ class Collection:
     columns: tuple[int, ...] | None = None
 
     @property
+    def by_lane(self) -> bool:
+        """Whether a part is a whole block of one lane, however many there are."""
+        return self.columns is not None
+
+    @property
     def n_features(self) -> int | None:
         """Columns of X, where known."""
         return None if self.row_shape is None else self.row_shape[0]

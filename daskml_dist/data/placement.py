@@ -11,7 +11,8 @@ import numpy as np
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.block_info import BlockInfo
 
-__all__ = ["Move", "Placement", "column_lanes", "place", "place_columns", "reassign", "split_rows"]
+__all__ = ["Move", "Placement", "column_lanes", "place", "place_columns", "place_whole", "reassign",
+           "split_rows", "whole_lanes"]  # fmt: skip
 
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
 _SNAP = 0.25
@@ -199,6 +200,32 @@ def place_columns(
 ) -> Placement:
     """Place lanes of columns, evenly, where most of their blocks are; as :func:`place`."""
     lanes = column_lanes(rows, n_parts)
+    return Placement(lanes, _workers_for(lanes, holders, threads))
+
+
+def whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
+    """Lanes of whole blocks: as many of the first as of the next, and so on.
+
+    Parameters
+    ----------
+    rows : mapping of block to its number of rows
+    n_lanes : int
+    """
+    each = len(rows) // n_lanes
+    return [
+        LaneSpec(lane, tuple(Segment(b, 0, rows[b]) for b in range(lane * each, (lane + 1) * each)))
+        for lane in range(n_lanes)
+    ]
+
+
+def place_whole(
+    rows: Mapping[int, int],
+    holders: Mapping[int, Sequence[str]],
+    threads: Mapping[str, int],
+    n_lanes: int,
+) -> Placement:
+    """Place lanes of whole blocks, evenly, where most of their blocks are; as :func:`place`."""
+    lanes = whole_lanes(rows, n_lanes)
     return Placement(lanes, _workers_for(lanes, holders, threads))
 
 

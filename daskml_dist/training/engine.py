@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
@@ -119,6 +121,14 @@ class Engine(ABC):
         InvalidParameterError, InvalidDataError
             The columns cannot be cut so.
         """
+
+    @abstractmethod
+    def cut_keys(self, n_lanes: int | None) -> None:
+        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane."""
+
+    @abstractmethod
+    def ask(self, function: Callable[[Block], Any]) -> list[Any]:
+        """Results of a function of each block, of those that are kept; it is picklable."""
 
     @abstractmethod
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +16,8 @@ from daskml_dist.data.block_info import BlockInfo, inspect_block, joined_columns
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_cuts import in_columns
-from daskml_dist.data.placement import column_lanes, split_rows
+from daskml_dist.data.keyed import KeyedCollection
+from daskml_dist.data.placement import column_lanes, split_rows, whole_lanes
 from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
@@ -25,6 +27,9 @@ from daskml_dist.training.worker.servers import joined_left, joined_state, make_
 from daskml_dist.training.worker.trainer import Trainer
 
 __all__ = ["InProcessEngine"]
+
+#: Entries from which another lane of keys is worth a thread.
+_ENTRIES = 1 << 19
 
 
 class InProcessEngine(Engine):
@@ -51,6 +56,17 @@ class InProcessEngine(Engine):
         """Let each lane hold some columns of all rows; one lane by default."""
         self._collection = in_columns(self._collection, n_lanes or 1)
 
+    def cut_keys(self, n_lanes: int | None) -> None:
+        """Cut the entries by ranges of keys; by default for a lane a core, where that pays."""
+        assert isinstance(self._collection, KeyedCollection)
+        if n_lanes is None:
+            n_lanes = min(_n_cores(), 1 + self._collection.n_entries // _ENTRIES)
+        self._collection = self._collection.cut(n_lanes, _held_nowhere)
+
+    def ask(self, function: Callable[[Block], Any]) -> list[Any]:
+        """Results of a function of each block."""
+        return [function(block) for block in self._blocks.values()]
+
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks."""
         make = self._collection.block_maker
@@ -63,6 +79,9 @@ class InProcessEngine(Engine):
     def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
         """One lane by default; with shared memory, one for each core."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
+        if isinstance(self._collection, KeyedCollection):
+            self._lanes = whole_lanes(rows, self._collection.lanes or 1)
+            return self._lanes
         if self.columns is not None:
             self._lanes = column_lanes(rows, len(self.columns) - 1)
             return self._lanes
@@ -153,6 +172,10 @@ def _kept(
         return None
     partial = ledger.partial_rows + left.rows
     return FitResult(left.state, ledger.records, ledger.rule, partial, interrupted=error)
+
+
+def _held_nowhere(lazy: list[Any]) -> Any:
+    raise AssertionError("Dask collections are never trained without a cluster")
 
 
 def _n_cores() -> int:

@@ -17,7 +17,7 @@ from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.survey import Survey
-from daskml_dist.training.work import RoundWork, StepWork, Work
+from daskml_dist.training.work import KeyedWork, RoundWork, StepWork, Work
 
 __all__ = [
     "FitSpec",
@@ -146,7 +146,7 @@ class FitSpec:
     Parameters
     ----------
     rows : RowsSpec
-    work : StepWork or RoundWork
+    work : StepWork, RoundWork or KeyedWork
     run : RunSpec
     """
 
@@ -163,6 +163,11 @@ class FitSpec:
     def rounds(self) -> RoundWork:
         """The work of a fit by a round solver; its loops alone ask."""
         return cast(RoundWork, self.work)
+
+    @property
+    def keyed(self) -> KeyedWork:
+        """The work of a fit over keys; its loop alone asks."""
+        return cast(KeyedWork, self.work)
 
     def start_state(self, rows: slice = slice(None)) -> ShardState:
         """Fresh state of some rows of the parameters of a fit by steps."""

@@ -24,8 +24,9 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solver
+from daskml_dist.solvers.keyed import KeyedSolver
 
-__all__ = ["RoundWork", "StepWork", "Work"]
+__all__ = ["KeyedWork", "RoundWork", "StepWork", "Work"]
 
 #: Steps of a pass from which on the last push of every pass is not compressed.
 _MANY_STEPS = 32
@@ -337,6 +338,49 @@ class RoundWork(Work):
         if self.start is not None:
             return self.start.astype(np.float64)
         return None if self.shape is None else np.zeros(self.shape)
+
+    @property
+    def replays(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class KeyedWork(Work):
+    """Values of keys, found by a solver on all trainers together.
+
+    Parameters
+    ----------
+    model : Model
+    solver : KeyedSolver
+    stopping : StoppingRule
+    seed : int, default=0
+    """
+
+    model: Model
+    solver: KeyedSolver
+    stopping: StoppingRule
+    seed: int = 0
+    first_pass: int = 0
+
+    #: Servers keep the passes alone.
+    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
+    n_steps: ClassVar[int] = 1  # type: ignore[misc]
+    shuffle: ClassVar[bool] = False  # type: ignore[misc]
+    compression: ClassVar[None] = None  # type: ignore[misc]
+    micro_batch: ClassVar[None] = None  # type: ignore[misc]
+    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:
+        return "keys"
+
+    @property
+    def loop(self) -> str:
+        return "keyed"
+
+    @property
+    def carried(self) -> int:
+        return 0
 
     @property
     def replays(self) -> bool:

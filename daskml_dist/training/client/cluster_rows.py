@@ -11,7 +11,7 @@ from typing import Any
 import dask
 import numpy as np
 from dask.delayed import delayed
-from distributed import Client
+from distributed import Client, futures_of
 
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
@@ -35,6 +35,9 @@ _AUTO_BUDGET = 0.4
 _GPU_BUDGET = 0.6
 #: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
 _REPEATED_WORK = 1.5
+#: Times as many bytes as what the user has persisted that a block of it may take: of bytes made
+#: float64.
+_WIDER = 8
 #: Summaries that one task merges.
 _FAN_IN = 16
 _READ = "the rows to be read"
@@ -75,6 +78,8 @@ class ClusterRows:
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
+        #: Futures of what blocks of keys are made of.
+        self._parts: list[Any] = []
 
     def take(self, collection: Collection) -> None:
         """Take the same rows cut otherwise, before any block is made."""
@@ -174,8 +179,17 @@ class ClusterRows:
 
     def _surely_fit(self) -> bool:
         """Whether all blocks fit in the budget, whatever their rows are."""
-        nbytes = self._collection.nbytes
-        return nbytes is not None and sum(nbytes) <= self.budget * len(self.membership.ready)
+        nbytes, room = self._collection.nbytes, self.budget * len(self.membership.ready)
+        if nbytes is not None and sum(nbytes) <= room:
+            return True
+        # Sparse rows, and frames whose rows nobody has counted.
+        return bool(self.homes) and _WIDER * self._persisted_bytes() <= room
+
+    def _persisted_bytes(self) -> float:
+        """Bytes of the features that the user has persisted; infinite where Dask does not say."""
+        keys = [X.key for X, _, _ in self._collection.parts]
+        found = self._client.nbytes(keys, summary=False)
+        return float(sum(found.get(key, math.inf) for key in keys))
 
     def _stream(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""
@@ -257,6 +271,26 @@ class ClusterRows:
         what = "the scales of the features"
         found = self._gathering.results(merged, list(range(n_parts)), what)
         return joined_scales([found[part] for part in range(n_parts)])
+
+    def hold(self, lazy: list[Any]) -> tuple[list[Any], Callable[[Any], list[Any]]]:
+        """Parts of a lazy collection, held from now on, and what maps a function over them."""
+        self.threads()  # waits for one
+        held = self._client.persist(lazy)
+        self._parts += futures_of(held)
+
+        def ask(function: Callable[[Any], Any]) -> list[Any]:
+            of = delayed(function, pure=False)
+            found = self._client.compute([of(part) for part in held])
+            self._parts += found
+            return list(self._client.gather(found))
+
+        return held, ask
+
+    def ask(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Results of a function of each block, made where it lies."""
+        numbers = [info.index for info in self.infos]
+        found = self._ask(numbers, function)
+        return [found[i] for i in numbers]
 
     # -- where they lie --------------------------------------------------------------------------
 
@@ -346,8 +380,11 @@ class ClusterRows:
         return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
-        """Let go of the blocks."""
+        """Let go of the blocks, and of what they are made of."""
         self._held.close()
+        for part in self._parts:
+            part.release()
+        self._parts = []
 
 
 def _of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -12,9 +13,11 @@ from distributed.comm.addressing import get_address_host
 
 from daskml_dist.data.batches import GROUP, LaneSpec
 from daskml_dist.data.block_info import BlockInfo, joined_columns
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_cuts import in_columns
-from daskml_dist.data.placement import Move, Placement, place, place_columns
+from daskml_dist.data.keyed import KeyedCollection
+from daskml_dist.data.placement import Move, Placement, place, place_columns, place_whole
 from daskml_dist.data.scales import Scales
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
@@ -96,6 +99,17 @@ class ClusterEngine(Engine):
         self._collection = in_columns(self._collection, n_lanes)
         self._rows.take(self._collection)
 
+    def cut_keys(self, n_lanes: int | None) -> None:
+        """Cut the entries by ranges of keys; by default for a lane for each thread."""
+        assert isinstance(self._collection, KeyedCollection)
+        n_lanes = n_lanes or sum(self._rows.threads().values())
+        self._collection = self._collection.cut(n_lanes, self._rows.hold)
+        self._rows.take(self._collection)
+
+    def ask(self, function: Callable[[Block], Any]) -> list[Any]:
+        """Results of a function of each block, made where it lies."""
+        return self._rows.ask(function)
+
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         self._early = Early(self._client)
@@ -120,6 +134,10 @@ class ClusterEngine(Engine):
         if self.columns is not None:
             n_parts = len(self.columns) - 1
             self._placement = place_columns(rows, self._rows.holders(), threads, n_parts)
+            return self._placement.lanes
+        if isinstance(self._collection, KeyedCollection):
+            n_lanes = self._collection.lanes or 1
+            self._placement = place_whole(rows, self._rows.holders(), threads, n_lanes)
             return self._placement.lanes
         if n_lanes is None and not self._rows.homes:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.keyed import KeyedCollection
 
 __all__ = ["RowsHere"]
 
@@ -31,13 +32,15 @@ class RowsHere:
 
     def __len__(self) -> int:
         """Number of blocks."""
-        by_columns = self._collection.columns is not None
-        return len(self._collection.parts) if by_columns else len(self._cuts) - 1
+        whole = self._collection.by_lane
+        return len(self._collection.parts) if whole else len(self._cuts) - 1
 
     def parts(self, numbers: Iterable[int]) -> list[list[Any]]:
         """X, y and weights of some blocks."""
         make, parts = self._collection.block_maker, self._collection.parts
-        if self._collection.columns is not None:
+        if isinstance(self._collection, KeyedCollection):
+            return [list(parts[i]) for i in numbers]
+        if self._collection.by_lane:
             made = (make(i, *parts[i]) for i in numbers)
             return [[block.X, block.y, block.sample_weight] for block in made]
         whole = make(0, *parts[0])

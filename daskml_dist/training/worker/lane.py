@@ -49,6 +49,7 @@ class Lane:
         #: A `StepModel` where it makes steps.
         self._model: Any = fit.work.model
         self._rows = rows
+        self._blocks: Any = blocks
         self._reader = Reader(number, fit, rows, blocks, self.backend)
         self._drawn: tuple[list[Draw], list[int]] | None = None
         self._own: NDArray[Any] | None = None
@@ -71,6 +72,11 @@ class Lane:
         self.clock = self.reached = clock
         self._drawn = None
         self._reader.seek(clock)
+
+    @property
+    def keyed_blocks(self) -> list[Any]:
+        """The blocks of a fit over keys, one a side."""
+        return [self._blocks[number].X for number in self._rows.numbers]
 
     def next_batch(self) -> Batch:
         """The next batch; passes follow each other, after the last one batches are empty.

@@ -13,6 +13,7 @@ from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.device_memory import device_memory
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.blocks import Block, check_finite_rows
+from daskml_dist.data.keyed import KeyedBlock
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
@@ -96,6 +97,8 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     DeviceMemoryError
         Where the block does not fit on the device beside the others.
     """
+    if isinstance(block, KeyedBlock):
+        return ReadyBlock(block.aligned(), None, None)
     backend = backend_of(fit)
     rows = fit.rows
     lies = _lies(block, fit, backend)

@@ -16,6 +16,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.ps.snapshots import KEPT, LaneSnapshot, ServerSnapshot, whole
 from daskml_dist.solvers import Solution
+from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
 __all__ = ["joined_left", "joined_state", "left_in", "make_server", "n_servers", "revived"]
@@ -81,6 +82,8 @@ def joined_state(
     """State that a fit ends with, from whoever holds it."""
     if ranges := [r.state for r in results if isinstance(r.state, StateParts)]:
         return StateParts.join(ranges)
+    if keyed := [r.state for r in results if isinstance(r.state, KeyedSolution)]:
+        return KeyedSolution.join(keyed)
     whole_ones = (r.state for r in results if not isinstance(r.state, StateParts))
     held = next((state for state in whole_ones if state is not None), None)
     parts = [s for s in shards if s is not None]

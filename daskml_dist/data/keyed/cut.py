@@ -1,0 +1,267 @@
+"""Entries cut into ranges of their keys: what tasks make of the parts of a frame, step by step.
+
+A part's ids become numbers of its own (`Numbered`). Some ids of each part, with how many entries
+they have, tell where ranges of keys are cut so that they have as many entries each. Then every part
+is split by the ranges of its row keys; and of the pieces of a range, from all parts, come its ids
+(`KeyTable`) and its entries (`Half`), whose columns are numbered by the tables of their ranges.
+Nobody holds all ids, or all entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
+from daskml_dist.data.keyed.ids import check_one_kind, factorised, merged, positions
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.solvers.keyed import Side
+
+__all__ = [
+    "Half",
+    "KeyTable",
+    "Numbered",
+    "Piece",
+    "block_of",
+    "columns_of",
+    "cuts_of",
+    "half_of",
+    "keys_of",
+    "number_part",
+    "numbers_of",
+    "pieces_of",
+    "sample_of",
+    "table_of",
+]
+
+Array = NDArray[Any]
+
+#: Ids of a part by which ranges are cut.
+_SAMPLE = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """A part's entries, with ids as positions among its own.
+
+    Parameters
+    ----------
+    ids : tuple of (first, second)
+        Sorted distinct ids of the first and second keys; of both where they share a space.
+    codes : tuple of (first, second)
+        Positions in these, of int32.
+    values : ndarray of float64, or None
+    """
+
+    ids: tuple[Array, Array]
+    codes: tuple[Array, Array]
+    values: NDArray[np.float64] | None
+
+    def sums(self, by: int) -> NDArray[np.float64]:
+        """Sum of the values of the entries of each of `ids[by]`, whose first or second it is."""
+        return np.bincount(self.codes[by], self.values, len(self.ids[by])).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Entries of a part whose row keys are in one range."""
+
+    rows: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    row_ids: Array
+    column_ids: Array
+    values: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, eq=False)
+class KeyTable:
+    """Ids of a range of a space, sorted, and their strengths."""
+
+    ids: Array
+    strengths: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """Entries of a range of row keys, with columns that are not numbered yet."""
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    column_ids: Array
+    values: NDArray[np.float64] | None
+
+
+def number_part(first: Array, second: Array, values: Any, shared: bool) -> Numbered:
+    """Number a part's ids; `shared`: both columns are of one space."""
+    if shared:
+        ids, (a, b) = factorised([first, second])
+        return Numbered((ids, ids), (a, b), values)
+    (one, (a,)), (other, (b,)) = factorised([first]), factorised([second])
+    return Numbered((one, other), (a, b), values)
+
+
+# -- where ranges are cut --------------------------------------------------------------------------
+
+
+def sample_of(part: Numbered, sides: Sequence[Side]) -> dict[str, tuple[Array, Array]]:
+    """Some ids of each space, and how many entries each stands for."""
+    found = {}
+    for space in dict.fromkeys(side.rows for side in sides):
+        counts: Any = 0.0
+        for side in sides:
+            if side.rows == space:
+                ids = part.ids[side.by]
+                counts = counts + np.bincount(part.codes[side.by], minlength=len(ids))
+        # A key takes work too, even without entries.
+        total = np.cumsum(counts + 1.0)
+        if not len(total):
+            found[space] = ids, total
+            continue
+        wanted = np.linspace(0, total[-1], min(_SAMPLE, len(total)) + 1)[1:]
+        at = np.unique(np.searchsorted(total, wanted).clip(max=len(total) - 1))
+        found[space] = ids[at], np.diff(total[at], prepend=0.0)
+    return found
+
+
+def cuts_of(samples: Sequence[dict[str, tuple[Array, Array]]], n_ranges: int) -> dict[str, Array]:
+    """First id of each range but the first, by space."""
+    cuts = {}
+    for space in samples[0]:
+        parts = [sample[space] for sample in samples if len(sample[space][0])]
+        if not parts:
+            raise InvalidDataError(
+                "There are no entries in any part. Look at the files or the filter they are from."
+            )
+        check_one_kind([part for part, _ in parts])
+        ids = np.concatenate([part for part, _ in parts])
+        counts = np.concatenate([part for _, part in parts])
+        order = np.argsort(ids, kind="stable")
+        total = np.cumsum(counts[order])
+        wanted = total[-1] * np.arange(1, n_ranges) / n_ranges
+        # The sampled id ends what it stands for: the next range begins behind it.
+        cuts[space] = ids[order][np.searchsorted(total, wanted)]
+    return cuts
+
+
+def _edges(ids: Array, cuts: Array) -> list[int]:
+    """Positions among sorted ids at which ranges begin, and their number."""
+    inner = np.searchsorted(ids, cuts, side="right") if len(ids) else np.zeros(len(cuts), int)
+    return [0, *inner.tolist(), len(ids)]
+
+
+# -- pieces of a part ------------------------------------------------------------------------------
+
+
+def pieces_of(part: Numbered, by: int, cuts: Array) -> list[Piece]:
+    """A part's entries by the range of their row keys."""
+    row_ids, column_ids = part.ids[by], part.ids[1 - by]
+    rows, columns, values = part.codes[by], part.codes[1 - by], part.values
+    edges = _edges(row_ids, cuts)
+    if len(edges) == 2:
+        return [_piece(rows, columns, row_ids, column_ids, values)]
+    range_of = np.repeat(np.arange(len(edges) - 1, dtype=np.uint16), np.diff(edges))[rows]
+    order = np.argsort(range_of, kind="stable")
+    ends = np.cumsum(np.bincount(range_of, minlength=len(edges) - 1))
+    pieces = []
+    for i, some in enumerate(np.split(order, ends[:-1])):
+        own = row_ids[edges[i] : edges[i + 1]]
+        its = None if values is None else values[some]
+        pieces.append(_piece(rows[some] - np.int32(edges[i]), columns[some], own, column_ids, its))
+    return pieces
+
+
+def _piece(rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any) -> Piece:
+    """A piece that has the ids of its own columns alone."""
+    used = np.zeros(len(column_ids), np.bool_)
+    used[columns] = True
+    place = np.cumsum(used, dtype=np.int32) - np.int32(1)
+    return Piece(rows, place[columns], row_ids, column_ids[used], values)
+
+
+def keys_of(part: Numbered, bys: Sequence[int], cuts: Array) -> list[KeyTable]:
+    """A part's ids of a space, by range, with the sums of their entries."""
+    ids = part.ids[bys[0]]
+    sums = np.stack([part.sums(by) if by in bys else np.zeros(len(ids)) for by in (0, 1)])
+    edges = _edges(ids, cuts)
+    return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(edges)]
+
+
+# -- ranges, of the pieces of all parts ------------------------------------------------------------
+
+
+def table_of(parts: Sequence[KeyTable]) -> KeyTable:
+    """Ids of a range, of those of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    ids = merged([part.ids for part in parts])
+    strengths = np.zeros((2, len(ids)))
+    for part in parts:
+        strengths[:, positions(ids, part.ids)] += part.strengths
+    return KeyTable(ids, strengths)
+
+
+def half_of(table: KeyTable, pieces: Sequence[Piece]) -> Half:
+    """Entries of a range, of those of all parts."""
+    from daskml_dist.backends.csr_order import in_rows
+
+    column_ids = merged([piece.column_ids for piece in pieces])
+    rows = [positions(table.ids, p.row_ids).astype(np.int32)[p.rows] for p in pieces]
+    columns = [positions(column_ids, p.column_ids).astype(np.int32)[p.columns] for p in pieces]
+    values = [piece.values for piece in pieces if piece.values is not None]
+    indptr, indices, sorted_values = in_rows(
+        np.concatenate(rows),
+        np.concatenate(columns),
+        np.concatenate(values) if values else None,
+        (len(table.ids), len(column_ids)),
+    )
+    return Half(indptr, indices, column_ids, sorted_values)
+
+
+def columns_of(half: Half, cuts: Array) -> list[Array]:
+    """Ids of the columns of a range's entries, by the range that they are in themselves."""
+    edges = _edges(half.column_ids, cuts)
+    return [half.column_ids[a:b] for a, b in pairwise(edges)]
+
+
+def numbers_of(table: KeyTable, ids: Array) -> NDArray[np.int64]:
+    """Positions of ids in the table of their range."""
+    return positions(table.ids, ids)
+
+
+def block_of(
+    side: Side,
+    lane: int,
+    table: KeyTable,
+    half: Half,
+    numbers: Sequence[NDArray[np.int64]],
+    sizes: Sequence[int],
+    column_sizes: Sequence[int],
+    n_sides: int,
+    at: int,
+) -> KeyedBlock:
+    """The block of a range of one side, whose columns were numbered range by range."""
+    bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    column_bounds = np.concatenate([[0], np.cumsum(column_sizes)]).astype(np.int64)
+    firsts = column_bounds[:-1]
+    touched = np.concatenate(
+        [some + first for some, first in zip(numbers, firsts, strict=True)]
+    ).astype(np.int64)
+    order, place = by_use(np.bincount(half.indices, minlength=len(touched)))
+    return KeyedBlock(
+        index=lane * n_sides + at,
+        rows=place[half.indices],
+        side=side,
+        lane=lane,
+        bounds=bounds,
+        column_bounds=column_bounds,
+        ids=table.ids,
+        strengths=table.strengths,
+        indptr=half.indptr,
+        touched=touched[order],
+        values=half.values,
+    )

@@ -1,0 +1,112 @@
+"""Edges of a frame as a fit over vertices, for all functions of this room."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist._checks import check_run
+from daskml_dist._run import Run
+from daskml_dist.data.keyed.frames import Columns, entries_of_frame
+from daskml_dist.data.keyed.ids import as_ids
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.solvers.keyed import Side
+from daskml_dist.solvers.ranks import Chosen
+from daskml_dist.training.keyed_fit import KeyedFit
+
+__all__ = ["edges_fit", "find_chosen", "result_frame", "warn_unsettled"]
+
+_USED = ("n_lanes", "deterministic")
+
+
+def edges_fit(
+    edges: Any,
+    names: tuple[Any, Any, Any],
+    vertices: Any,
+    sides: Sequence[Side],
+    run: Run | None,
+    client: Any,
+    name: str,
+) -> KeyedFit:
+    """A fit over the vertices of some edges, to be entered.
+
+    Parameters
+    ----------
+    edges : pandas.DataFrame or dask DataFrame
+    names : tuple of (source, target, weight)
+        Of its columns; None: edges have no weights.
+    vertices : array-like or None
+        Vertices that there are besides.
+    sides : sequence of Side
+    run : Run or None
+    client : distributed.Client or None
+    name : str
+        Of what the user called.
+    """
+    source, target, weight = names
+    columns = Columns(source, target, weight, least=0.0, shared=True)
+    settings = check_run(run, "cpu", name=name, used=_USED)
+    more = None if vertices is None else as_ids(vertices, "vertices")
+    return KeyedFit(entries_of_frame(edges, columns, sides, more), settings, client)
+
+
+def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | None:
+    """Shares that a user gives some vertices, by their numbers.
+
+    Raises
+    ------
+    InvalidDataError
+        A vertex is in no edge; a share is negative, or none is positive.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        if not hasattr(given, "to_dict"):
+            raise InvalidDataError(
+                f"{name}={given!r}: give a dict from vertex to share, or a pandas Series."
+            )
+        given = given.to_dict()
+    ids = as_ids(_column(list(given)), name)
+    try:
+        shares = np.array(list(given.values()), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidDataError(f"{name} holds what is no number: {error}.") from error
+    if not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
+        raise InvalidDataError(
+            f"{name} must give its vertices finite shares of at least 0, one of them above 0."
+        )
+    numbers = fit.numbers(side, ids)
+    if (numbers < 0).any():
+        unknown = [ids[i] for i in np.flatnonzero(numbers < 0)[:5]]
+        raise InvalidDataError(
+            f"{name} names what is no vertex of any edge: {unknown} (of {len(ids)} named). Name "
+            "vertices that are the source or target of an edge, with ids of the same type."
+        )
+    order = np.argsort(numbers)
+    return Chosen(numbers[order], shares[order] / shares.sum())
+
+
+def _column(values: list[Any]) -> NDArray[Any]:
+    """Ids as a column would hold them."""
+    found: NDArray[Any] = np.asarray(load_pandas().Series(values))
+    return found
+
+
+def result_frame(ids: NDArray[Any], name: str, values: NDArray[Any]) -> Any:
+    """A frame of vertices, sorted, and a value of each."""
+    return load_pandas().DataFrame({"vertex": ids, name: values})
+
+
+def warn_unsettled(function: str, n_iter: int, message: str, remedy: str) -> None:
+    """Warn that an iteration ended before it settled."""
+    warnings.warn(
+        f"{function} did not converge in {n_iter} iteration(s): {message}. {remedy}",
+        ConvergenceWarning,
+        stacklevel=3,
+    )

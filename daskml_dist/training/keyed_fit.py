@@ -1,0 +1,132 @@
+"""A fit over keys: entries cut where they lie, and solvers run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
+from daskml_dist.data.keyed.ids import positions
+from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.engine import FitResult
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.spec import FitSpec, RowsSpec, RunSpec, training_rows
+from daskml_dist.training.survey import Survey
+from daskml_dist.training.work import KeyedWork
+
+__all__ = ["KeyedFit"]
+
+#: Blocks of keys are kept: each of them takes part in every iteration.
+_ALL = 2**62
+
+
+class KeyedFit:
+    """Entries by ranges of keys, on the workers that hold them. Use it as a context manager.
+
+    Parameters
+    ----------
+    collection : KeyedCollection
+    run : RunSettings
+    client : distributed.Client or None
+        As :func:`open_engine`.
+
+    Attributes
+    ----------
+    infos : list of BlockInfo
+        Of all blocks; `n_rows` are entries.
+    """
+
+    def __init__(self, collection: KeyedCollection, run: RunSettings, client: Any) -> None:
+        self._collection = collection
+        self._run = run
+        self._client = client
+        self.infos: list[BlockInfo] = []
+
+    def __enter__(self) -> Self:
+        self.engine = open_engine(self._collection, self._client, _ALL)
+        self.engine.__enter__()
+        try:
+            self.engine.cut_keys(self._run.n_lanes)
+            self.infos = self.engine.survey()
+        except BaseException as error:
+            self.engine.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.__exit__(kind, error, trace)
+
+    @property
+    def n_entries(self) -> int:
+        """Entries of all lanes."""
+        n_sides = len(self._collection.sides)
+        return sum(info.n_rows for info in self.infos[::n_sides])
+
+    def ask(self, side: str, function: Callable[[KeyedBlock], Any]) -> list[Any]:
+        """Results of a picklable function of each lane's block of a side, in lane order."""
+        names = [s.name for s in self._collection.sides]
+        return self.engine.ask(_OfSide(names.index(side), len(names), function))[
+            names.index(side) :: len(names)
+        ]
+
+    def ids(self, side: str) -> NDArray[Any]:
+        """All row keys of a side as the user calls them, sorted."""
+        return np.concatenate([part for part in self.ask(side, _ids) if len(part)])
+
+    def numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Numbers of some row keys of a side; -1 for ids that are none."""
+        parts = self.ask(side, _Numbers(ids))
+        return np.asarray(np.max(parts, axis=0), np.int64)
+
+    def solve(
+        self, solver: KeyedSolver, callbacks: CallbackList
+    ) -> tuple[KeyedSolution, FitResult, FitSpec]:
+        """Run a solver."""
+        engine, run = self.engine, replace(self._run, device="cpu")
+        lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
+        rows = RowsSpec("float64", "int32", training_rows(lanes), None, None, None)
+        work = KeyedWork(Unlabelled(0), solver, StoppingRule(solver.max_passes, None))
+        fit = FitSpec(rows, work, RunSpec.of(run, Survey(self.infos)))
+        result = engine.train(fit, callbacks)
+        assert isinstance(result.state, KeyedSolution)
+        return result.state, result, fit
+
+
+class _OfSide:
+    """A function of the blocks of one side alone."""
+
+    def __init__(self, at: int, n_sides: int, function: Callable[[KeyedBlock], Any]) -> None:
+        self._at, self._n_sides, self._function = at, n_sides, function
+
+    def __call__(self, block: Any) -> Any:
+        return self._function(block) if block.index % self._n_sides == self._at else None
+
+
+def _ids(block: KeyedBlock) -> NDArray[Any]:
+    return block.ids
+
+
+class _Numbers:
+    """Numbers of some ids, where a block has them."""
+
+    def __init__(self, ids: NDArray[Any]) -> None:
+        self._ids = ids
+
+    def __call__(self, block: KeyedBlock) -> NDArray[np.int64]:
+        at = positions(block.ids, self._ids)
+        return np.where(at < 0, -1, at + block.bounds[block.lane])

@@ -1,0 +1,212 @@
+"""Keys: each trainer owns the values of some keys, and fetches the others that its entries touch.
+
+All trainers run the solver, each on its own keys. What decides is summed lane by lane, so all of
+them decide alike, whatever lanes they have.
+
+Now and then every trainer copies its values, and gives the copy to the next one too. After a loss
+the lanes' values go, of the last iteration that is still known of all lanes, to whoever runs them
+now, and the solver goes on from there: to the digits of an undisturbed fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.data.keyed.blocks import KeyedBlock
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.halo import Halo, Owners
+from daskml_dist.training.worker.loops.images import Images
+from daskml_dist.training.worker.loops.lane_sums import SumReports
+
+__all__ = ["run_keyed"]
+
+R = TypeVar("R")
+Array = NDArray[Any]
+
+#: Share of the time that may go into images.
+_SHARE = 0.02
+#: What trainers say beside each sum: whether to stop, whether to copy, bytes sent and received.
+_SAID = 4
+
+
+def run_keyed(context: Context) -> KeyedSolution:
+    """Run the fit's solver on this trainer's keys; each trainer returns the values of its own."""
+    # The first trainer reports for all.
+    connection = None if context.rank else context.connect()
+    try:
+        keyed = _Keyed(context, connection)
+        found: KeyedSolution = context.fit.keyed.solver.solve(keyed)
+        keyed.end()
+    finally:
+        if connection is not None:
+            connection.close()
+    found.lanes = {space: {at.lane: at.own for at in keyed.ranges(space)} for space in found.values}
+    return found
+
+
+class _Keyed:
+    """A trainer's keys and entries, as the solver sees them (`solvers.keyed.Keyed`)."""
+
+    def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
+        self._context = context
+        self._communicator = context.communicator
+        self._to_ledger = None if connection is None else SumReports(context, connection)
+        blocks = [lane.keyed_blocks for lane in context.lanes]
+        #: By side, the blocks of the own lanes.
+        self._blocks: dict[str, list[KeyedBlock]] = {
+            block.side.name: [lane[i] for lane in blocks] for i, block in enumerate(blocks[0])
+        }
+        of_space = {found[0].side.rows: found for found in self._blocks.values()}
+        self._ranges = {space: _ranges(found) for space, found in of_space.items()}
+        self._bounds = {space: found[0].bounds for space, found in of_space.items()}
+        self.n_keys = {space: int(bounds[-1]) for space, bounds in self._bounds.items()}
+        self._owners: dict[str, Owners] = {}
+        self._halos: dict[str, Halo] = {}
+        self._rows: dict[str, list[KeyedRows]] = {}
+        self._n_rows = float(sum(context.lane_rows))
+        self.should_stop = False
+        self._is_due = False
+        self._moved = 0, 0
+        self._image_at = time.perf_counter()
+        self._image_took = 0.0
+        self._images = Images(context, {s: self._lane_slices(s) for s in self._ranges})
+        image = self._images.agree()
+        self.n_done, self.kept, self.small = image.n_iter, image.values, image.small
+        self._reports: list[Array] = list(image.reports)
+        for extra in self._reports:
+            self._report(extra)
+
+    def _lane_slices(self, space: str) -> dict[int, slice]:
+        return {at.lane: at.own for at in self._ranges[space]}
+
+    # -- keys and entries ----------------------------------------------------------------------
+
+    def ranges(self, space: str) -> list[KeyRange]:
+        """The own keys of a space."""
+        return self._ranges[space]
+
+    def map(self, function: Callable[[KeyedRows], R], side: str) -> list[R]:
+        """Apply a function to each own lane's rows of a side."""
+        self._halo(side)
+        return self._context.map(function, self._rows[side])
+
+    def touched(self, side: str, values: Array) -> Array:
+        """The values of all column keys of the own rows of a side."""
+        return self._halo(side).fetch(values)
+
+    def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
+        """The values of any keys, by whoever owns them."""
+        return self._owners_of(space).at(numbers, values)
+
+    def sent(
+        self, space: str, numbers: NDArray[np.int64], parts: Array
+    ) -> tuple[NDArray[np.intp], Array]:
+        """Give parts to the owners of any keys; what all trainers gave for the own ones."""
+        return self._owners_of(space).sent(numbers, parts)
+
+    def _owners_of(self, space: str) -> Owners:
+        if space not in self._owners:
+            bounds, own = self._bounds[space], self._ranges[space]
+            self._owners[space] = Owners(self._communicator, bounds, own)
+        return self._owners[space]
+
+    def _halo(self, side: str) -> Halo:
+        """The plan of a side, made when it is first asked for, in all trainers at once."""
+        if side not in self._halos:
+            blocks = self._blocks[side]
+            owners = self._owners_of(blocks[0].side.columns)
+            halo = self._halos[side] = Halo(self._communicator, blocks, owners)
+            rows = self._ranges[blocks[0].side.rows]
+            self._rows[side] = [
+                KeyedRows(at, block.indptr, indices, block.values)
+                for at, block, indices in zip(rows, blocks, halo.indices, strict=True)
+            ]
+        return self._halos[side]
+
+    # -- what all decide by --------------------------------------------------------------------
+
+    def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
+        """Sum over the lanes of all trainers, in the order of the lanes."""
+        own = [np.asarray(part, dtype=np.float64) for part in parts]
+        shape, size = own[0].shape, own[0].size
+        all_ = np.zeros((len(self._context.lane_rows) + 1, max(size, _SAID)))
+        for lane, part in zip(self._context.lanes, own, strict=True):
+            all_[lane.number, :size] = part.ravel()
+        all_[-1, :_SAID] = self._say()
+        found = self._communicator.allreduce(all_)
+        self.should_stop, self._is_due = bool(found[-1, 0]), bool(found[-1, 1])
+        self._extra = found[-1, 2:_SAID]
+        total: NDArray[np.float64] = found[0].copy()
+        for part in found[1:-1]:
+            total += part
+        return total[:size].reshape(shape)
+
+    def _say(self) -> tuple[float, float, float, float]:
+        """Facts that the first trainer alone knows, and the bytes that this one has moved."""
+        moved = self._communicator.bytes_sent, self._communicator.bytes_received
+        sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
+        self._moved = moved
+        if self._to_ledger is None:
+            return 0.0, 0.0, sent, received
+        since = time.perf_counter() - self._image_at
+        due = self._image_took <= _SHARE * since
+        return float(self._to_ledger.should_stop), float(due), sent, received
+
+    # -- iterations ----------------------------------------------------------------------------
+
+    _extra: Array = np.zeros(2)
+
+    def keep(
+        self,
+        values: Mapping[str, Array],
+        n_iter: int,
+        small: Any = None,
+        loss: float = float("nan"),
+    ) -> None:
+        """Report an iteration, and keep an image of it where one is due."""
+        self._check_passes()
+        self._reports.append(np.array([loss, self._n_rows, *self._extra]))
+        self._extra = np.zeros(2)
+        if self._is_due:
+            began = time.perf_counter()
+            self._images.keep(values, n_iter, small, self._reports)
+            self._image_at, self._is_due = time.perf_counter(), False
+            self._image_took = self._image_at - began
+        self._report(self._reports[-1])
+        self._context.end_pass()
+
+    def _check_passes(self) -> None:
+        solver = self._context.fit.keyed.solver
+        if len(self._reports) >= solver.max_passes:
+            raise InvalidParameterError(
+                f"The solver {type(solver).__name__} makes more than its max_passes="
+                f"{solver.max_passes} iterations. Let max_passes say how many it may need."
+            )
+
+    def _report(self, extra: Array) -> None:
+        if self._to_ledger is not None:
+            self._to_ledger.add(extra)
+
+    def end(self) -> None:
+        """Report the last iterations."""
+        if self._to_ledger is not None:
+            self._to_ledger.send()
+
+
+def _ranges(blocks: Sequence[KeyedBlock]) -> list[KeyRange]:
+    """Ranges of the rows of some lanes' blocks, whose values lie one behind the other."""
+    ranges, at = [], 0
+    for block in blocks:
+        stop = at + len(block.ids)
+        first = int(block.bounds[block.lane])
+        ranges.append(KeyRange(block.lane, first, slice(at, stop), block.ids, block.strengths))
+        at = stop
+    return ranges

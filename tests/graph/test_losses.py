@@ -1,0 +1,83 @@
+"""A worker killed in the middle of an iteration: the values of keys are those of a calm fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist.data.keyed.frames import Columns, entries_of_frame
+from daskml_dist.solvers.ranks import PageRankSolver
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.keyed_fit import KeyedFit
+from daskml_dist.training.run_settings import RunSettings
+
+RANDOM = np.random.default_rng(0)
+EDGES = pd.DataFrame(RANDOM.zipf(1.6, (4000, 2)) % 500, columns=["source", "target"])
+#: It never settles.
+SETTINGS: dict[str, Any] = {"damping": 0.99, "max_iter": 60, "tol": 0.0}
+
+
+def killing(folder: Path, at: list[int]) -> Any:
+    """A solver one of whose processes kills itself in some of its iterations, once in each."""
+
+    class Killing(PageRankSolver):
+        def solve(self, keyed: Any) -> Any:
+            found = super().solve(Killed(keyed, folder, at))
+            found.extra["from"] = keyed.n_done
+            return found
+
+    class Killed:
+        def __init__(self, keyed: Any, folder: Path, at: list[int]) -> None:
+            self._keyed, self._folder, self._at = keyed, folder, at
+            self._n_iter = keyed.n_done
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._keyed, name)
+
+        def touched(self, side: str, values: Any) -> Any:
+            import os
+            import signal
+
+            self._n_iter += 1
+            # Others have what this one sent, and wait for more.
+            found = self._keyed.touched(side, values)
+            for number in self._at:
+                mark = self._folder / f"{number}"
+                mine = self._keyed.ranges("vertex")[0].lane == number % 3
+                if self._n_iter == number and mine and not mark.exists():
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+    return Killing(**SETTINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [[1], [30], [15, 40]], ids=str)
+def test_a_kill_in_mid_iteration_changes_nothing(
+    crew: LocalCluster, tmp_path: Path, at: list[int]
+) -> None:
+    edges = dd.from_pandas(EDGES, npartitions=4)
+    columns = Columns("source", "target", shared=True)
+    calm = PageRankSolver(**SETTINGS)
+    found = []
+    with Client(crew) as client:
+        client.wait_for_workers(3)
+        for solver in (calm, killing(tmp_path, at)):
+            entries = entries_of_frame(edges, columns, solver.sides)
+            with KeyedFit(entries, RunSettings(n_lanes=3), client) as fit:
+                solution, result, _ = fit.solve(solver, CallbackList([]))
+                found.append((solution, result))
+    (peace, _), (struck, result) = found
+    np.testing.assert_array_equal(struck.values["vertex"], peace.values["vertex"])
+    assert struck.n_iter == peace.n_iter == len(result.records) == 60
+    assert len(result.events) >= len(at)
+    assert [*sorted(int(mark.name) for mark in tmp_path.iterdir())] == at
+    # Others had an image of what the lost one had come to.
+    assert (struck.extra["from"] > 0) == (at[0] > 1), result.events
