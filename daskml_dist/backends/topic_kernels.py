@@ -63,11 +63,26 @@ def expectations(rows: Any, out: Any) -> None:
 
 
 @_fast
-def _shares(gamma: Any, out: Any) -> None:
-    """exp(E[log p])."""
-    _log_expectation(gamma, out)
+def _shares(gamma: Any, room: Any, out: Any) -> None:
+    """exp(E[log p]), without logarithms: exp(digamma(x)) is about x; `room` is written over."""
+    total = 0.0
+    for c in range(len(gamma)):
+        total += gamma[c]
+    whole = math.exp(-_digamma(total))
+    for c in range(len(gamma)):
+        x, above, below = gamma[c], 0.0, 1.0
+        for _ in range(6):  # as in `_digamma`, without a jump
+            small = x < 6.0
+            above = above * x + below if small else above
+            below = below * x if small else below
+            x = x + 1.0 if small else x
+        r = 1.0 / x
+        square = r * r
+        series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252)))
+        out[c] = -0.5 * r - series - above / below
+        room[c] = x * whole
     for c in range(len(out)):
-        out[c] = math.exp(out[c])
+        out[c] = room[c] * math.exp(out[c])
 
 
 @_fast
@@ -112,7 +127,7 @@ def fit_documents(
             for c in range(k):
                 words[w, c] = topics[indices[first + w], c]
         own, share = gamma[i], shares[i]
-        _shares(own, share)
+        _shares(own, new, share)
         for _ in range(most):
             for c in range(k):
                 new[c] = 0.0
@@ -128,7 +143,7 @@ def fit_documents(
                 value = share[c] * new[c] + prior
                 change += abs(value - own[c])
                 own[c] = value
-            _shares(own, share)
+            _shares(own, new, share)
             if change < tol * k:
                 break
 

@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import Model
 from daskml_dist.models.labels import label_codes
 
 __all__ = [
     "RowsByClass",
+    "as_categories",
     "bernoulli_log_likelihood",
+    "categorical_log_likelihood",
     "gaussian_log_likelihood",
     "merge_moments",
     "multinomial_log_likelihood",
@@ -110,3 +113,51 @@ def bernoulli_log_likelihood(
         X = (threshold < X).astype(np.float64)
     absent = np.log(1 - np.exp(feature_log_prob))
     return np.asarray(X @ (feature_log_prob - absent).T + (log_prior + absent.sum(axis=1)))
+
+
+def as_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
+    """Categories of rows as whole numbers.
+
+    Raises
+    ------
+    InvalidDataError
+        One is below 0, and not `signed`.
+    """
+    codes = X.astype(np.int64)
+    if not signed and codes.size and codes.min() < 0:
+        raise InvalidDataError(
+            "Negative values in data passed to CategoricalNB (input X): a category is a number "
+            "from 0 on. Encode X by OrdinalEncoder."
+        )
+    return codes
+
+
+def categorical_log_likelihood(feature_log_prob: list[Array], log_prior: Array, X: Any) -> Array:
+    """``log P(c) + log P(x | c)`` of categories.
+
+    Parameters
+    ----------
+    feature_log_prob : list of ndarray of shape (n_classes, n_categories)
+        One a feature.
+    log_prior : ndarray of shape (n_classes,)
+    X : ndarray or sparse matrix of shape (n, n_features)
+
+    Returns
+    -------
+    ndarray of shape (n, n_classes)
+
+    Raises
+    ------
+    InvalidDataError
+        A category has no place in the tables.
+    """
+    codes = as_categories(X if isinstance(X, np.ndarray) else X.toarray())
+    out = np.tile(log_prior, (len(codes), 1))
+    for j, table in enumerate(feature_log_prob):
+        if len(codes) and codes[:, j].max() >= table.shape[1]:
+            raise InvalidDataError(
+                f"Column {j} holds category {codes[:, j].max()}, and the fit knows those from 0 to "
+                f"{table.shape[1] - 1}. Set min_categories to the number of all that may come."
+            )
+        out += table.T[codes[:, j]]
+    return out

@@ -151,6 +151,16 @@ def test_jokes(data_dir: Path, tmp_path: Path) -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
+def test_topics(data_dir: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "topics.png"
+    options = ["--topics", "12", "--passes", "8", "--picture", str(picture)]
+    lines = _run("topics.py", str(data_dir / "news20"), *options).splitlines()
+    assert len(lines) == 13
+    assert picture.stat().st_size > 1_000
+
+
+@pytest.mark.data
+@pytest.mark.slow
 def test_mnist(data_dir: Path) -> None:
     options = ["--policy", "allreduce", "--passes", "3"]
     output = _run("mnist_policies.py", str(data_dir / "mnist"), *options)

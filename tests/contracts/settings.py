@@ -146,6 +146,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "MLPRegressor": [_layers(), _layers(**_STEPS)],
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
+    "CategoricalNB": [_counts(), _counts(alpha=0.5, min_categories=9)],
     "ComplementNB": [_counts(), _counts(alpha=0.5, norm=True)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
     # Drawn centres belong to places of rows, which differ. No whole numbers are as near to one of

@@ -15,7 +15,7 @@ from scipy import sparse
 from daskml_dist import Run, naive_bayes
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.naive_bayes import merge_moments
-from daskml_dist.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB
+from daskml_dist.naive_bayes import BernoulliNB, CategoricalNB, GaussianNB, MultinomialNB
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 3, 700)
@@ -28,6 +28,7 @@ FITTED = {
     "BernoulliNB": ["feature_count_", "feature_log_prob_", "class_count_", "class_log_prior_"],
     "MultinomialNB": ["feature_count_", "feature_log_prob_", "class_count_", "class_log_prior_"],
     "ComplementNB": ["feature_count_", "feature_log_prob_", "feature_all_", "class_count_"],
+    "CategoricalNB": ["category_count_", "feature_log_prob_", "n_categories_", "class_count_"],
 }
 WEIGHTS = pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 NAMES = pytest.mark.parametrize("name", naive_bayes.__all__)
@@ -43,7 +44,11 @@ def _peer(name: str, X: Any, weight: Any = None, **params: Any) -> Any:
 
 def _assert_same(name: str, ours: Any, peer: Any, rtol: float = 1e-9) -> None:
     for attribute in FITTED[name]:
-        assert_allclose(getattr(ours, attribute), getattr(peer, attribute), rtol, err_msg=attribute)
+        found, expected = getattr(ours, attribute), getattr(peer, attribute)
+        if not isinstance(expected, list):
+            found, expected = [found], [expected]
+        for a, b in zip(found, expected, strict=True):
+            assert_allclose(a, b, rtol, err_msg=attribute)
 
 
 @NAMES
@@ -53,7 +58,7 @@ def test_equals_scikit_learn(name: str, weight: Any) -> None:
     ours = getattr(naive_bayes, name)(run=Run(n_lanes=3)).fit(X, Y, weight)
     peer = _peer(name, X, weight)
     _assert_same(name, ours, peer)
-    assert len(ours.history_) == 1
+    assert len(ours.history_) == (2 if name == "CategoricalNB" else 1)
     for method in ["predict_joint_log_proba", "predict_log_proba", "predict_proba", "predict"]:
         assert_allclose(getattr(ours, method)(X), getattr(peer, method)(X), 1e-9)
     assert ours.score(X, Y, weight) == pytest.approx(peer.score(X, Y, weight))
@@ -198,3 +203,38 @@ def test_partial_fit_needs_the_classes() -> None:
         clf.partial_fit(NOISE, Y, classes=[0, 1])
     with pytest.raises(InvalidDataError, match="labels"):
         clf.partial_fit(NOISE, Y + 1)
+
+
+# --- categories ------------------------------------------------------------------------------
+
+
+def test_categories_of_a_later_part() -> None:
+    X = np.column_stack([Y, Y // 2])
+    parts = CategoricalNB().partial_fit(X[Y < 2], Y[Y < 2], classes=[0, 1, 2])
+    assert parts.n_categories_.tolist() == [2, 1]
+    parts.partial_fit(X[Y == 2], Y[Y == 2])
+    _assert_same("CategoricalNB", parts, _peer("CategoricalNB", X))
+
+
+@pytest.mark.parametrize("least", [6, [9, 3, *[1] * 10]])
+def test_categories_that_may_come(least: Any) -> None:
+    ours = CategoricalNB(min_categories=least).fit(sparse.csr_array(COUNTS), Y)
+    peer = _peer("CategoricalNB", COUNTS, min_categories=least)
+    _assert_same("CategoricalNB", ours, peer)
+    assert_allclose(ours.predict_proba(COUNTS), peer.predict_proba(COUNTS), 1e-9)
+    unseen = COUNTS.copy()
+    unseen[5, 0] = 1_000
+    with pytest.raises(InvalidDataError, match=r"Column 0 holds category 1000.*min_categories"):
+        ours.predict(unseen)
+
+
+def test_what_is_no_category() -> None:
+    with pytest.raises(InvalidDataError, match=r"Negative values.*OrdinalEncoder"):
+        CategoricalNB().fit(-COUNTS, Y)
+    with pytest.raises(InvalidDataError, match=r"Column 1 of X holds 1000000000.*OrdinalEncoder"):
+        CategoricalNB().fit(np.array([[0, 1], [1, 10**9]]), [0, 1])
+    for least in (1.5, [1, 2]):
+        with pytest.raises(InvalidParameterError, match="'min_categories' should"):
+            CategoricalNB(min_categories=least).fit(COUNTS, Y)
+    with pytest.raises(InvalidParameterError, match="alpha"):
+        CategoricalNB(alpha=np.ones(12)).fit(COUNTS, Y)

@@ -31,6 +31,7 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Statistic, moments, rows
 from daskml_dist.solvers.boosting import Correlations, LongestRow
 from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
+from daskml_dist.solvers.categories import CategoryCounts, NumberOfCategories
 from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
 from daskml_dist.solvers.huber import HuberSums
 from daskml_dist.solvers.lloyd import Assignment, Farthest
@@ -181,6 +182,8 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     Moments: dict(_moments()),
     ClassCounts: dict(_by_class(plain=ClassCounts(), over=ClassCounts(threshold=1.0))),
     ClassMoments: dict(_by_class(plain=ClassMoments())),
+    NumberOfCategories: dict(_by_class(plain=NumberOfCategories(signed=True))),
+    CategoryCounts: dict(_by_class(plain=CategoryCounts((3, 1, 2, 2, 4)))),
     Assignment: _of_centres(Assignment),
     Farthest: _of_centres(Farthest, n_rows=3),
     Seeds: _of_centres(Seeds, n_rows=3, seed=0, round=1),
