@@ -21,7 +21,7 @@ from daskml_dist.models.torch_modules.flat import FlatModule, flat_of, torch_dty
 from daskml_dist.models.torch_modules.inputs import TorchInputs, tensor_of
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
 from daskml_dist.models.torch_modules.losses import losses_of
-from daskml_dist.models.torch_modules.precision import autocast
+from daskml_dist.models.torch_modules.precision import LOSS_FACTORS, autocast
 from daskml_dist.models.torch_modules.source import ModuleSource, telling
 from daskml_dist.models.torch_modules.stream import Drawing, Seed
 
@@ -202,16 +202,33 @@ class _Lane(FlatModule):
         with self._on_stream(w), torch.enable_grad():
             loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
             with telling(f"The backward pass of {self.model.source.name}"):
-                loss.backward()
+                self._backward(loss)
             if self._steps == 0:
                 self._check_bound()
-            self.gather()
             self.collect()
         found = loss.item() if self.device is None else _shared_loss(loss, w)
         if self.device is None and not math.isfinite(found):
             raise self._diverged(found, rows)
         self._keep(w)
         return self._gradient_at(w, rows.X.shape[0]), found
+
+    def _backward(self, loss: Any) -> None:
+        """Make the gradient; in float16 of the loss times a factor that is as large as it can be.
+
+        Each step tries the same factors, so nothing is remembered, no row is left out, and
+        whoever makes the step again after a loss makes the same.
+        """
+        if self.model.precision != "fp16":
+            loss.backward()
+            self.gather()
+            return
+        for factor in LOSS_FACTORS:
+            self.clear()
+            (loss * factor).backward(retain_graph=True)
+            self.gather()
+            if bool(self._gradient.isfinite().all()):
+                break
+        self._gradient /= factor
 
     def _loss(self, rows: BatchRows, seed: Seed) -> Any:
         """Sum of the weighted losses, as a tensor."""

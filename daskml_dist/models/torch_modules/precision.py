@@ -10,10 +10,14 @@ from typing import Any
 from daskml_dist.errors import DeviceUnavailableError
 from daskml_dist.models.torch_modules.library import load_torch
 
-__all__ = ["PRECISIONS", "autocast"]
+__all__ = ["LOSS_FACTORS", "PRECISIONS", "autocast"]
 
 #: Names of the dtypes, and torch's.
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
+#: What a loss is multiplied by before the backward pass in float16, one after the other until
+#: nothing overflows: a gradient below 6e-8 would be 0 (Micikevicius et al., "Mixed precision
+#: training", ICLR 2018).
+LOSS_FACTORS = tuple(2.0**power for power in (16, 12, 8, 4, 0))
 
 
 def autocast(precision: str | None, device: Any) -> Callable[[], AbstractContextManager[Any]]:

@@ -56,6 +56,8 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
         ``{"*.bias": dict(weight_decay=0), "features.*": dict(rate=0.1)}``.
     precision : {"bf16", "fp16"} or None, default=None
         What products are computed in, where the device has it; parameters stay as they are.
+        With ``"fp16"`` the loss is multiplied before the backward pass by what is as large as can
+        be without an overflow, in each step anew (not in a pipeline).
     dtype : {"float32", "float64"}, default="float32"
         Of the parameters, and of rows of floats as the module gets them.
     images : {"channels_last", "channels_first"} or None, default=None
