@@ -35,6 +35,9 @@ _AUTO_BUDGET = 0.4
 _GPU_BUDGET = 0.6
 #: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
 _REPEATED_WORK = 1.5
+#: Times as many bytes as what the user has persisted that a block of it may take: of bytes made
+#: float64.
+_WIDER = 8
 #: Summaries that one task merges.
 _FAN_IN = 16
 _READ = "the rows to be read"
@@ -176,8 +179,17 @@ class ClusterRows:
 
     def _surely_fit(self) -> bool:
         """Whether all blocks fit in the budget, whatever their rows are."""
-        nbytes = self._collection.nbytes
-        return nbytes is not None and sum(nbytes) <= self.budget * len(self.membership.ready)
+        nbytes, room = self._collection.nbytes, self.budget * len(self.membership.ready)
+        if nbytes is not None and sum(nbytes) <= room:
+            return True
+        # Sparse rows, and frames whose rows nobody has counted.
+        return bool(self.homes) and _WIDER * self._persisted_bytes() <= room
+
+    def _persisted_bytes(self) -> float:
+        """Bytes of the features that the user has persisted; infinite where Dask does not say."""
+        keys = [X.key for X, _, _ in self._collection.parts]
+        found = self._client.nbytes(keys, summary=False)
+        return float(sum(found.get(key, math.inf) for key in keys))
 
     def _stream(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""

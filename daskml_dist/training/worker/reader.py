@@ -147,17 +147,17 @@ class Reader:
 
     def _batch(self, drawn: _Drawn, clock: int) -> Batch:
         n_rows = _count(drawn)
+        held: Blocks = self._blocks
         if self._in_arrays:
-            blocks = [
-                (self._blocks[number], at.numbers if isinstance(at, Runs) else at)
-                for number, at in drawn
-            ]
-            if all([isinstance(block.X, np.ndarray) for block, _ in blocks]):
+            # Blocks that are streamed are to be had once, in their order.
+            held = {number: self._blocks[number] for number, _ in drawn}
+            if all(isinstance(block.X, np.ndarray) for block in held.values()):
+                blocks = [(held[number], at) for number, at in _numbers(drawn)]
                 key = (*self._stream, clock)
                 return Batch(self._room.gather(blocks, n_rows, self._most, key), n_rows, None)
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
-            return Batch(_InTurn(lambda: self._pieces(drawn, clock)), n_rows, None)
-        found = list(self._pieces(drawn, clock))
+            return Batch(_InTurn(lambda: self._pieces(drawn, clock, held)), n_rows, None)
+        found = list(self._pieces(drawn, clock, held))
         if self._in_arrays and self._linear is None and self._most is None:
             found = _joined(found)
         return Batch(found, n_rows, self._touched(found))
@@ -170,14 +170,14 @@ class Reader:
         width = self._linear.n_features * np.dtype(self._fit.rows.dtype).itemsize
         return max(1, _PIECE // max(width, 1))
 
-    def _pieces(self, drawn: _Drawn, clock: int) -> Iterator[BatchRows]:
+    def _pieces(self, drawn: _Drawn, clock: int, held: Blocks) -> Iterator[BatchRows]:
         """The rows of each block, or fewer at a time where the user asks for it."""
         cuts = _cuts(_numbers(drawn), self._fit.work.micro_batch)
         for piece, (number, at) in enumerate(cuts):
             first = at.start or 0 if isinstance(at, slice) else 0
             block = number if isinstance(at, slice) else -1
             key = (*self._stream, clock, piece)
-            yield BatchRows(*self._rows_of(self._blocks[number], at), key, block, first)
+            yield BatchRows(*self._rows_of(held[number], at), key, block, first)
 
     def _rows_of(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
         rows, at = self._backend.rows, self._backend.row_numbers(at)

@@ -11,6 +11,8 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
+from daskml_dist.cluster import KMeans
+from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression
 from tests.training.recovery.strikes import Strike, first_of, make_killer
 
@@ -72,3 +74,41 @@ def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, rol
     assert {record["rows"] for record in records} == {len(X)}
     # Less than a fit that began anew.
     assert clf.n_iter_ < 2 * calm.n_iter_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
+def test_documents_begin_alike_on_other_workers(crew_client: Client, role: str) -> None:
+    X = da.random.default_rng(0).poisson(0.2, size=(20_000, 100), chunks=(2_000, -1))
+
+    def fit(*callbacks: Any) -> LatentDirichletAllocation:
+        model = LatentDirichletAllocation(
+            20, max_iter=20, mean_change_tol=0.0, max_doc_update_iter=20, random_state=0,
+            run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks),
+        )  # fmt: skip
+        return model.fit(X)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    struck = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(struck.components_, calm.components_)
+    assert struck.bound_ == calm.bound_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
+def test_what_was_remembered_of_lost_rows_changes_no_centre(crew_client: Client, role: str) -> None:
+    """Rows that move to another trainer are looked at as if nothing were known of them."""
+    X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
+
+    def fit(*callbacks: Any) -> KMeans:
+        run = Run(n_lanes=3, deterministic=True)
+        params = {"tol": 0.0, "max_iter": 40, "random_state": 0}
+        return KMeans(20, run=run, callbacks=list(callbacks), **params).fit(X)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    found = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
+    assert found.n_iter_ == calm.n_iter_
+    assert found.inertia_ == calm.inertia_
