@@ -58,6 +58,7 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
         ("newsgroups.py", []),
         ("nycflights.py", []),
         ("quickstart.py", ["--data"]),
+        ("recommend_jokes.py", []),
         ("rnn_text.py", []),
     ],
 )
@@ -136,6 +137,16 @@ def test_newsgroups(data_dir: Path) -> None:
     accuracy = [float(part.split()[0]) for part in output.split("accuracy")[1:]]
     assert len(accuracy) == 2
     assert min(accuracy) >= 0.850
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_jokes(data_dir: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "jokes.png"
+    output = _run("recommend_jokes.py", str(data_dir / "jester"), "--picture", str(picture))
+    assert float(output.split("held-out RMSE ")[1].split(",")[0]) < 4.124
+    assert output.count("joke ") == 9
+    assert picture.stat().st_size > 10_000
 
 
 @pytest.mark.data

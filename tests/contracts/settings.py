@@ -161,6 +161,10 @@ SETTINGS: dict[str, list[Setting]] = {
         _mixed(covariance_type="diag"),
         _mixed(covariance_type="spherical"),
     ],
+    # Batches are cut from the rows in their order, which is another in other cases; of one batch
+    # they are all.
+    "IncrementalPCA": [_turned(n_components=2, batch_size=1_000)],
+    "TruncatedSVD": [_turned()],
     "PCA": [_turned(), _turned(n_components=2, whiten=True)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
@@ -198,6 +202,7 @@ SETTINGS: dict[str, list[Setting]] = {
 
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
+    "ALS": "takes ratings of users and items",
     "Blockwise": "takes a transformer that learns nothing",
     "CountVectorizer": "takes documents",
     "FeatureHasher": "learns nothing, and takes dicts",
@@ -208,4 +213,6 @@ ELSEWHERE = {
     "TfidfVectorizer": "takes documents",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",
+    "ndcg_at_k": "takes frames of recommended items",
+    "precision_at_k": "takes frames of recommended items",
 }

@@ -22,6 +22,7 @@ from daskml_dist.data.recipes import Recipes
 from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.training.client.early import Early
+from daskml_dist.training.client.fitting import surely_fit
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.held_parts import HeldParts
@@ -36,9 +37,6 @@ _AUTO_BUDGET = 0.4
 _GPU_BUDGET = 0.6
 #: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
 _REPEATED_WORK = 1.5
-#: Times as many bytes as what the user has persisted that a block of it may take: of bytes made
-#: float64.
-_WIDER = 8
 #: Summaries that one task merges.
 _FAN_IN = 16
 _READ = "the rows to be read"
@@ -180,17 +178,8 @@ class ClusterRows:
 
     def _surely_fit(self) -> bool:
         """Whether all blocks fit in the budget, whatever their rows are."""
-        nbytes, room = self._collection.nbytes, self.budget * len(self.membership.ready)
-        if nbytes is not None and sum(nbytes) <= room:
-            return True
-        # Sparse rows, and frames whose rows nobody has counted.
-        return bool(self.homes) and _WIDER * self._persisted_bytes() <= room
-
-    def _persisted_bytes(self) -> float:
-        """Bytes of the features that the user has persisted; infinite where Dask does not say."""
-        keys = [X.key for X, _, _ in self._collection.parts]
-        found = self._client.nbytes(keys, summary=False)
-        return float(sum(found.get(key, math.inf) for key in keys))
+        room = self.budget * len(self.membership.ready)
+        return surely_fit(self._client, self._collection, room, persisted=bool(self.homes))
 
     def _stream(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""

@@ -14,6 +14,7 @@ from daskml_dist import Run
 from daskml_dist.cluster import KMeans
 from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.mixture import GaussianMixture
 from tests.training.recovery.strikes import Strike, first_of, make_killer
 
 #: So many that a fit lasts longer than it takes to kill somebody.
@@ -48,6 +49,27 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, len(calm.history_) + 1))
     assert {record["rows"] for record in records} == {len(X)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_mixture_goes_on_from_what_others_remember(crew_client: Client) -> None:
+    X, _ = _unequal_columns(0, 1, of=3)
+    X = X[: N_ROWS // 4].rechunk((N_ROWS // 40, -1))
+    start = {"means_init": X[:4].compute(), "weights_init": [0.25] * 4}
+
+    def fit(*callbacks: Any) -> GaussianMixture:
+        return GaussianMixture(
+            4, max_iter=25, tol=0, precisions_init=[np.eye(20)] * 4, **start,
+            run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks),
+        ).fit(X)  # fmt: skip
+
+    calm, strike = fit(), Strike(make_killer(crew_client, "trainer"), after=0.2)
+    struck = fit(strike)
+    assert strike.events
+    assert not strike.events[0].anew
+    np.testing.assert_array_equal(struck.covariances_, calm.covariances_)
+    assert struck.lower_bounds_ == calm.lower_bounds_
 
 
 @pytest.mark.slow
