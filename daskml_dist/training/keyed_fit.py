@@ -96,13 +96,23 @@ class KeyedFit:
     def solve(
         self, solver: KeyedSolver, callbacks: CallbackList
     ) -> tuple[KeyedSolution, FitResult, FitSpec]:
-        """Run a solver."""
+        """Run a solver.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            The user interrupted it: what it had come to is nobody's.
+        TrainingError
+            It cannot go on.
+        """
         engine, run = self.engine, replace(self._run, device="cpu")
         lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
         rows = RowsSpec("float64", "int32", training_rows(lanes), None, None, None)
         work = KeyedWork(Unlabelled(0), solver, StoppingRule(solver.max_passes, None))
         fit = FitSpec(rows, work, RunSpec.of(run, Survey(self.infos)))
         result = engine.train(fit, callbacks)
+        if result.interrupted is not None:
+            raise result.interrupted
         assert isinstance(result.state, KeyedSolution)
         return result.state, result, fit
 

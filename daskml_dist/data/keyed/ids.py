@@ -154,7 +154,8 @@ class Places:
     def __call__(self, ids: Array) -> NDArray[np.int32]:
         """Position of each id, all of which the table holds."""
         if self._place is not None and ids.dtype.kind in "iu":
-            return self._place[ids - self._low]
+            found: NDArray[np.int32] = self._place[ids - self._low]
+            return found
         return positions(self._table, ids).astype(np.int32)
 
 

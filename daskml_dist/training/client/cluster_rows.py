@@ -11,7 +11,7 @@ from typing import Any
 import dask
 import numpy as np
 from dask.delayed import delayed
-from distributed import Client, futures_of
+from distributed import Client
 
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
@@ -25,6 +25,7 @@ from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.fitting import surely_fit
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.held_blocks import HeldBlocks
+from daskml_dist.training.client.held_parts import HeldParts
 from daskml_dist.training.client.membership import Membership
 
 __all__ = ["ClusterRows"]
@@ -76,8 +77,8 @@ class ClusterRows:
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
-        #: Futures of what blocks of keys are made of.
-        self._parts: list[Any] = []
+        #: What blocks of keys are made of.
+        self.parts = HeldParts(client)
 
     def take(self, collection: Collection) -> None:
         """Take the same rows cut otherwise, before any block is made."""
@@ -261,20 +262,6 @@ class ClusterRows:
         found = self._gathering.results(merged, list(range(n_parts)), what)
         return joined_scales([found[part] for part in range(n_parts)])
 
-    def hold(self, lazy: list[Any]) -> tuple[list[Any], Callable[[Any], list[Any]]]:
-        """Parts of a lazy collection, held from now on, and what maps a function over them."""
-        self.threads()  # waits for one
-        held = self._client.persist(lazy)
-        self._parts += futures_of(held)
-
-        def ask(function: Callable[[Any], Any]) -> list[Any]:
-            of = delayed(function, pure=False)
-            found = self._client.compute([of(part) for part in held])
-            self._parts += found
-            return list(self._client.gather(found))
-
-        return held, ask
-
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
         """Results of a function of each block, made where it lies."""
         numbers = [info.index for info in self.infos]
@@ -371,9 +358,7 @@ class ClusterRows:
     def release(self) -> None:
         """Let go of the blocks, and of what they are made of."""
         self._held.close()
-        for part in self._parts:
-            part.release()
-        self._parts = []
+        self.parts.release()
 
 
 def _of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:

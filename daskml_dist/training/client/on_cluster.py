@@ -102,8 +102,9 @@ class ClusterEngine(Engine):
     def cut_keys(self, n_lanes: int | None) -> None:
         """Cut the entries by ranges of keys; by default for a lane for each thread."""
         assert isinstance(self._collection, KeyedCollection)
-        n_lanes = n_lanes or sum(self._rows.threads().values())
-        self._collection = self._collection.cut(n_lanes, self._rows.hold)
+        threads = self._rows.threads()  # waits for one
+        n_lanes = n_lanes or sum(threads.values())
+        self._collection = self._collection.cut(n_lanes, self._rows.parts.hold)
         self._rows.take(self._collection)
 
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
