@@ -121,7 +121,10 @@ class Backend(ABC):
         apart *= apart
         self.add_rows(apart, at, weight, out)
 
-    def assign(self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any) -> Any:
+    def assign(
+        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
+        bounds: Any = None, before: Any = None,
+    ) -> Any:  # fmt: skip
         """Add each row, times its weight, to the sums of its nearest centre.
 
         Parameters
@@ -135,6 +138,10 @@ class Backend(ABC):
         weight : array of shape (n,) or None
         out : array of float64 of shape (k, 1 + n_features)
             Weight of each centre's rows, and their weighted sum.
+        bounds : array of :meth:`row_bounds`, or None
+            What is known of each row, in place: a shorter way to the same sums.
+        before : array of shape (k, n_features), or None
+            Centres of the call that left the bounds.
 
         Returns
         -------
@@ -142,6 +149,10 @@ class Backend(ABC):
             Sum of the weighted squared distances.
         """
         return assign(self, X, shift, centres, weight, out)
+
+    def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
+        """Memory of each row for :meth:`assign` with k centres: nothing is known yet."""
+        return zeros((X.shape[0], 0), X.dtype, like=getattr(X, "values", X))
 
     def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
         """The nearest centre of each row (the first of several), and the squared distance."""

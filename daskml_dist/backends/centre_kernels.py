@@ -1,6 +1,14 @@
-"""Compiled sums of each centre's rows: one look at the products of some rows and all centres.
+"""Compiled sums of each centre's rows: products of the rows that may have changed their centre.
 
 Importing this module loads numba, so it is imported at first use.
+
+A row's label is that of the centre nearest by sums of squared differences in float64. Products of
+rows and centres, which BLAS rounds as it likes, only tell which centres may be that one: labels are
+the same however rows are cut, and whatever is remembered of them.
+
+References
+----------
+G. Hamerly, "Making k-means even faster", SDM 2010.
 """
 
 from __future__ import annotations
@@ -15,12 +23,17 @@ from numpy.typing import NDArray
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
 
-__all__ = ["assign", "nearest"]
+__all__ = ["N_BOUNDS", "assign", "nearest"]
 
-#: Bytes of some rows, and of their products with the centres, that a core's cache holds.
-_CACHED = 1 << 18
+#: Numbers that are remembered of a row: its label, at most how far its centre is, and at least how
+#: far all others are; below 0 nothing is known.
+N_BOUNDS = 3
+#: Bytes of some rows, and of some products with the centres, that a core's cache holds.
+_CACHED = 1 << 19
 #: Rows at a time: fewer are a slow product, more leave the cache.
 _FEWEST, _MOST = 128, 4096
+#: Share of some rows from which all of them are looked at, and so many of the next.
+_MANY, _IN_VAIN = 0.6, 8
 
 _fast = numba.njit(
     nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
@@ -34,11 +47,15 @@ def assign(
     weight: NDArray[Any] | None,
     out: NDArray[np.float64],
     scratch: Scratch,
+    bounds: NDArray[Any] | None = None,
+    before: NDArray[Any] | None = None,
 ) -> float:
     """As :meth:`Backend.assign`, of dense rows."""
     inertia, none = 0.0, np.empty(0, X.dtype)
-    for at, rows, labels, apart in _found(X, shift, centres, scratch):
-        inertia += _add(rows, labels, apart, none if weight is None else weight[at], out)
+    nearest = _Nearest(centres, before, scratch)
+    for at, near, some in nearest.of(X, shift, bounds):
+        scale = none if weight is None else weight[at]
+        inertia += _add(near, nearest.centres, scale, some, nearest.above, out)
     return inertia
 
 
@@ -47,83 +64,240 @@ def nearest(
 ) -> tuple[NDArray[np.intp], NDArray[Any]]:
     """The nearest centre of each row, and the squared distance to it."""
     labels, apart = np.empty(len(X), np.intp), np.empty(len(X), X.dtype)
-    for at, rows, some, least in _found(X, shift, centres, scratch):
-        labels[at] = some
-        _measure(rows, least, apart[at])
+    for at, near, some in _Nearest(centres, None, scratch).of(X, shift, None):
+        labels[at] = some[:, 0]
+        _measure(near, centres, some, apart[at])
     return labels, apart
 
 
-def _found(
-    X: NDArray[Any], shift: NDArray[Any], centres: NDArray[Any], scratch: Scratch
-) -> Iterator[tuple[slice, NDArray[Any], NDArray[np.int32], NDArray[Any]]]:
-    """Some rows near the origin, their labels, and half the distances but for the rows' squares.
+class _Nearest:
+    """Rows and their centres.
 
-    Good until the next.
+    Parameters
+    ----------
+    centres : ndarray of shape (k, n_features)
+    before : ndarray of shape (k, n_features) or None
+        Centres by which the bounds of rows were left; None: nothing is known of them.
+    scratch : Scratch
+
+    Attributes
+    ----------
+    above : scalar
+        What a distance is to be multiplied by, so that it is not too small by rounding.
     """
-    k, d, dtype = len(centres), X.shape[1], X.dtype
-    half = (centres.astype(np.float64) ** 2).sum(axis=1).astype(dtype) / 2
-    entries = _CACHED // X.itemsize // max(d + k, 1)
-    for at in row_slices(len(X), min(max(entries, _FEWEST), _MOST)):
-        n = at.stop - at.start
-        rows = scratch.empty("near", (n, d), dtype)
-        if X.flags.aligned:
-            _bring(X[at], shift, rows)
-        else:
-            rows[...] = X[at]
-            _bring(rows, shift, rows)
-        # A row of products for each centre, so that vector instructions compare many rows.
-        products = scratch.empty("products", (k, n), dtype)
-        np.matmul(centres, rows.T, out=products)
-        labels = scratch.empty("labels", (n,), np.int32)
-        least = scratch.empty("least", (n,), dtype)
-        _find(products, half, labels, least)
-        yield at, rows, labels, least
+
+    def __init__(
+        self, centres: NDArray[Any], before: NDArray[Any] | None, scratch: Scratch
+    ) -> None:
+        self.centres = np.ascontiguousarray(centres)
+        self._scratch, dtype = scratch, centres.dtype
+        whole = centres.astype(np.float64)
+        self._half = ((whole**2).sum(axis=1) / 2).astype(dtype)
+        eps = (centres.shape[1] + 8) * np.finfo(dtype).eps
+        self._eps, self.above = dtype.type(eps), dtype.type(1 + eps)
+        self._largest = self.above * np.sqrt(2 * self._half.max(initial=0))
+        #: Rows, some at a time, that are not looked at one by one, since that was in vain before.
+        self._in_vain = 0
+        self._known = before is not None
+        if before is not None:
+            self._alone = ((1 - eps) / 2 * _to_nearest(whole)).astype(dtype)
+            ways = (1 + eps) * np.sqrt(((whole - before.astype(np.float64)) ** 2).sum(axis=1))
+            self._ways, self._others = ways.astype(dtype), _largest_other(ways).astype(dtype)
+
+    def of(
+        self, X: NDArray[Any], shift: NDArray[Any], bounds: NDArray[Any] | None
+    ) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
+        """Some rows near the origin, and their bounds with the labels; good until the next."""
+        d = X.shape[1]
+        step = min(max(_CACHED // X.itemsize // max(d, 1), _FEWEST), _MOST)
+        for at in row_slices(len(X), step):
+            n = at.stop - at.start
+            near = self._scratch.empty("near", (n, d), X.dtype)
+            squares = self._scratch.empty("squares", (n,), X.dtype)
+            _bring(X[at], shift, near, squares)
+            if bounds is None:
+                some = self._scratch.empty("bounds", (n, N_BOUNDS), X.dtype)
+            else:
+                some = bounds[at]
+            self._label(near, squares, some, known=bounds is not None and self._known)
+            yield at, near, some
+
+    def _label(
+        self, near: NDArray[Any], squares: NDArray[Any], bounds: NDArray[Any], *, known: bool
+    ) -> None:
+        """Find the centres of rows that may have changed theirs."""
+        n, k = near.shape[0], len(self.centres)
+        if k == 1:
+            bounds[...] = 0
+            return
+        numbers = self._scratch.empty("numbers", (n,), np.int32)
+        found = n
+        if known and not self._in_vain:
+            moved = self._ways, self._others, self._alone
+            found = _screen(near, self.centres, *moved, self.above, bounds, numbers)
+            self._in_vain = _IN_VAIN if found > _MANY * n else 0
+        elif known:
+            self._in_vain -= 1
+        if found > _MANY * n:
+            numbers[...] = np.arange(n)
+            found = n
+        chosen = near
+        if found < n:
+            chosen = self._scratch.empty("chosen", (found, near.shape[1]), near.dtype)
+            _choose(near, numbers, chosen)
+        for at in row_slices(found, max(_CACHED // near.itemsize // k, _FEWEST)):
+            shape = k, at.stop - at.start
+            # A row of products for each centre, so that vector instructions compare many rows.
+            products = self._scratch.empty("products", shape, near.dtype)
+            np.matmul(self.centres, chosen[at].T, out=products)
+            labels = self._scratch.empty("labels", shape[1:], np.int32)
+            least = self._scratch.empty("least", shape[1:], near.dtype)
+            second = self._scratch.empty("second", shape[1:], near.dtype)
+            _find(products, self._half, labels, least, second)
+            _settle(
+                near, numbers[at], self.centres, self._half, products, labels, least, second,
+                squares, self._eps, self._largest, bounds,
+            )  # fmt: skip
+
+
+def _to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distance of each centre to the nearest other one."""
+    squares: NDArray[np.float64] = np.full(len(centres), np.inf)
+    for number in range(1, len(centres)):
+        apart = ((centres[number] - centres[:number]) ** 2).sum(axis=1)
+        np.minimum(squares[:number], apart, out=squares[:number])
+        squares[number] = apart.min()
+    np.sqrt(squares, out=squares)
+    return squares
+
+
+def _largest_other(ways: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The longest way of any centre but one, for each."""
+    first, *others = np.sort(ways)[::-1]
+    found = np.full(len(ways), first)
+    found[ways.argmax()] = others[0] if others else 0.0
+    return found
 
 
 @_fast
-def _bring(X: Any, shift: Any, rows: Any) -> None:
+def _bring(X: Any, shift: Any, rows: Any, squares: Any) -> None:
     for i in range(X.shape[0]):
+        square = rows.dtype.type(0)
         for j in range(X.shape[1]):
-            rows[i, j] = X[i, j] - shift[j]
+            near = X[i, j] - shift[j]
+            rows[i, j] = near
+            square += near * near
+        squares[i] = square
 
 
 @_fast
-def _find(products: Any, half: Any, labels: Any, least: Any) -> None:
+def _screen(
+    rows: Any, centres: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
+) -> int:
+    """Numbers of the rows that may have changed their centre."""
+    found = 0
+    for i in range(rows.shape[0]):
+        lower = bounds[i, 2]
+        if lower >= 0:
+            label = int(bounds[i, 0])
+            lower -= others[label] + (above - 1) * lower
+            lower = max(lower, rows.dtype.type(0))
+            bounds[i, 2] = lower
+            far, upper = max(lower, alone[label]), bounds[i, 1]
+            if upper + ways[label] >= far and upper - ways[label] < far:
+                square = rows.dtype.type(0)
+                for j in range(rows.shape[1]):
+                    apart = rows[i, j] - centres[label, j]
+                    square += apart * apart
+                upper = np.sqrt(square) * above
+            else:
+                upper += ways[label]
+            if upper < far:
+                continue
+        out[found] = i
+        found += 1
+    return found
+
+
+@_fast
+def _choose(rows: Any, numbers: Any, out: Any) -> None:
+    for r in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[r, j] = rows[numbers[r], j]
+
+
+@_fast
+def _find(products: Any, half: Any, labels: Any, least: Any, second: Any) -> None:
+    """Half the squared distance to the nearest centre, but for the row's square; the next one."""
     k, n = products.shape
     for i in range(n):
         least[i] = half[0] - products[0, i]
+        second[i] = np.inf
         labels[i] = 0
     for c in range(1, k):
         for i in range(n):
             apart = half[c] - products[c, i]
             nearer = apart < least[i]
+            second[i] = min(second[i], least[i] if nearer else apart)
             least[i] = apart if nearer else least[i]
             labels[i] = np.int32(c) if nearer else labels[i]
 
 
 @_fast
-def _add(rows: Any, labels: Any, least: Any, weight: Any, out: Any) -> float:
+def _settle(
+    rows: Any, numbers: Any, centres: Any, half: Any, products: Any, labels: Any, least: Any,
+    second: Any, squares: Any, eps: Any, largest: Any, bounds: Any,
+) -> None:  # fmt: skip
+    """Decide between centres that rounding cannot tell apart, and set the bounds."""
+    for r in range(products.shape[1]):
+        i, other = numbers[r], second[r]
+        error = eps * (np.sqrt(squares[i]) + largest) ** 2
+        if not other - least[r] > 2 * error:
+            labels[r] = _nearest_of(rows[i], centres, half, products[:, r], least[r] + 2 * error)
+            other = least[r]
+        bounds[i, 0] = labels[r]
+        bounds[i, 2] = np.sqrt(max(squares[i] + 2 * other - 4 * error, squares.dtype.type(0)))
+
+
+@_fast
+def _nearest_of(row: Any, centres: Any, half: Any, products: Any, most: Any) -> int:
+    """The nearest of the centres that products tell to be near; the first of several."""
+    best, label = np.inf, 0
+    for c in range(len(half)):
+        if half[c] - products[c] <= most:
+            square = 0.0
+            for j in range(len(row)):
+                apart = np.float64(row[j]) - np.float64(centres[c, j])
+                square += apart * apart
+            if square < best:
+                best, label = square, c
+    return label
+
+
+@_fast
+def _add(rows: Any, centres: Any, weight: Any, bounds: Any, above: Any, out: Any) -> float:
     inertia = 0.0
     for i in range(rows.shape[0]):
-        label = labels[i]
+        label = int(bounds[i, 0])
         scale = weight[i] if len(weight) else rows.dtype.type(1)
         square = rows.dtype.type(0)
+        for j in range(rows.shape[1]):
+            apart = rows[i, j] - centres[label, j]
+            square += apart * apart
         out[label, 0] += scale
         for j in range(rows.shape[1]):
-            square += rows[i, j] * rows[i, j]
-        for j in range(rows.shape[1]):
             out[label, j + 1] += scale * rows[i, j]
-        apart = square + 2 * least[i]
-        # A row that is not finite is to show, so no comparison drops it.
-        inertia += scale * (0 * square if apart < 0 else apart)
+        bounds[i, 1] = np.sqrt(square) * above
+        inertia += scale * square
     return inertia
 
 
 @_fast
-def _measure(rows: Any, least: Any, out: Any) -> None:
+def _measure(rows: Any, centres: Any, bounds: Any, out: Any) -> None:
     for i in range(rows.shape[0]):
+        label = int(bounds[i, 0])
         square = rows.dtype.type(0)
         for j in range(rows.shape[1]):
-            square += rows[i, j] * rows[i, j]
-        apart = square + 2 * least[i]
-        out[i] = 0 * square if apart < 0 else apart
+            apart = rows[i, j] - centres[label, j]
+            square += apart * apart
+        out[i] = square

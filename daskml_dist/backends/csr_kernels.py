@@ -39,12 +39,14 @@ def _kernel(function: F) -> F:
 @_kernel
 def dot(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: Any) -> None:
     """out[i] += X[rows[i]] @ w."""
-    width = w.shape[1]
     for i in range(len(rows)):
         row = rows[i]
+        # A view of a row: vector instructions need to know where it ends.
+        to = out[i]
         for k in range(indptr[row], indptr[row + 1]):
-            for c in range(width):
-                out[i, c] += data[k] * w[indices[k], c]
+            value, of_column = data[k], w[indices[k]]
+            for c in range(len(to)):
+                to[c] += value * of_column[c]
 
 
 @_kernel
@@ -70,12 +72,17 @@ def dot_at(
 @_kernel
 def add_tdot(indptr: Any, indices: Any, data: Any, rows: Any, g: Any, out: Any) -> None:
     """out += X[rows].T @ g."""
-    width = g.shape[1]
     for i in range(len(rows)):
         row = rows[i]
+        if g.shape[1] == 1:
+            for k in range(indptr[row], indptr[row + 1]):
+                out[indices[k], 0] += data[k] * g[i, 0]
+            continue
+        of_row = g[i]
         for k in range(indptr[row], indptr[row + 1]):
-            for c in range(width):
-                out[indices[k], c] += data[k] * g[i, c]
+            value, to = data[k], out[indices[k]]
+            for c in range(len(of_row)):
+                to[c] += value * of_row[c]
 
 
 @_kernel

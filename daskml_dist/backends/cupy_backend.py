@@ -313,19 +313,20 @@ class CupyBackend(Backend):
         self.add_tdot(X, groups, sums)
         out += sums.T
 
-    def assign(self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any) -> Any:
+    def assign(
+        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
+        bounds: Any = None, before: Any = None,
+    ) -> Any:  # fmt: skip
         """Dense rows: one launch. Sums have not the same last digits each time."""
         if shift is None or isinstance(X, CupyRows):
             return super().assign(X, shift, centres, weight, out)
         k, d = centres.shape
-        sums, counts = self._cp.zeros((k, d)), self._cp.zeros(k)
-        inertia = self._cp.zeros((), np.float64)
+        sums, counts, inertia = (self._cp.zeros(shape) for shape in ((k, d), k, ()))
         for at in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
             near = cast(X[at], centres.dtype) - shift
             some = None if weight is None else weight[at]
             self._calls.kmeans(near, centres, some, sums, counts, inertia)()
-        out[:, 0] += counts
-        out[:, 1:] += sums
+        out += self._cp.hstack([counts[:, None], sums])
         return inertia
 
 

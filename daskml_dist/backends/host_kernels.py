@@ -32,11 +32,11 @@ def has_kernel(
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
 
 
-def centre_loops(X: Any, shift: Any | None, centres: NDArray[Any]) -> Any | None:
+def centre_loops(X: Any, shift: Any | None, k: int) -> Any | None:
     """Compiled loops over centres, where they take these rows and are worth loading numba for."""
     if shift is None or not isinstance(X, np.ndarray) or not X.flags.c_contiguous:
         return None
-    if X.size * len(centres) < _CENTRES_FROM:
+    if X.size * k < _CENTRES_FROM:
         return None
     from daskml_dist.backends import centre_kernels
 

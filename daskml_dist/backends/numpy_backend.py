@@ -362,16 +362,24 @@ class NumpyBackend(Backend):
             csr_kernels.add_dense_rows(X, at, weight, out)
 
     def assign(
-        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any
-    ) -> float:
+        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
+        bounds: Any = None, before: Any = None,
+    ) -> float:  # fmt: skip
         """Dense rows: a product, and one compiled look at it while a cache holds it."""
-        if (loops := centre_loops(X, shift, centres)) is None:
+        if (loops := centre_loops(X, shift, len(centres))) is None:
             return float(super().assign(X, shift, centres, weight, out))
-        return float(loops.assign(X, shift, centres, weight, out, self._scratch))
+        known = (bounds, before) if bounds is not None and bounds.shape[1] else ()
+        return float(loops.assign(X, shift, centres, weight, out, self._scratch, *known))
+
+    def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
+        """Dense rows: a label and two distances."""
+        if (loops := centre_loops(X, shift, k)) is None:
+            return super().row_bounds(X, shift, k)
+        return np.full((len(X), loops.N_BOUNDS), -1, X.dtype)
 
     def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
         """Dense rows: likewise."""
-        if (loops := centre_loops(X, shift, centres)) is None:
+        if (loops := centre_loops(X, shift, len(centres))) is None:
             return super().nearest(X, shift, centres)
         return tuple(loops.nearest(X, shift, centres, self._scratch))
 

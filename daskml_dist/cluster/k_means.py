@@ -44,9 +44,10 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     n_clusters : int, default=8
     init : {"k-means||", "k-means++", "random"} or array-like of shape (n_clusters, n_features), \
 default="k-means||"
-        First centres. ``"k-means||"`` draws some rows far from the others in each of `init_rounds`
-        rounds, and chooses among them. ``"k-means++"`` draws one in each of ``n_clusters`` passes
-        (scikit-learn's tries several, and keeps the best). ``"random"``: any rows.
+        First centres. ``"k-means||"`` finds centres in a sample of the rows, draws some rows far
+        from them in each of `init_rounds` rounds over all, and chooses among both.
+        ``"k-means++"`` draws one in each of ``n_clusters`` passes (scikit-learn's tries several,
+        and keeps the best). ``"random"``: any rows.
     n_init : int or "auto", default="auto"
         Runs, of which the best is kept. ``"auto"``: 10 for ``init="random"``, else 1.
     max_iter : int, default=300
@@ -63,7 +64,7 @@ default="k-means||"
     algorithm : {"lloyd"}, default="lloyd"
     oversampling_factor : float, default=1.0
         Rows that a round of ``"k-means||"`` draws, for each cluster.
-    init_rounds : int, default=4
+    init_rounds : int, default=1
     run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -107,7 +108,7 @@ default="k-means||"
         copy_x: bool = True,
         algorithm: str = "lloyd",
         oversampling_factor: float = 1.0,
-        init_rounds: int = 4,
+        init_rounds: int = 1,
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,

@@ -1,4 +1,7 @@
-"""Statistics over collections: one summary a block, made where its rows lie, merged in a tree."""
+"""Statistics over collections: one summary a block, made where its rows lie, merged in a tree.
+
+And states that blocks change one after the other, where their order matters.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.waiting import tell_releases, wait_for_workers, watched
 from daskml_dist.errors import DataLostError
 
-__all__ = ["reduce_parts"]
+__all__ = ["fold_parts", "reduce_parts"]
 
 S = TypeVar("S")
 
@@ -47,10 +50,48 @@ def reduce_parts(
     """
     if collection.kind == "memory":
         return merge([summarise(i, *part) for i, part in enumerate(collection.parts)])
+    result: S = _tried(lambda: _merged(collection, summarise, merge))
+    return result
+
+
+def fold_parts(collection: Collection, step: Callable[[S, int, Any, Any, Any], S], state: S) -> S:
+    """Let the parts of a collection change a state, one after the other, each where its rows lie.
+
+    Parameters
+    ----------
+    collection : Collection
+    step : callable
+        Takes the state, which it may not change in place, and (index, X, y, sample_weight) of a
+        part; returns the next. Picklable.
+    state : object
+        Picklable and small: it goes from worker to worker.
+
+    Returns
+    -------
+    object
+        The state after the last part.
+    """
+    if collection.kind == "memory":
+        for i, part in enumerate(collection.parts):
+            state = step(state, i, *part)
+        return state
+    result: S = _tried(lambda: _folded(collection, step, state))
+    return result
+
+
+def _folded(collection: Collection, step: Any, state: Any) -> Any:
+    """The last state, lazy."""
+    one, last = delayed(step, pure=False), delayed(state, pure=False)
+    for i, part in enumerate(collection.parts):
+        last = one(last, i, *part)
+    return last
+
+
+def _tried(make: Callable[[], Any]) -> Any:
+    """A value that Dask computes; where workers are lost again and again, from the start."""
     for left in reversed(range(_TRIES)):
         try:
-            result: S = _computed(_merged(collection, summarise, merge))
-            return result
+            return _computed(make())
         except Exception as error:
             name = type(error).__name__
             if name == "FutureCancelledError":

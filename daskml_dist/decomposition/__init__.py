@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from daskml_dist.decomposition.incremental_pca import IncrementalPCA
 from daskml_dist.decomposition.latent_dirichlet_allocation import LatentDirichletAllocation
 from daskml_dist.decomposition.pca import PCA
+from daskml_dist.decomposition.truncated_svd import TruncatedSVD
 
-__all__ = ["PCA", "LatentDirichletAllocation"]
+__all__ = ["PCA", "IncrementalPCA", "LatentDirichletAllocation", "TruncatedSVD"]

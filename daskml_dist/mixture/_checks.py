@@ -22,7 +22,7 @@ def given_weights(weights: Any, k: int) -> Array:
     InvalidParameterError
         They are not k shares of 1.
     """
-    found = _numbers("weights_init", weights, (k,))
+    found = _numbers("weights", weights, (k,))
     if (found < 0).any() or (found > 1).any():
         raise InvalidParameterError(
             "The parameter 'weights' should be in the range [0, 1], but got max value "
@@ -38,7 +38,7 @@ def given_weights(weights: Any, k: int) -> Array:
 
 def given_means(means: Any, k: int, d: int) -> Array:
     """Means of the components."""
-    return _numbers("means_init", means, (k, d))
+    return _numbers("means", means, (k, d))
 
 
 def given_covariances(precisions: Any, kind: str, k: int, d: int) -> Array:
@@ -50,7 +50,7 @@ def given_covariances(precisions: Any, kind: str, k: int, d: int) -> Array:
         They are not precisions of that kind.
     """
     shape = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
-    found = _numbers("precisions_init", precisions, shape)
+    found = _numbers(f"{kind} precision", precisions, shape)
     if kind in ("diag", "spherical"):
         if not (found > 0).all():
             raise InvalidParameterError(f"'{kind} precision' should be positive. Give all above 0.")
@@ -68,13 +68,16 @@ def _numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidParameterError(f"{name} is no array of numbers. Give one.") from error
-    plain = name.removesuffix("_init")
+        raise InvalidParameterError(
+            f"The parameter '{name}' is no array of numbers. Give one of shape {shape}."
+        ) from error
     if found.shape != shape:
         raise InvalidParameterError(
-            f"The parameter '{plain}' should have the shape of {shape}, but got {found.shape}. "
-            f"Give {name} so."
+            f"The parameter '{name}' should have the shape of {shape}, but got {found.shape}. Give "
+            "as much for each component."
         )
     if not np.isfinite(found).all():
-        raise InvalidParameterError(f"The parameter '{plain}' holds NaN or infinity. Drop {name}.")
+        raise InvalidParameterError(
+            f"The parameter '{name}' holds NaN or infinity. Give numbers, or None."
+        )
     return found

@@ -323,7 +323,10 @@ class GaussianMixture(DensityMixin, BaseRounds):
             Their components.
         """
         mixture = self._fitted()
-        check_count("n_samples", n_samples)
+        if n_samples < 1:
+            raise InvalidParameterError(
+                f"Invalid value for 'n_samples': {n_samples}. Draw at least one row."
+            )
         rng = check_random_state(self.random_state)
         k, d = mixture.means.shape
         counts = rng.multinomial(n_samples, mixture.weights)

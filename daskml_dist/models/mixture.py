@@ -135,10 +135,9 @@ def _factor(covariance: Array, of: str) -> Array:
 
 def _degenerate(of: str) -> DivergedError:
     return DivergedError(
-        f"Fitting the mixture model failed: the covariance of {of} is not positive definite, since "
-        "its rows lie in a subspace or are too few. Increase reg_covar, or decrease the number of "
-        'components; covariance_type="diag" asks for fewer rows; check also that the scale of the '
-        "features is like."
+        "Fitting the mixture model failed because some components have ill-defined empirical "
+        "covariance (for instance caused by singleton or collapsed samples). Try to decrease the "
+        f"number of components, increase reg_covar, or scale the input data. It is that of {of}."
     )
 
 

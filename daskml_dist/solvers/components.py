@@ -32,11 +32,14 @@ class CovarianceEigen(Solver):
         The largest ones that are asked for; None: all.
     double : bool
         Whether products of float32 rows are made in float64.
+    centred : bool, default=True
+        Whether the rows' mean is taken from them; else eigenvectors are those of their products.
     """
 
     name = "covariance_eigh"
     n_components: int | None
     double: bool
+    centred: bool = True
 
     @property
     def max_passes(self) -> int:
@@ -50,9 +53,12 @@ class CovarianceEigen(Solver):
         -------
         Solution
             With the eigenvectors in rows, by falling eigenvalues (the "values"); the "mean" of the
-            rows; the "total" of all eigenvalues.
+            rows; the "total" of all eigenvalues, and that about the mean, the "variance".
         """
         mean, covariance = scatter_of(sums, double=self.double)
+        variance = float(np.trace(covariance))
+        if not self.centred:
+            covariance += mean[:, None] * mean[None, :]
         d, at = len(covariance), None
         if self.n_components is not None and d > _QUICK:
             at = [d - max(self.n_components, 1), d - 1]
@@ -61,7 +67,7 @@ class CovarianceEigen(Solver):
             covariance, subset_by_index=at, overwrite_a=True, check_finite=False
         )
         values = np.maximum(values[::-1], 0.0)
-        extra = {"values": values, "mean": mean, "total": trace}
+        extra = {"values": values, "mean": mean, "total": trace, "variance": variance}
         return Solution(signed(vectors.T[::-1]), extra=extra)
 
 

@@ -17,17 +17,40 @@ import numpy as np
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, scalar
 from daskml_dist.models.base import BatchRows
-from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.race import FirstRows, some_rows
 from daskml_dist.solvers.rows import to_rows
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds, choose
 
-__all__ = ["Assignment", "Farthest", "KMeansSolver"]
+__all__ = ["Assignment", "Farthest", "KMeansSolver", "RowBounds"]
 
 #: Squared mean, of the rows' variance, from which they are looked at again, nearer to it.
 _FAR = 100.0
+#: Rows of the sample that first centres are found in: for each centre, at least, and its entries.
+_OF_EACH, _SAMPLE, _ENTRIES = 50, 2000, 1 << 21
 #: Squared way of the centres, of the rows' variance, below which they have not moved.
 _STILL = 1e-28
+
+
+@dataclass(frozen=True, eq=False)
+class RowBounds(RowState):
+    """Bounds of each row's distances to its centre and to the others.
+
+    They only tell where no look is needed, so that not to know any is as good.
+
+    Parameters
+    ----------
+    k : int
+    shift : ndarray of shape (n_features,) or None
+    """
+
+    name = "bounds"
+    k: int
+    shift: Array | None
+
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        """Nothing is known."""
+        return backend.row_bounds(rows.X, self.shift, self.k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +63,19 @@ class Assignment(Statistic):
         Less the shift.
     shift : ndarray of shape (n_features,) or None
         What is taken from each row; None for sparse rows.
+    before : ndarray of shape (k, n_features) or None
+        Centres of the last such sum of more than one centre, if any.
     """
 
     centres: Array
     shift: Array | None
+    before: Array | None = None
     in_parts: ClassVar[bool] = True
+
+    @property
+    def state(self) -> RowBounds | None:
+        """Bounds of the distances, by which most rows keep their centre without a look at all."""
+        return RowBounds(len(self.centres), self.shift) if len(self.centres) > 1 else None
 
     @property
     def shows_not_finite(self) -> bool:
@@ -56,10 +87,15 @@ class Assignment(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         centres = to_rows(self.centres, rows.X, backend)
-        shift = None if self.shift is None else to_rows(self.shift, rows.X, backend)
+        shift, before = (
+            None if each is None else to_rows(each, rows.X, backend)
+            for each in (self.shift, self.before)
+        )
         weight = None if rows.weight is None else cast(rows.weight, centres.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
-            inertia = backend.assign(rows.X, shift, centres, weight, out[:-1, ...])
+            inertia = backend.assign(
+                rows.X, shift, centres, weight, out[:-1, ...], rows.state, before
+            )
         out[-1, 0] += inertia
         return scalar(inertia)
 
@@ -111,7 +147,7 @@ class KMeansSolver(Solver):
     oversampling : float
         Candidates of a round of ``"k-means||"``, for each centre.
     rounds : int
-        Rounds of it, after the first candidate.
+        Rounds of it, after the centres of a sample.
     seed : int
     sparse : bool
         Whether rows are sparse, which stay where they are.
@@ -166,7 +202,8 @@ class KMeansSolver(Solver):
             mean, variance = self._moments(sums, origin, shift)
             mean += shift
         tolerance = self.tol * variance / n_features
-        return _Runs(None if shift is None else _rounded(mean), tolerance, _STILL * variance)
+        shift = None if shift is None else _rounded(mean)
+        return _Runs(n_features, shift, tolerance, _STILL * variance)
 
     @staticmethod
     def _moments(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
@@ -180,7 +217,7 @@ class KMeansSolver(Solver):
         if at.n_iter == 0:
             at.centres = self._first_centres(at, sums)
         while True:
-            found = sums(Assignment(at.centres, at.shift))
+            found = self._assigned(at, sums)
             before, at.centres = at.centres, self._means(found, at, sums)
             at.n_iter += 1
             moved = float(((at.centres - before) ** 2).sum())
@@ -190,8 +227,13 @@ class KMeansSolver(Solver):
                 break
             sums.keep(at.whole(at.centres), at.state)
         if moved > at.still and not sums.should_stop:
-            found = sums(Assignment(at.centres, at.shift))
+            found = self._assigned(at, sums)
         at.end_run(float(found[-1, 0]), int((found[:-1, 0] > 0).sum()))
+
+    @staticmethod
+    def _assigned(at: _Runs, sums: Sums) -> Array:
+        before, at.asked = at.asked, at.centres
+        return sums(Assignment(at.centres, at.shift, before))
 
     def _means(self, found: Array, at: _Runs, sums: Sums) -> Array:
         """Mean of each centre's rows; one without rows goes to the row farthest from its own."""
@@ -214,8 +256,10 @@ class KMeansSolver(Solver):
             return at.near(self.init)
         if self.init == "random":
             return self._filled(self._drawn(at, sums, self.k, ()))
-        groups: tuple[Array, ...] = (self._drawn(at, sums, 1, ()),)
         one_by_one = self.init == "k-means++"
+        groups: tuple[Array, ...] = (
+            self._drawn(at, sums, 1, ()) if one_by_one else self._of_sample(at, sums),
+        )
         some = 1 if one_by_one else max(1, round(self.oversampling * self.k))
         for _ in range(self.k - 1 if one_by_one else self.rounds):
             drawn = self._drawn(at, sums, some, groups)
@@ -227,6 +271,15 @@ class KMeansSolver(Solver):
             return self._filled(candidates)
         weight = sums(CandidateWeights(groups, at.shift))
         return choose(candidates, weight[:, 0], self.k, self.seed + at.number)
+
+    def _of_sample(self, at: _Runs, sums: Sums) -> Array:
+        """Centres of some rows, drawn by their weights, that one process works on."""
+        some = min(max(_OF_EACH * self.k, _SAMPLE), sums.n_rows)
+        some = max(min(some, _ENTRIES // at.n_features), 2 * self.k)
+        rows = self._drawn(at, sums, some, ())
+        if len(rows) <= self.k:
+            return rows
+        return choose(rows, np.ones(len(rows)), self.k, self.seed + at.number)
 
     def _drawn(self, at: _Runs, sums: Sums, n_rows: int, groups: tuple[Array, ...]) -> Array:
         """Rows drawn by their distance to the candidates so far, less the shift."""
@@ -250,11 +303,13 @@ class _Runs:
 
     Parameters
     ----------
+    n_features : int
     shift : ndarray or None
     tolerance, still : float
         Squared ways of all centres at which a run ends, and at which they have not moved.
     """
 
+    n_features: int
     shift: Array | None
     tolerance: float
     still: float
@@ -264,6 +319,8 @@ class _Runs:
     best: Array = field(default_factory=lambda: np.empty((0, 0)))
     #: Inertia, steps, and centres that have rows.
     best_numbers: tuple[float, float, float] = (np.inf, 0, 0)
+    #: Centres that rows were last assigned to, if any. No part of the state: rows forget them too.
+    asked: Array | None = None
 
     def near(self, rows: Array) -> Array:
         """Rows less the shift."""
@@ -290,7 +347,8 @@ class _Runs:
     def of_state(cls, state: dict[str, Array]) -> _Runs:
         """Progress at which a state was made."""
         tolerance, still, number, n_iter, *best = state["numbers"].tolist()
+        shift = state["shift"] if state["shift"].size else None
         return cls(
-            state["shift"] if state["shift"].size else None, tolerance, still, int(number),
-            int(n_iter), state["centres"], state["best"], tuple(best),
+            state["centres"].shape[1], shift, tolerance, still, int(number), int(n_iter),
+            state["centres"], state["best"], tuple(best),
         )  # fmt: skip

@@ -42,15 +42,18 @@ class GramProducts(Statistic):
     vectors : ndarray of shape (n_features, m)
     shift : ndarray of shape (n_features,) or None
         Taken from each row; sparse rows stay as they are, and what they give is moved.
+    squares : bool, default=True
+        Whether squares are asked for; else there are zeros.
     """
 
     vectors: Array
     shift: Array | None = None
+    squares: bool = True
     in_parts: ClassVar[bool] = True
 
     @property
     def shows_not_finite(self) -> bool:
-        """By the squares."""
+        """By the products and the sum of the rows."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -73,10 +76,12 @@ class GramProducts(Statistic):
         X = part.X if shift is None else part.X - shift
         found = _products(X, vectors, part.weight, backend)
         backend.add_tdot(X, found, out[:-1, ...])
-        out[-1, 0] += _squares(X, part.weight, backend)
+        if self.squares:
+            out[-1, 0] += _squares(X, part.weight, backend)
 
-    @staticmethod
-    def _add_moved(part: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend) -> None:
+    def _add_moved(
+        self, part: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend
+    ) -> None:
         """Add what sparse rows give, and take what the shift does."""
         X, xp, m = part.X, namespace(vectors), vectors.shape[1]
         found = _products(X, xp.concat([vectors, shift[:, None]], axis=1), part.weight, backend)
@@ -87,7 +92,9 @@ class GramProducts(Statistic):
         backend.add_tdot(X, near, out[:-1, ...])
         shift, side = cast(shift, out.dtype), total(cast(near, out.dtype), axis=0)
         out[:-1, :] -= shift[:, None] * side[None, :]
-        out[-1, 0] += _squares(X, part.weight, backend) - 2 * of_shift + side[m] * (shift @ shift)
+        if self.squares:
+            squares = _squares(X, part.weight, backend)
+            out[-1, 0] += squares - 2 * of_shift + side[m] * (shift @ shift)
 
 
 def _products(X: Any, vectors: Any, weight: Any | None, backend: Backend) -> Any:
@@ -173,12 +180,13 @@ class PowerIterations(Solver):
         """Mean of the rows, where it is taken from them."""
         if not self.centred:
             return None
-        return np.asarray(self._products(sums, np.zeros((d, 0)), None)[:-1, -1] / sums.n_rows)
+        first = GramProducts(np.zeros((d, 0)), squares=False)
+        return np.asarray(self._products(sums, first)[:-1, -1] / sums.n_rows)
 
     def _solution(self, sums: Sums, vectors: Array, shift: Array | None) -> Solution:
         """The best vectors of a subspace (Rayleigh and Ritz)."""
         k = self.n_components
-        found = self._products(sums, vectors, shift) / sums.n_rows
+        found = self._products(sums, GramProducts(vectors, shift)) / sums.n_rows
         inner = vectors.T @ found[:-1, :-1]
         values, turned = linalg.eigh((inner + inner.T) / 2)
         best = signed((vectors @ turned[:, ::-1][:, :k]).T)
@@ -209,11 +217,12 @@ class PowerIterations(Solver):
         )
 
     def _of_gram(self, sums: Sums, vectors: Array, shift: Array | None) -> Array:
-        return self._products(sums, vectors, shift)[:-1, :-1] / sums.n_rows
+        products = GramProducts(vectors, shift, squares=False)
+        return self._products(sums, products)[:-1, :-1] / sums.n_rows
 
     @staticmethod
-    def _products(sums: Sums, vectors: Array, shift: Array | None) -> Array:
-        found = sums(GramProducts(vectors, shift))
+    def _products(sums: Sums, statistic: GramProducts) -> Array:
+        found = sums(statistic)
         if not np.isfinite(found).all():
             raise DivergedError(
                 "The squares of the rows overflow. Scale the features (StandardScaler), or use "

@@ -35,7 +35,7 @@ __all__ = ["CandidateWeights", "Closest", "Seeds", "choose"]
 Groups = tuple[Array, ...]
 
 #: Products of candidates and centres up to which the best of several tries is taken.
-_SMALL = 10**6
+_SMALL = 10**5
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Seeds(_OfCandidates, FirstRows):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0 if self.groups else float("nan")
-        for part in some_rows(rows, backend):
+        for part in some_rows(rows, backend) if self.groups else (rows,):
             mass = np.ones(part.X.shape[0])
             if self.groups:
                 loss = loss + self._meet(part, backend)

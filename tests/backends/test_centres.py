@@ -61,6 +61,28 @@ def test_sparse(dtype: str, backend: Backend) -> None:
     np.testing.assert_allclose(backend.to_numpy(apart), squares, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_remembered_of_rows_changes_no_bit(dtype: str) -> None:
+    """However often centres move, also where two are the same and some are nearest to no row."""
+    rng = np.random.default_rng(0)
+    n, d, k = 9000, 13, 12
+    X = (rng.normal(size=(n, d)) + 5 * rng.normal(size=(9, d))[rng.integers(0, 9, n)]).astype(dtype)
+    shift, centres, before = np.zeros(d, dtype), X[:k].copy(), None
+    centres[5], centres[7] = centres[4], 100
+    backend = get_backend("cpu")
+    bounds = backend.row_bounds(X, shift, k)
+    for _ in range(12):
+        plain, known = np.zeros((k, 1 + d)), np.zeros((k, 1 + d))
+        inertia = backend.assign(X, shift, centres, None, plain)
+        assert backend.assign(X, shift, centres, None, known, bounds, before) == inertia
+        np.testing.assert_array_equal(known, plain)
+        labels, _, _ = _definition(X, centres, np.ones(n))
+        np.testing.assert_array_equal(bounds[:, 0], labels)
+        before = centres
+        counts = plain[:, :1]
+        centres = np.where(counts > 0, plain[:, 1:] / np.maximum(counts, 1), centres).astype(dtype)
+
+
 def test_rows_at_any_byte_and_rows_that_are_not_finite() -> None:
     X = np.random.default_rng(0).normal(size=(500, 7))
     room = np.empty(X.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(X.shape)

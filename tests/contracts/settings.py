@@ -161,6 +161,10 @@ SETTINGS: dict[str, list[Setting]] = {
         _mixed(covariance_type="diag"),
         _mixed(covariance_type="spherical"),
     ],
+    # Batches are cut from the rows in their order, which is another in other cases; of one batch
+    # they are all.
+    "IncrementalPCA": [_turned(n_components=2, batch_size=1_000)],
+    "TruncatedSVD": [_turned()],
     "PCA": [_turned(), _turned(n_components=2, whiten=True)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],

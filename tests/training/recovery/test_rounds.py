@@ -11,8 +11,10 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
+from daskml_dist.cluster import KMeans
 from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.mixture import GaussianMixture
 from tests.training.recovery.strikes import Strike, first_of, make_killer
 
 #: So many that a fit lasts longer than it takes to kill somebody.
@@ -47,6 +49,27 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, len(calm.history_) + 1))
     assert {record["rows"] for record in records} == {len(X)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_mixture_goes_on_from_what_others_remember(crew_client: Client) -> None:
+    X, _ = _unequal_columns(0, 1, of=3)
+    X = X[: N_ROWS // 4].rechunk((N_ROWS // 40, -1))
+    start = {"means_init": X[:4].compute(), "weights_init": [0.25] * 4}
+
+    def fit(*callbacks: Any) -> GaussianMixture:
+        return GaussianMixture(
+            4, max_iter=25, tol=0, precisions_init=[np.eye(20)] * 4, **start,
+            run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks),
+        ).fit(X)  # fmt: skip
+
+    calm, strike = fit(), Strike(make_killer(crew_client, "trainer"), after=0.2)
+    struck = fit(strike)
+    assert strike.events
+    assert not strike.events[0].anew
+    np.testing.assert_array_equal(struck.covariances_, calm.covariances_)
+    assert struck.lower_bounds_ == calm.lower_bounds_
 
 
 @pytest.mark.slow
@@ -92,3 +115,22 @@ def test_documents_begin_alike_on_other_workers(crew_client: Client, role: str) 
     assert strike.events
     np.testing.assert_array_equal(struck.components_, calm.components_)
     assert struck.bound_ == calm.bound_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
+def test_what_was_remembered_of_lost_rows_changes_no_centre(crew_client: Client, role: str) -> None:
+    """Rows that move to another trainer are looked at as if nothing were known of them."""
+    X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
+
+    def fit(*callbacks: Any) -> KMeans:
+        run = Run(n_lanes=3, deterministic=True)
+        params = {"tol": 0.0, "max_iter": 40, "random_state": 0}
+        return KMeans(20, run=run, callbacks=list(callbacks), **params).fit(X)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    found = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
+    assert found.n_iter_ == calm.n_iter_
+    assert found.inertia_ == calm.inertia_
