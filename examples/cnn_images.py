@@ -23,7 +23,7 @@ from daskml_dist.neural_network import TorchClassifier
 try:
     from torch import nn
 except ImportError as error:
-    raise SystemExit('This example needs PyTorch: pip install "daskml-dist[torch]"') from error
+    raise SystemExit(f'{error}. Install PyTorch: pip install "daskml-dist[torch]"') from error
 
 #: Files of MNIST.
 IMAGES = [f"{part}-images-idx3-ubyte.gz" for part in ("train", "t10k")]

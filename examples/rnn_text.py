@@ -24,7 +24,7 @@ from daskml_dist.neural_network import TorchClassifier
 try:
     from torch import nn
 except ImportError as error:
-    raise SystemExit('This example needs PyTorch: pip install "daskml-dist[torch]"') from error
+    raise SystemExit(f'{error}. Install PyTorch: pip install "daskml-dist[torch]"') from error
 
 #: Words of a text, and numbers that words are hashed to; 0 fills up.
 LENGTH, WORDS = 40, 4096

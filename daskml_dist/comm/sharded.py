@@ -12,7 +12,6 @@ from daskml_dist.comm.base import ServerConnection
 from daskml_dist.compression import Compressor, Feedback, Packed
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.messages import Call, Reply, Request
-from daskml_dist.ps.snapshots import LaneSnapshot
 
 __all__ = ["Pulled", "ShardedConnection"]
 
@@ -148,10 +147,6 @@ class ShardedConnection:
     def answer(self) -> Call:
         """Wait for the answer to what was asked."""
         return self._connections[0].answer()
-
-    def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
-        """Hand snapshots of lanes at a clock to the first server."""
-        self.call("store", clock=clock, blob=snapshots)
 
     def call_all(self, op: str, **payload: Any) -> None:
         """Make a control call to every server."""

@@ -90,7 +90,9 @@ class ColumnSketch:
         low, high, last = np.floor(position), np.ceil(position), len(self.values) - 1
         at = np.minimum(np.searchsorted(ends, np.stack([low, high]), side="right"), last)
         a, b = self.values[at]
-        return (a + (b - a) * (position - low))[()]
+        share = position - low
+        # As NumPy rounds it: a value that is also a row's stays that.
+        return np.where(share < 0.5, a + (b - a) * share, b - (b - a) * (1 - share))[()]
 
     def weighted_quantile(self, q: NDArray[np.float64], average: bool) -> NDArray[np.float64]:
         """Quantiles of weighted rows: values up to which a share `q` of the weight lies.
@@ -107,6 +109,8 @@ class ColumnSketch:
 
 def _positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.float64]:
     """Positions of quantiles among n sorted rows, half of one where two are averaged."""
+    if method == "linear":  # without the rounding of the other methods
+        return (n - 1) * q
     if method in METHODS:
         alpha, beta = METHODS[method]
         return n * q + (alpha + q * (1 - alpha - beta)) - 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.feature_extraction import text
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.conversion import as_rows
 
-__all__ = ["TfidfTransformer"]
+__all__ = ["TfidfTransformer", "inverse_frequencies"]
 
 
 class TfidfTransformer(BlockTransformer, text.TfidfTransformer):
@@ -44,7 +45,23 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer):
         documents, n, dtype = summary
         self.__dict__.pop("idf_", None)  # scikit-learn would apply that of an earlier fit
         if self.use_idf:
-            more = int(self.smooth_idf)
-            with np.errstate(divide="ignore"):
-                idf = np.log((n + more) / (documents.astype(dtype) + more)) + 1.0
-            self.idf_ = idf.astype(dtype)
+            self.idf_ = inverse_frequencies(documents, n, self.smooth_idf, dtype)
+
+
+def inverse_frequencies(
+    documents: NDArray[np.integer[Any]], n: int, smooth: bool, dtype: Any
+) -> NDArray[np.floating[Any]]:
+    """Logarithms of n documents over those that hold each term, plus 1.
+
+    Parameters
+    ----------
+    documents : ndarray of int of shape (n_terms,)
+    n : int
+    smooth : bool
+        Count one document more, of all terms.
+    dtype : dtype
+    """
+    more = int(smooth)
+    with np.errstate(divide="ignore"):
+        idf = np.log((n + more) / (documents.astype(dtype) + more)) + 1.0
+    return np.asarray(idf, dtype=dtype)

@@ -8,6 +8,7 @@ from typing import Any
 from daskml_dist.metrics.classification import accuracy_score, confusion_matrix
 from daskml_dist.metrics.probabilities import log_loss
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
+from daskml_dist.metrics.recommendation import ndcg_at_k, precision_at_k
 from daskml_dist.metrics.regression import (
     mean_absolute_error,
     mean_squared_error,
@@ -23,6 +24,8 @@ __all__ = [
     "log_loss",
     "mean_absolute_error",
     "mean_squared_error",
+    "ndcg_at_k",
+    "precision_at_k",
     "r2_score",
     "roc_auc_score",
     "root_mean_squared_error",

@@ -88,7 +88,9 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
         self.n_quantiles_ = max(1, min(self.n_quantiles, n_rows))
         self.references_ = np.linspace(0, 1, self.n_quantiles_, endpoint=True)
         self.rank_error_ = rank_error(sketches)
-        quantiles = [sketch.quantile(self.references_) for sketch in sketches]
+        # scikit-learn asks for percentiles: the last digit decides what is equal to a quantile.
+        shares = self.references_ * 100 / 100
+        quantiles = [sketch.quantile(shares) for sketch in sketches]
         if is_sparse:  # a column may store nothing
             quantiles = [np.zeros_like(q) if np.isnan(q).all() else q for q in quantiles]
         self.quantiles_ = np.column_stack(quantiles)

@@ -11,8 +11,9 @@ __all__ = ["Ship", "SnapshotKeeper"]
 
 #: Hands a snapshot to the standby; must not block.
 Ship = Callable[[ServerSnapshot], None]
-#: Snapshots under way to the standby from which on nobody is let go.
-_MOST_UNDER_WAY = 2
+#: Snapshots under way to the standby from which on nobody is let go; of those that trainers hand
+#: over, who make the steps up to the next one before they take the answer.
+_MOST_UNDER_WAY, _MOST_HANDED_OVER = 2, 1
 
 
 class SnapshotKeeper:
@@ -34,6 +35,7 @@ class SnapshotKeeper:
         self.lanes: dict[int, LaneSnapshot] = {}
         self._n_lanes = n_lanes
         self._storing: dict[int, dict[int, LaneSnapshot]] = {}
+        self._stored = False
         self._ship: Ship | None = None
         self._every = 0
         self._under_way = 0
@@ -41,7 +43,7 @@ class SnapshotKeeper:
     @property
     def is_behind(self) -> bool:
         """Whether snapshots under way to the standby are so many that no lane is let go."""
-        return self._under_way >= _MOST_UNDER_WAY
+        return self._under_way >= (_MOST_HANDED_OVER if self._stored else _MOST_UNDER_WAY)
 
     def is_due(self, version: int) -> bool:
         """Whether a snapshot is to be made after update number `version`."""
@@ -64,6 +66,7 @@ class SnapshotKeeper:
 
     def store(self, clock: int, lanes: dict[int, LaneSnapshot], ledger: PassLedger | None) -> None:
         """Take snapshots of lanes at a clock; those of all lanes make one of the server."""
+        self._stored = True
         stored = self._storing.setdefault(clock, {})
         stored.update(lanes)
         if len(stored) == self._n_lanes:

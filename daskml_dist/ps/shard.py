@@ -72,6 +72,8 @@ class Shard:
         self._any_way = all(knows(group.optimizer) for group in self._groups)
         # Sum of the learning rates so far, and up to where each row has paid its penalty.
         self._charged = 0.0
+        #: That sum when all rows had paid; None where nobody knows.
+        self._settled: float | None = 0.0
         self._paid = np.zeros(len(self.w)) if rule.owes else None
         self._published: NDArray[Any] | None = None
         self._sum: NDArray[np.float64] | None = None
@@ -283,8 +285,9 @@ class Shard:
 
     def settle(self) -> None:
         """Apply the penalty that untouched rows still owe (coordinates only)."""
-        if self._paid is None:
+        if self._paid is None or self._charged == self._settled:
             return
+        self._settled = self._charged
         k, penalty = self._only.n_penalised, self._only.penalty
         if not (penalty.l1 or penalty.l2) or k == 0:
             return
@@ -341,7 +344,7 @@ class Shard:
         self._paid = None if snapshot.paid is None else copied(snapshot.paid)
         self._sum = None if snapshot.total is None else copied(snapshot.total)
         self._n_summed = snapshot.n_summed
-        self._steps = self._bound()
+        self._steps, self._settled = self._bound(), None
         self._published = None
 
     def published(self) -> NDArray[Any]:

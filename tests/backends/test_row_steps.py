@@ -251,6 +251,9 @@ def test_changes_that_all_trainers_make_are_averaged() -> None:
     half = 1 - np.exp(-1.0)
     np.testing.assert_allclose(2 * far[2] * half, 1 - np.exp(-2.0), rtol=1e-12)
     assert _damping(np.inf, 0.25) == 0.25
+    # Equal shares take another way than others, to the same.
+    at = np.linspace(0.01, 3)
+    np.testing.assert_allclose(_damping(at, 1 / 3), _damping(at, 1 / 3 + 1e-9), rtol=1e-7)
 
 
 @pytest.mark.slow

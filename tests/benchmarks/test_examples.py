@@ -59,6 +59,7 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
         ("newsgroups.py", []),
         ("nycflights.py", []),
         ("quickstart.py", ["--data"]),
+        ("recommend_jokes.py", []),
         ("rnn_text.py", []),
     ],
 )
@@ -132,11 +133,29 @@ def test_nycflights(data_dir: Path) -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
+def test_rank_pages(data_dir: Path) -> None:
+    output = _run("rank_pages.py", str(data_dir / "snap" / "wiki-Vote.txt"))
+    assert "103,689 edges, 7,115 vertices, 24 components, the largest of 7,066" in output
+    assert "4037 0.004607" in output
+
+
+@pytest.mark.data
+@pytest.mark.slow
 def test_newsgroups(data_dir: Path) -> None:
     output = _run("newsgroups.py", str(data_dir / "news20"))
     accuracy = [float(part.split()[0]) for part in output.split("accuracy")[1:]]
     assert len(accuracy) == 2
     assert min(accuracy) >= 0.850
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_jokes(data_dir: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "jokes.png"
+    output = _run("recommend_jokes.py", str(data_dir / "jester"), "--picture", str(picture))
+    assert float(output.split("held-out RMSE ")[1].split(",")[0]) < 4.124
+    assert output.count("joke ") == 9
+    assert picture.stat().st_size > 10_000
 
 
 @pytest.mark.data

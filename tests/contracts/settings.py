@@ -146,6 +146,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "MLPRegressor": [_layers(), _layers(**_STEPS)],
     "GaussianNB": [_exact()],
     "BernoulliNB": [_exact(), _exact(alpha=0.5, binarize=1.0)],
+    "ComplementNB": [_counts(), _counts(alpha=0.5, norm=True)],
     "MultinomialNB": [_counts(), _counts(alpha=0.5, fit_prior=False)],
     # Drawn centres belong to places of rows, which differ. No whole numbers are as near to one of
     # these as to another: rounding would decide to which they go.
@@ -197,11 +198,17 @@ SETTINGS: dict[str, list[Setting]] = {
 
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
+    "ALS": "takes ratings of users and items",
     "Blockwise": "takes a transformer that learns nothing",
+    "CountVectorizer": "takes documents",
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "LabelEncoder": "takes labels alone",
+    "LatentDirichletAllocation": "what rows begin with belongs to their blocks, which differ",
     "NamespaceHasher": "learns nothing, and takes dicts",
+    "TfidfVectorizer": "takes documents",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",
+    "ndcg_at_k": "takes frames of recommended items",
+    "precision_at_k": "takes frames of recommended items",
 }

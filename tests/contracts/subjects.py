@@ -181,9 +181,11 @@ def _composed(name: str, model: Any) -> Subject:
 
 def _found() -> Iterator[tuple[str, Subject]]:
     for room, name, value in _public():
+        if name in ELSEWHERE:
+            continue
         if room == "metrics":
             yield name, _metric(name, value)
-        elif name not in ELSEWHERE:
+        else:
             for i, setting in enumerate(SETTINGS.get(name, [Setting()])):
                 yield f"{name} {i}" if i else name, _estimator(room, name, value, setting)
     for name, model in _pipelines().items():

@@ -27,6 +27,7 @@ FITTED = {
     "GaussianNB": ["theta_", "var_", "class_count_", "class_prior_", "epsilon_"],
     "BernoulliNB": ["feature_count_", "feature_log_prob_", "class_count_", "class_log_prior_"],
     "MultinomialNB": ["feature_count_", "feature_log_prob_", "class_count_", "class_log_prior_"],
+    "ComplementNB": ["feature_count_", "feature_log_prob_", "feature_all_", "class_count_"],
 }
 WEIGHTS = pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 NAMES = pytest.mark.parametrize("name", naive_bayes.__all__)
@@ -58,7 +59,7 @@ def test_equals_scikit_learn(name: str, weight: Any) -> None:
     assert ours.score(X, Y, weight) == pytest.approx(peer.score(X, Y, weight))
 
 
-@pytest.mark.parametrize("name", ["BernoulliNB", "MultinomialNB"])
+@pytest.mark.parametrize("name", ["BernoulliNB", "ComplementNB", "MultinomialNB"])
 @pytest.mark.parametrize(
     "params", [{"alpha": 0.3, "fit_prior": False}, {"class_prior": [0.2, 0.3, 0.5]}]
 )

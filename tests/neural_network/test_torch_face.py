@@ -150,6 +150,22 @@ def test_groups_schedules_and_tokens() -> None:
         classifier(groups={"*.bias": dict(decay=0)}).fit(*rows())
 
 
+def test_micro_batches_are_even_and_of_rows_of_all_blocks(client: Client) -> None:
+    class Counts(make_net()):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            assert not self.training or 16 <= len(x) <= 20, len(x)
+            return super().forward(x)
+
+    X, y = rows()
+    given = da.from_array(X, chunks=(30, 6)), da.from_array(y, chunks=30)
+    whole, cut = (
+        classifier(module, batch_size=100, micro_batch_size=micro, run=Run(n_lanes=2)).fit(*given)
+        for module, micro in ((None, None), (Counts, 20))
+    )
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(cut.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_fits_go_on() -> None:
     X, y = rows()
     clf = classifier(max_iter=2, warm_start=True).fit(X, y)
@@ -172,12 +188,20 @@ def _bad(what: str) -> Any:
     class Bad(net):  # type: ignore[misc, valid-type]
         lock = threading.Lock() if what == "lock" else None
 
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*sizes)
+            self.own = threading.Lock() if what == "own lock" else None
+            if what == "complex":
+                self.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+
         def forward(self, x: Any) -> Any:
             out = super().forward(x)
             if what == "detached":
                 return out.detach()
             if what == "list":
                 return [1]
+            if what in {"array", "tuple"}:
+                return out.detach().numpy() if what == "array" else (out, x)
             if what == "reshaped" and self.training:
                 self.last = nn.Linear(16, 3)
             return out.mean(dim=0) if what == "rows" else out
@@ -189,6 +213,10 @@ def _bad(what: str) -> Any:
     return Two if what == "two" else Bad
 
 
+def _norms() -> Any:
+    return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
 REFUSED = {
     "too few classes": (lambda: classifier(module__n_out=2), "3 classes. Let its last layer"),
     "other features": (lambda: classifier(module__n_in=5), "module__name=value"),
@@ -198,13 +226,24 @@ REFUSED = {
     "a number": (lambda: classifier(lambda: 3), "which is no module"),
     "no parameters": (lambda: classifier(lambda: nn.Flatten()), "no parameters to train"),
     "a mean": (lambda: classifier(criterion=lambda o, y: o.mean()), 'reduction="none"'),
-    "numbers for labels": (lambda: classifier(criterion=nn.MSELoss), "The criterion, on outputs"),
+    "numbers for labels": (
+        lambda: classifier(criterion=nn.MSELoss),
+        "nn.CrossEntropyLoss",
+    ),
     "detached": (lambda: classifier(_bad("detached")), "no gradient"),
     "a list": (lambda: classifier(_bad("list")), "returns a list"),
+    "an array": (lambda: classifier(_bad("array")), "returns a ndarray"),
+    "a tuple": (lambda: classifier(_bad("tuple")), "that takes a tuple"),
+    "complex": (lambda: classifier(_bad("complex")), "real and imaginary parts apart"),
+    "a lock in an object": (lambda: classifier(_bad("own lock")(), warm_start=True), "locks"),
+    "norms of a row of a micro-batch": (
+        lambda: classifier(_norms, batch_size=50, micro_batch_size=1),
+        "needs two rows of each batch, and of micro-batches",
+    ),
     "a row": (lambda: classifier(_bad("rows")), "first dimension"),
     "reshaped": (lambda: classifier(_bad("reshaped")), "replaced or reshaped its parameters"),
     "norms of a row": (
-        lambda: classifier(lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), batch_size=1),
+        lambda: classifier(_norms, batch_size=1),
         "needs two rows of each batch",
     ),
     "lazy layer": (lambda: classifier(lambda: nn.LazyLinear(3)), "Give the layer its sizes"),

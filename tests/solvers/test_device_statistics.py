@@ -41,6 +41,7 @@ from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds
 from daskml_dist.solvers.smoothing import RoundedTube
+from daskml_dist.solvers.topics import DocumentBounds, TopicWords
 from daskml_dist.training.worker.loops.questions import question_kinds
 from tests.cuda_emulation import EmulatedCupy
 from tests.strict_backend import DEVICES, StrictBackend
@@ -113,6 +114,17 @@ def _of_centres(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
     }
 
 
+def _of_documents() -> dict[type[Statistic], dict[str, Sample]]:
+    topics, model = np.random.default_rng(1).random((N_FEATURES, 3)), Unlabelled(N_FEATURES)
+    how: dict[str, Any] = {"prior": 0.5, "max_iter": 5, "tol": 0.0, "signed": True}
+    words = TopicWords(topics=topics, seed=0, round=1, batch=1, n_batches=2, **how)
+    bounds = DocumentBounds(log_topics=np.log(topics), **how)
+    return {
+        TopicWords: {"half": (model, words, None)},
+        DocumentBounds: {"all": (model, bounds, None)},
+    }
+
+
 def _of_components(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
     """Samples of whole covariances, and of variances."""
     rng, model = np.random.default_rng(1), Unlabelled(N_FEATURES)
@@ -173,6 +185,7 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     Farthest: _of_centres(Farthest, n_rows=3),
     Seeds: _of_centres(Seeds, n_rows=3, seed=0, round=1),
     CandidateWeights: _of_centres(CandidateWeights),
+    **_of_documents(),
     ExpectedMoments: _of_components(ExpectedMoments, constants=np.log([0.2, 0.3, 0.5])),
     NearestMoments: _of_components(NearestMoments),
     DrawnMoments: _of_components(DrawnMoments, seed=0, run=1),

@@ -12,10 +12,13 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Security
+from scipy import sparse
 
+from daskml_dist import Run
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
+from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.fleet import Fleet, Gone
 from tests.quick import quick
 
@@ -80,6 +83,35 @@ def test_early_stopping_scores_each_pass(client: Client, policy: str) -> None:
     clf.fit(*_lazy())
     assert all(0.5 < record["val_score"] <= 1 for record in clf.history_.records)
     assert clf.history_.records[0]["rows"] == round(0.9 * N_ROWS)
+
+
+def test_persisted_rows_are_looked_at_together_where_they_fit(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def widen(rows: Any) -> Any:
+        rows = sparse.csr_matrix(rows)
+        rows.resize(rows.shape[0], 2**22)
+        return rows
+
+    waves: list[int] = []
+    inspect = ClusterRows._inspect
+    monkeypatch.setattr(
+        ClusterRows, "_inspect", lambda *args: (waves.append(len(args[1])), inspect(*args))
+    )
+    X, y = _lazy(blocks=10)
+    # Of sparse rows Dask knows only how many numbers these stand for.
+    X, y = client.persist([X.map_blocks(widen, chunks=(X.chunks[0], (2**22,))), y])
+    SGDClassifier(max_iter=1, tol=None, random_state=0).fit(X, y)
+    assert waves == [10]
+
+
+def test_sparse_rows_are_streamed(client: Client) -> None:
+    X, y = _lazy(blocks=10)
+    X, y = client.persist([X.map_blocks(sparse.csr_matrix), y])
+    run = Run(memory_budget=5_000)
+    clf = SGDClassifier(max_iter=2, tol=None, random_state=0, run=run).fit(X, y)
+    assert clf.history_.extra["streamed"]
+    assert [record["rows"] for record in clf.history_.records] == [N_ROWS, N_ROWS]
 
 
 class Watch:

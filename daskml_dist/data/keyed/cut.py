@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
-from daskml_dist.data.keyed.ids import check_one_kind, factorised, merged, positions
+from daskml_dist.data.keyed.ids import Places, check_one_kind, factorised, merged
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
@@ -199,9 +199,9 @@ def table_of(parts: Sequence[KeyTable]) -> KeyTable:
     if len(parts) == 1:
         return parts[0]
     ids = merged([part.ids for part in parts])
-    strengths = np.zeros((2, len(ids)))
+    strengths, places = np.zeros((2, len(ids))), Places(ids)
     for part in parts:
-        strengths[:, positions(ids, part.ids)] += part.strengths
+        strengths[:, places(part.ids)] += part.strengths
     return KeyTable(ids, strengths)
 
 
@@ -210,8 +210,9 @@ def half_of(table: KeyTable, pieces: Sequence[Piece]) -> Half:
     from daskml_dist.backends.csr_order import in_rows
 
     column_ids = merged([piece.column_ids for piece in pieces])
-    rows = [positions(table.ids, p.row_ids).astype(np.int32)[p.rows] for p in pieces]
-    columns = [positions(column_ids, p.column_ids).astype(np.int32)[p.columns] for p in pieces]
+    row_of, column_of = Places(table.ids), Places(column_ids)
+    rows = [row_of(piece.row_ids)[piece.rows] for piece in pieces]
+    columns = [column_of(piece.column_ids)[piece.columns] for piece in pieces]
     values = [piece.values for piece in pieces if piece.values is not None]
     indptr, indices, sorted_values = in_rows(
         np.concatenate(rows),
@@ -230,7 +231,7 @@ def columns_of(half: Half, cuts: Array) -> list[Array]:
 
 def numbers_of(table: KeyTable, ids: Array) -> NDArray[np.int64]:
     """Positions of ids in the table of their range."""
-    return positions(table.ids, ids)
+    return Places(table.ids)(ids).astype(np.int64)
 
 
 def block_of(

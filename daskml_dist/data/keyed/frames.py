@@ -20,7 +20,7 @@ from daskml_dist.data.lowering import frame_pieces
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["Alone", "Columns", "entries_of_frame", "entries_of_matrix"]
+__all__ = ["Alone", "Columns", "checked_values", "entries_of_frame", "entries_of_matrix"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["as_ids", "check_one_kind", "factorised", "merged", "positions"]
+__all__ = ["Places", "as_ids", "check_one_kind", "factorised", "merged", "positions"]
 
 Array = NDArray[Any]
 
@@ -61,12 +61,8 @@ def factorised(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]
     if not given:
         return columns[0][:0], [np.empty(0, np.int32) for _ in columns]
     check_one_kind(given)
-    n_entries = sum(map(len, given))
-    if all(column.dtype.kind in "iu" for column in given):
-        low = min(int(column.min()) for column in given)
-        width = max(int(column.max()) for column in given) - low + 1
-        if width <= _SPREAD * n_entries + 2**16:
-            return _by_table(columns, low, width)
+    if (found := _narrow(given)) is not None:
+        return _by_table(columns, *found)
     pandas = load_pandas()
     whole = np.concatenate(given)
     codes, ids = pandas.factorize(whole, sort=True)
@@ -74,16 +70,30 @@ def factorised(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]
     return np.asarray(ids), [part.astype(np.int32) for part in np.split(codes, ends)]
 
 
+def _narrow(parts: Sequence[Array]) -> tuple[int, int] | None:
+    """The smallest of some integers, and how many there are up to the largest, where few."""
+    if not all(part.dtype.kind in "iu" for part in parts):
+        return None
+    low = min(int(part.min()) for part in parts)
+    width = max(int(part.max()) for part in parts) - low + 1
+    return (low, width) if width <= _SPREAD * sum(map(len, parts)) + 2**16 else None
+
+
+def _seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
+    seen = np.zeros(width, np.bool_)
+    for part in parts:
+        seen[part - low] = True
+    return seen
+
+
 def _by_table(
     columns: Sequence[Array], low: int, width: int
 ) -> tuple[Array, list[NDArray[np.int32]]]:
-    seen = np.zeros(width, np.bool_)
-    for column in columns:
-        seen[column - low] = True
-    dtype = np.result_type(*columns)
+    seen = _seen(columns, low, width)
     ids = np.flatnonzero(seen) + low
     position = np.cumsum(seen, dtype=np.int32)
     position -= 1
+    dtype = np.result_type(*columns)
     return ids.astype(dtype), [position[column - low] for column in columns]
 
 
@@ -93,6 +103,9 @@ def merged(parts: Sequence[Array]) -> Array:
     if len(filled) < 2:
         return filled[0] if filled else parts[0]
     check_one_kind(filled)
+    if (found := _narrow(filled)) is not None:
+        low = found[0]
+        return (np.flatnonzero(_seen(filled, *found)) + low).astype(np.result_type(*filled))
     whole = np.concatenate(filled)
     if whole.dtype.kind != "O":
         return np.unique(whole)
@@ -119,6 +132,30 @@ def _kind(part: Array) -> str:
     if part.dtype.kind != "O":
         return {"S": "bytes", "U": "str", "M": "datetime"}.get(part.dtype.kind, part.dtype.name)
     return type(part[0]).__name__
+
+
+class Places:
+    """Positions in a table of sorted distinct ids, of one set of ids after another.
+
+    Parameters
+    ----------
+    table : ndarray of shape (n,)
+    """
+
+    def __init__(self, table: Array) -> None:
+        self._table = table
+        self._low = 0
+        self._place: NDArray[np.int32] | None = None
+        if len(table) and (found := _narrow([table])) is not None and len(table) < 2**31:
+            self._low, width = found
+            self._place = np.full(width, -1, np.int32)
+            self._place[table - self._low] = np.arange(len(table), dtype=np.int32)
+
+    def __call__(self, ids: Array) -> NDArray[np.int32]:
+        """Position of each id, all of which the table holds."""
+        if self._place is not None and ids.dtype.kind in "iu":
+            return self._place[ids - self._low]
+        return positions(self._table, ids).astype(np.int32)
 
 
 def positions(table: Array, ids: Array) -> NDArray[np.int64]:

@@ -36,7 +36,12 @@ def load_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise _missing("This") from error
+        if error.name == "torch":
+            raise _missing("This") from error
+        raise InvalidParameterError(
+            f"PyTorch is installed here and cannot be imported: {error}. Install what it lacks, or "
+            "PyTorch anew."
+        ) from error
     return torch
 
 

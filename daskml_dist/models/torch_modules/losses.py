@@ -45,7 +45,9 @@ def losses_of(criterion: Any, output: Any, y: Any, name: str) -> Any:
     if y.is_floating_point() and first.shape != y.shape:
         first = _in_shape(first, y, name)
         output = (first, *output[1:]) if isinstance(output, tuple) else first
-    with telling(f"The criterion, on outputs of shape {tuple(first.shape)},"):
+    shapes = f"outputs of shape {tuple(first.shape)} and targets of shape {tuple(y.shape)}"
+    labels = "" if y.is_floating_point() else " (numbers of the classes)"
+    with telling(f"The criterion, on {shapes}{labels},"):
         losses = criterion(output, y)
     if losses.ndim == 0 or losses.shape[0] != y.shape[0]:
         raise InvalidParameterError(

@@ -133,7 +133,7 @@ def _takes_pixels(
 
 
 def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) -> None:
-    if not hasattr(output, "shape") or not output.is_floating_point():
+    if not isinstance(output, load_torch().Tensor) or not output.is_floating_point():
         raise InvalidParameterError(
             f"{name}.forward returns a {type(output).__name__}, where a tensor of floats (or a "
             "tuple that begins with it) is needed. Return the last layer's outputs."

@@ -81,9 +81,8 @@ class ModuleSource:
         """
         torch = load_torch()
         with telling(f"{self.name}(...)"):
-            if isinstance(self.module, torch.nn.Module):
-                return copy.deepcopy(self.module).to(dtype)
-            found = self.module(**self.arguments)
+            is_made = isinstance(self.module, torch.nn.Module)
+            found = copy.deepcopy(self.module) if is_made else self.module(**self.arguments)
         if not isinstance(found, torch.nn.Module):
             raise InvalidParameterError(
                 f"module={self.module!r} makes a {type(found).__name__}, which is no module. Give "
@@ -100,6 +99,10 @@ class ModuleSource:
                     f"{self.name} has a lazy layer: the shape of {name} is known after its first "
                     "rows alone, and parameters are laid out before. Give the layer its sizes, "
                     "such as torch.nn.Linear(20, 2) for LazyLinear(2)."
+                )
+            if tensor.is_complex():
+                raise InvalidParameterError(
+                    f"The parameter {name!r} is complex. Keep its real and imaginary parts apart."
                 )
 
     def make_seeded(self, seed: int, dtype: Any) -> Any:
@@ -133,7 +136,13 @@ def name_of(value: Any) -> str:
 def without_weights(module: Any) -> Any:
     """A copy of a module whose parameters and buffers that it saves have no memory."""
     torch = load_torch()
-    bare = copy.deepcopy(module)
+    try:
+        bare = copy.deepcopy(module)
+    except Exception as error:
+        raise InvalidParameterError(
+            f"module={name_of(module)}(...) cannot be copied for the lanes, with "
+            f"{type(error).__name__}: {error}. Keep open files, locks and connections out of it."
+        ) from error
     for named in named_tensors(bare):
         bare_one = torch.zeros((), dtype=named.tensor.dtype).expand(named.tensor.shape)
         if named.is_buffer:
@@ -206,6 +215,17 @@ def _remedy(text: str) -> str:
         )
     if "unexpected keyword" in text or "missing" in text:
         return ". Name its arguments as module__name=value (criterion__name=value)."
+    if "Bool and" in text:
+        return ". Rows of bools come as they are: X.astype('float32')."
+    if "'indices'" in text:
+        return ". Tokens are whole numbers: X.astype('int64')."
+    if "Target size" in text or "must match the size of tensor" in text:
+        return ". For labels of several classes use a criterion such as torch.nn.CrossEntropyLoss."
+    if "not tuple" in text:
+        return (
+            ". The criterion gets all that forward returns: give one that takes a tuple, or return "
+            "the outputs alone."
+        )
     if "Byte" in text or "unsigned char" in text:
         return (
             '. Rows of bytes come as they are: say images="channels_last" or "channels_first", or '
@@ -214,5 +234,8 @@ def _remedy(text: str) -> str:
     if "shapes cannot be multiplied" in text or "size mismatch" in text:
         return ". The first layer takes another number of features than X has: module__name=value."
     if "out of range" in text:
-        return ". A token is not below the size of the embedding: make that larger."
+        return (
+            ". A token is negative, or not below the size of the embedding: make that larger, and "
+            "count tokens from 0."
+        )
     return ". Mend it, and try it on a few rows first: module(torch.from_numpy(X[:2]))."

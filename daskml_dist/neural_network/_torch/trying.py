@@ -76,14 +76,17 @@ def check_batches(fit: FitSpec, model: TorchModel) -> None:
     smallest = min((n for n in fit.rows.lane_rows if n), default=0)
     pipeline = fit.steps.pipeline
     parts = 1 if pipeline is None else pipeline.micro_batches
-    fewest = smallest // fit.work.n_steps // parts
+    least, micro = smallest // fit.work.n_steps, fit.work.micro_batch
+    fewest = least // parts
+    if micro is not None and least:
+        fewest = min(n // -(-n // micro) for n in (least, least + 1))
     if fewest < model.fewest_rows:
-        of = "micro-batches of the " if parts > 1 else ""
+        of = "micro-batches of the " if parts > 1 or fewest < least else ""
         raise InvalidParameterError(
             f"{model.source.name} has a batch normalisation, which needs two rows of each batch, "
             f"and of {of}{fit.work.n_steps} steps a pass some have {fewest} in a lane of "
-            f"{smallest} rows. Use a larger batch_size, chunks of more even sizes, or fewer lanes "
-            "(run=Run(n_lanes=...))."
+            f"{smallest} rows. Use a larger batch_size or micro_batch_size, chunks of more even "
+            "sizes, or fewer lanes (run=Run(n_lanes=...))."
         )
 
 

@@ -22,6 +22,7 @@ from daskml_dist.data.recipes import Recipes
 from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.training.client.early import Early
+from daskml_dist.training.client.fitting import surely_fit
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.membership import Membership
@@ -176,8 +177,8 @@ class ClusterRows:
 
     def _surely_fit(self) -> bool:
         """Whether all blocks fit in the budget, whatever their rows are."""
-        nbytes = self._collection.nbytes
-        return nbytes is not None and sum(nbytes) <= self.budget * len(self.membership.ready)
+        room = self.budget * len(self.membership.ready)
+        return surely_fit(self._client, self._collection, room, persisted=bool(self.homes))
 
     def _stream(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""

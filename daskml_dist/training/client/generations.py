@@ -391,7 +391,7 @@ def _snapshot_every(fit: FitSpec) -> int:
     if policy.averages and not policy.average_every:
         return 8 * every
     if not policy.uses_shards:
-        every *= 2  # trainers wait until the first server has their snapshots
+        every *= 2  # trainers wait at the next one until the standby has what they handed over
     if policy.averages:
         return -(-every // policy.average_every) * policy.average_every
     return every

@@ -20,12 +20,12 @@ from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.stream import BlockStream
 from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.worker.cuts import Drawn, count_rows, cuts, shares
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, fit_memory
 
 __all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "in_one_piece", "joined_targets"]
 
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
-_Drawn = list[tuple[Any, Any]]
 #: Number of the block of each row, and of the row in it.
 RowsInTurn = tuple[NDArray[np.intp], NDArray[np.intp]]
 
@@ -81,7 +81,7 @@ class Reader:
         #: First numbers of the keys of random streams.
         self._stream = fit.work.seed, lane
         self._clock = 0
-        self._draws: Iterator[_Drawn] = iter(())
+        self._draws: Iterator[Drawn] = iter(())
         self._ready: deque[Batch] = deque()
         # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
         self._in_arrays = fit.work.n_steps > 1 and not fit.work.coordinates
@@ -93,7 +93,7 @@ class Reader:
         self._draws = self._from(clock)
         self._ready.clear()
 
-    def _from(self, clock: int) -> Iterator[_Drawn]:
+    def _from(self, clock: int) -> Iterator[Drawn]:
         passes, step = divmod(clock, self._fit.work.n_steps)
         if isinstance(self._blocks, BlockStream):
             self._blocks.seek(passes + 1)
@@ -108,7 +108,7 @@ class Reader:
         """Rows of the next batches, for whoever gathers them itself, and how many each has."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
-        return [_runs(draw) for draw in drawn], [_count(draw) for draw in drawn]
+        return [_runs(draw) for draw in drawn], [count_rows(draw) for draw in drawn]
 
     @functools.cached_property
     def kept(self) -> list[ReadyBlock]:
@@ -145,19 +145,20 @@ class Reader:
                 self._ready.append(Batch([], n_rows, None, add if n_rows else None))
         return self._ready.popleft()
 
-    def _batch(self, drawn: _Drawn, clock: int) -> Batch:
-        n_rows = _count(drawn)
+    def _batch(self, drawn: Drawn, clock: int) -> Batch:
+        n_rows = count_rows(drawn)
+        held: Blocks = self._blocks
         if self._in_arrays:
-            blocks = [
-                (self._blocks[number], at.numbers if isinstance(at, Runs) else at)
-                for number, at in drawn
-            ]
-            if all([isinstance(block.X, np.ndarray) for block, _ in blocks]):
-                key = (*self._stream, clock)
-                return Batch(self._room.gather(blocks, n_rows, self._most, key), n_rows, None)
+            # Blocks that are streamed are to be had once, in their order.
+            held = {number: self._blocks[number] for number, _ in drawn}
+            if all(isinstance(block.X, np.ndarray) for block in held.values()):
+                blocks = [(held[number], at) for number, at in _numbers(drawn)]
+                key, cut = (*self._stream, clock), cuts if self._linear else shares
+                pieces = self._room.gather(blocks, n_rows, self._most, key, cut)
+                return Batch(pieces, n_rows, None)
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
-            return Batch(_InTurn(lambda: self._pieces(drawn, clock)), n_rows, None)
-        found = list(self._pieces(drawn, clock))
+            return Batch(_InTurn(lambda: self._pieces(drawn, clock, held)), n_rows, None)
+        found = list(self._pieces(drawn, clock, held))
         if self._in_arrays and self._linear is None and self._most is None:
             found = _joined(found)
         return Batch(found, n_rows, self._touched(found))
@@ -170,14 +171,14 @@ class Reader:
         width = self._linear.n_features * np.dtype(self._fit.rows.dtype).itemsize
         return max(1, _PIECE // max(width, 1))
 
-    def _pieces(self, drawn: _Drawn, clock: int) -> Iterator[BatchRows]:
+    def _pieces(self, drawn: Drawn, clock: int, held: Blocks) -> Iterator[BatchRows]:
         """The rows of each block, or fewer at a time where the user asks for it."""
-        cuts = _cuts(_numbers(drawn), self._fit.work.micro_batch)
-        for piece, (number, at) in enumerate(cuts):
+        parts = cuts(_numbers(drawn), self._fit.work.micro_batch)
+        for piece, ((number, at),) in enumerate(parts):
             first = at.start or 0 if isinstance(at, slice) else 0
             block = number if isinstance(at, slice) else -1
             key = (*self._stream, clock, piece)
-            yield BatchRows(*self._rows_of(self._blocks[number], at), key, block, first)
+            yield BatchRows(*self._rows_of(held[number], at), key, block, first)
 
     def _rows_of(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
         rows, at = self._backend.rows, self._backend.row_numbers(at)
@@ -252,12 +253,7 @@ class Reader:
         return -(-self._rows.n_rows // self._fit.work.n_steps)
 
 
-def _count(drawn: _Drawn) -> int:
-    """Rows of a batch."""
-    return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in drawn)
-
-
-def _runs(drawn: _Drawn) -> Draw:
+def _runs(drawn: Drawn) -> Draw:
     """Rows of a batch, as runs of neighbours."""
     return [
         (number, at.starts, at.counts) if isinstance(at, Runs) else (number, at, None)
@@ -265,12 +261,12 @@ def _runs(drawn: _Drawn) -> Draw:
     ]
 
 
-def _numbers(drawn: _Drawn) -> _Drawn:
+def _numbers(drawn: Drawn) -> Drawn:
     """Rows of a batch by their numbers, or as slices."""
     return [(number, at.numbers if isinstance(at, Runs) else at) for number, at in drawn]
 
 
-def _in_turn(drawn: _Drawn) -> RowsInTurn:
+def _in_turn(drawn: Drawn) -> RowsInTurn:
     """Block and number of each row, in the order drawn."""
     parts = []
     for block, at in drawn:
@@ -283,19 +279,6 @@ def _in_turn(drawn: _Drawn) -> RowsInTurn:
         np.concatenate([block for block, _ in parts] or none),
         np.concatenate([rows for _, rows in parts] or none),
     )
-
-
-def _cuts(drawn: _Drawn, most: int | None) -> Iterator[tuple[int, Any]]:
-    """Rows of each block, `most` of them at a time."""
-    for number, at in drawn:
-        if most is None:
-            yield number, at
-        elif isinstance(at, slice):
-            for start in range(at.start or 0, at.stop, most):
-                yield number, slice(start, min(start + most, at.stop))
-        else:
-            for start in range(0, len(at), most):
-                yield number, at[start : start + most]
 
 
 def _joined(pieces: list[BatchRows]) -> list[BatchRows]:
@@ -334,6 +317,7 @@ class _Room:
         n_rows: int,
         most: int | None,
         key: tuple[int, ...],
+        cut: Callable[[Drawn, int], Iterator[Any]],
     ) -> Iterable[BatchRows]:
         """One piece of all rows; of a larger batch, pieces of `most` rows, as they are read."""
         if n_rows == 0:
@@ -342,17 +326,15 @@ class _Room:
             X, y, weight = self._fill(blocks, n_rows)
             return [BatchRows(X, y, weight, (*key, 0))]
         # Copied to memory at once, the rows of a large batch cost thrice the way.
-        return _InTurn(lambda: self._cut(blocks, most, key))
+        drawn = [(i, at) for i, (_, at) in enumerate(blocks)]
+        return _InTurn(lambda: self._cut(blocks, cut(drawn, most), key))
 
     def _cut(
-        self,
-        blocks: list[tuple[ReadyBlock, Any]],
-        most: int,
-        key: tuple[int, ...],
+        self, blocks: list[tuple[ReadyBlock, Any]], parts: Iterator[Drawn], key: tuple[int, ...]
     ) -> Iterator[BatchRows]:
-        cuts = _cuts([(i, at) for i, (_, at) in enumerate(blocks)], most)
-        for piece, (i, at) in enumerate(cuts):
-            yield BatchRows(*self._fill([(blocks[i][0], at)], len(at)), (*key, piece))
+        for piece, part in enumerate(parts):
+            given = [(blocks[i][0], at) for i, at in part]
+            yield BatchRows(*self._fill(given, count_rows(part)), (*key, piece))
 
     def _fill(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
         if self._arrays is None or len(self._arrays[0]) < n_rows:

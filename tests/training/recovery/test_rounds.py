@@ -12,6 +12,7 @@ from distributed import Client
 
 from daskml_dist import Run
 from daskml_dist.cluster import KMeans
+from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression
 from tests.training.recovery.strikes import Strike, first_of, make_killer
 
@@ -73,6 +74,25 @@ def test_a_solver_in_ranges_goes_on_from_the_last_point(crew_client: Client, rol
     assert {record["rows"] for record in records} == {len(X)}
     # Less than a fit that began anew.
     assert clf.n_iter_ < 2 * calm.n_iter_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
+def test_documents_begin_alike_on_other_workers(crew_client: Client, role: str) -> None:
+    X = da.random.default_rng(0).poisson(0.2, size=(20_000, 100), chunks=(2_000, -1))
+
+    def fit(*callbacks: Any) -> LatentDirichletAllocation:
+        model = LatentDirichletAllocation(
+            20, max_iter=20, mean_change_tol=0.0, max_doc_update_iter=20, random_state=0,
+            run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks),
+        )  # fmt: skip
+        return model.fit(X)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    struck = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(struck.components_, calm.components_)
+    assert struck.bound_ == calm.bound_
 
 
 @pytest.mark.slow

@@ -61,6 +61,8 @@ class Context:
         self.lanes = lanes
         self.rank = spec.rank
         self.generation = spec.generation
+        #: Whether the process is the trainer's alone, which is also the client's.
+        self.is_alone = not spec.secret
         #: Clock at which each lane begins.
         self.clocks = {s.lane: clock for s, clock in zip(spec.lanes, spec.clocks, strict=True)}
         #: Steps between two snapshots of what trainers hold; 0: none are made.
@@ -115,7 +117,6 @@ class Context:
         number: int,
         lanes: list[Lane],
         weights: list[Any | None],
-        meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
         """Report pass `number` of some lanes; True when the fit ends with it.
 
@@ -123,14 +124,26 @@ class Context:
         ----------
         weights : list of arrays or None
             Parameters to validate each lane's held-out rows with.
-        meanwhile : callable
-            What to do before the answer is needed.
 
         Raises
         ------
         DivergedError
             When the loss is NaN or infinite.
         """
+        self.send_report(connection, number, lanes, weights)
+        answer = connection.answer()
+        if self.pool is None or self.fit.work.lockstep:
+            self._idle()
+        return bool(answer["stop"])
+
+    def send_report(
+        self,
+        connection: ShardedConnection,
+        number: int,
+        lanes: list[Lane],
+        weights: list[Any | None],
+    ) -> None:
+        """Send the report of :meth:`report`, whose answer is the caller's to take."""
         total = PassReport([lane.number for lane in lanes])
         for lane, w in zip(lanes, weights, strict=True):
             part = lane.take_report(w if self.fit.rows.validation_fraction else None)
@@ -151,11 +164,6 @@ class Context:
             # The server has counted what was pushed.
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
         connection.ask("report", **{"pass": number, "report": asdict(total)})
-        meanwhile()
-        answer = connection.answer()
-        if self.pool is None or self.fit.work.lockstep:
-            self._idle()
-        return bool(answer["stop"])
 
     def end_pass(self) -> None:
         """Give the calling thread its turn after a pass."""

@@ -22,6 +22,7 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.columns import Columns
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.late_answers import LateAnswers
 from daskml_dist.training.worker.loops.own_steps import OwnSteps, own_steps
 from daskml_dist.training.worker.loops.pipeline import Pipelined
 from daskml_dist.training.worker.loops.residence import Residence
@@ -58,14 +59,15 @@ def _run_of(context: Context) -> _Run:
 
 def _run_passes(context: Context, connection: ShardedConnection, run: _Run) -> None:
     n_steps, done = context.fit.work.n_steps, context.clock
+    ledger = LateAnswers(context, connection)
     for number in context.fit.work.passes(done):
         while done < number * n_steps:
             context.rest()
             done += run.steps(done, _most(context, done))
             if context.snapshot_every and done % context.snapshot_every == 0:
-                connection.store(done, run.snapshots())
+                ledger.store(done, run.snapshots())
         weights, ahead = run.validation_weights(), partial(_draw_ahead, context, run, done)
-        if context.report(connection, number, context.lanes, weights, ahead):
+        if ledger.report(number, weights, ahead):
             return
 
 

@@ -1,0 +1,226 @@
+"""Compiled steps of latent Dirichlet allocation over rows of CSR blocks: no row is copied.
+
+Importing this module loads numba, so it is imported at first use.
+
+References
+----------
+M. D. Hoffman, D. M. Blei and F. Bach, "Online learning for latent Dirichlet allocation", NIPS 2010.
+J. Bernardo, "Algorithm AS 103: psi (digamma) function", Applied Statistics 25(3), 1976.
+G. Marsaglia and W. W. Tsang, "A simple method for generating gamma variables", ACM Transactions on
+Mathematical Software 26(3), 2000.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["add_words", "bounds", "draw", "expectations", "fit_documents"]
+
+_fast = numba.njit(
+    nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
+)
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: What keeps the mean of a word's topics from 0.
+_EPS = float(np.finfo(np.float64).eps)
+#: Shape of the gamma distribution that documents begin with; its mean is 1.
+_SHAPE = 100.0
+
+
+@_fast
+def _digamma(x: Any) -> Any:
+    above, below = 0.0, 1.0
+    while x < 6.0:  # the sum of 1 / x, 1 / (x + 1)... as one fraction
+        above = above * x + below
+        below *= x
+        x += 1.0
+    r = 1.0 / x
+    square = r * r
+    series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252)))
+    return math.log(x) - 0.5 * r - series - above / below
+
+
+@_fast
+def _log_expectation(gamma: Any, out: Any) -> None:
+    """E[log p] of p with a Dirichlet distribution."""
+    total = 0.0
+    for c in range(len(gamma)):
+        total += gamma[c]
+    whole = _digamma(total)
+    for c in range(len(gamma)):
+        out[c] = _digamma(gamma[c]) - whole
+
+
+@_fast
+def expectations(rows: Any, out: Any) -> None:
+    """E[log p] of each row of parameters of a Dirichlet distribution."""
+    for i in range(len(rows)):
+        _log_expectation(rows[i], out[i])
+
+
+@_fast
+def _shares(gamma: Any, out: Any) -> None:
+    """exp(E[log p])."""
+    _log_expectation(gamma, out)
+    for c in range(len(out)):
+        out[c] = math.exp(out[c])
+
+
+@_fast
+def _longest(indptr: Any, rows: Any) -> Any:
+    most = 0
+    for i in range(len(rows)):
+        most = max(most, indptr[rows[i] + 1] - indptr[rows[i]])
+    return most
+
+
+@_fast
+def fit_documents(
+    indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, prior: Any, most: Any, tol: Any,
+    gamma: Any, shares: Any,
+) -> None:  # fmt: skip
+    """Fit the topics of each document, from where `gamma` is, in place.
+
+    Parameters
+    ----------
+    indptr, indices, data
+        Of a CSR block.
+    rows : ndarray of int of shape (n,)
+        Documents of it.
+    topics : ndarray of float64 of shape (n_words, k)
+        exp(E[log beta]).
+    prior : float
+    most : int
+        Iterations.
+    tol : float
+        Mean change of a document's `gamma` that ends them.
+    gamma : ndarray of float64 of shape (n, k)
+    shares : ndarray of float64 of shape (n, k)
+        Receives exp(E[log theta]).
+    """
+    k = topics.shape[1]
+    words = np.empty((_longest(indptr, rows), k))
+    new = np.empty(k)
+    for i in range(len(rows)):
+        first = indptr[rows[i]]
+        n = indptr[rows[i] + 1] - first
+        for w in range(n):
+            for c in range(k):
+                words[w, c] = topics[indices[first + w], c]
+        own, share = gamma[i], shares[i]
+        _shares(own, share)
+        for _ in range(most):
+            for c in range(k):
+                new[c] = 0.0
+            for w in range(n):
+                mean = _EPS
+                for c in range(k):
+                    mean += share[c] * words[w, c]
+                times = data[first + w] / mean
+                for c in range(k):
+                    new[c] += times * words[w, c]
+            change = 0.0
+            for c in range(k):
+                value = share[c] * new[c] + prior
+                change += abs(value - own[c])
+                own[c] = value
+            _shares(own, share)
+            if change < tol * k:
+                break
+
+
+@_fast
+def add_words(
+    indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, shares: Any, out: Any
+) -> None:
+    """Add the expected number of times that topics make each word, but for the factor `topics`.
+
+    Parameters are those of `fit_documents`; `out` is of shape (n_words, k).
+    """
+    k = topics.shape[1]
+    for i in range(len(rows)):
+        for at in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            word = indices[at]
+            mean = _EPS
+            for c in range(k):
+                mean += shares[i, c] * topics[word, c]
+            times = data[at] / mean
+            for c in range(k):
+                out[word, c] += times * shares[i, c]
+
+
+@_fast
+def bounds(
+    indptr: Any, indices: Any, data: Any, rows: Any, log_topics: Any, prior: Any, gamma: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """Each document's part of the variational bound, and its number of words.
+
+    Parameters are those of `fit_documents`, E[log beta] in the place of `topics`; `out` is of shape
+    (n, 2).
+    """
+    k = log_topics.shape[1]
+    theta, terms = np.empty(k), np.empty(k)
+    for i in range(len(rows)):
+        _log_expectation(gamma[i], theta)
+        total, score, n_words = 0.0, math.lgamma(prior * k), 0.0
+        for c in range(k):
+            total += gamma[i, c]
+            score += (prior - gamma[i, c]) * theta[c]
+            score += math.lgamma(gamma[i, c]) - math.lgamma(prior)
+        score -= math.lgamma(total)
+        for at in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            word, highest = indices[at], -np.inf
+            for c in range(k):
+                terms[c] = theta[c] + log_topics[word, c]
+                highest = max(highest, terms[c])
+            likelihood = 0.0
+            for c in range(k):
+                likelihood += math.exp(terms[c] - highest)
+            score += data[at] * (highest + math.log(likelihood))
+            n_words += data[at]
+        out[i, 0], out[i, 1] = score, n_words
+
+
+@_exact
+def _next(state: Any) -> Any:
+    """Next state of a stream of 64 bits, and a number between 0 and 1 (splitmix64)."""
+    state += np.uint64(0x9E3779B97F4A7C15)
+    bits = state
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits = bits ^ (bits >> np.uint64(31))
+    return state, (np.float64(bits >> np.uint64(11)) + 0.5) * 2.0**-53
+
+
+@_exact
+def draw(key: Any, numbers: Any, out: Any) -> None:
+    """Draw from the gamma distribution of shape 100 and mean 1.
+
+    Parameters
+    ----------
+    key : uint64
+        Of the stream.
+    numbers : ndarray of int of shape (n,)
+        Of the rows, each of which draws by its own.
+    out : ndarray of float64 of shape (n, k)
+    """
+    d = _SHAPE - 1.0 / 3.0
+    scale = 1.0 / math.sqrt(9.0 * d)
+    for i in range(out.shape[0]):
+        state = key ^ (np.uint64(numbers[i] + 1) * np.uint64(0xD1342543DE82EF95))
+        state, _ = _next(state)
+        for c in range(out.shape[1]):
+            while True:
+                state, a = _next(state)
+                state, b = _next(state)
+                state, u = _next(state)
+                normal = math.sqrt(-2.0 * math.log(a)) * math.cos(2.0 * math.pi * b)
+                cube = (1.0 + scale * normal) ** 3
+                if cube > 0.0 and math.log(u) < 0.5 * normal**2 + d * (1.0 - cube + math.log(cube)):
+                    break
+            out[i, c] = d * cube / _SHAPE

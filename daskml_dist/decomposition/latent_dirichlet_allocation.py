@@ -1,0 +1,355 @@
+"""`LatentDirichletAllocation`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+
+from daskml_dist._checks import check_count, check_number, check_one_of
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.predict import map_rows
+from daskml_dist.models.topics import DocumentFit, counts_of, log_expectations, topics_bound
+from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.topics import TopicSolver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["LatentDirichletAllocation"]
+
+
+class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRounds):
+    """Topics of documents by variational Bayes, over all rows.
+
+    scikit-learn's algorithm and parameters. Documents stay where they are, in memory or streamed;
+    what travels in each round is of the size of the topics. Everything is computed in float64, on
+    the CPU.
+
+    Parameters
+    ----------
+    n_components : int, default=10
+        Topics.
+    doc_topic_prior, topic_word_prior : float or None, default=None
+        From 0 to 1; None: ``1 / n_components``.
+    learning_method : {"batch", "online"}, default="batch"
+        ``"batch"``: each iteration makes the topics anew of all documents. ``"online"``: a step
+        after each `batch_size` of them, which is as good with fewer iterations where there are
+        many documents.
+    learning_decay : float, default=0.7
+        From 0 to 1: how fast the steps become shorter.
+    learning_offset : float, default=10.0
+        What makes the first steps shorter; 1 or more.
+    max_iter : int, default=10
+        Times that each document is looked at.
+    batch_size : int, default=128
+        Documents of a step, drawn from all blocks in turn. Each step is a sum over the workers, so
+        take thousands where there are many documents.
+    evaluate_every : int, default=-1
+        Iterations from one look at the perplexity to the next; 0 or less: none.
+    total_samples : float, default=1e6
+        Documents in all, for :meth:`partial_fit`.
+    perp_tol : float, default=0.1
+        Change of the perplexity, from look to look, that ends the iterations.
+    mean_change_tol : float, default=1e-3
+        Mean change of a document's parameters that ends its own iterations.
+    max_doc_update_iter : int, default=100
+        These, at most.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    random_state : int, RandomState instance or None, default=None
+        Topics begin as scikit-learn's do. What documents begin with follows from their places in
+        their blocks: with the same chunks it is the same on any number of workers.
+    run, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    components_ : ndarray of float64 of shape (n_components, n_features)
+        Parameters of the topics' words; about how often a topic made each word.
+    exp_dirichlet_component_ : ndarray of float64 of shape (n_components, n_features)
+        Exponential of the expected logarithms of the topics' words.
+    bound_ : float
+        Perplexity of the rows of the fit.
+    n_batch_iter_ : int
+        Updates of the topics, and 1.
+    n_iter_ : int
+        Times that each document was looked at.
+    doc_topic_prior_, topic_word_prior_ : float
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    M. D. Hoffman, D. M. Blei and F. Bach, "Online learning for latent Dirichlet allocation", NIPS
+    2010.
+
+    Examples
+    --------
+    >>> from daskml_dist.decomposition import LatentDirichletAllocation
+    >>> X = [[4, 3, 0, 0], [3, 5, 0, 1], [0, 0, 4, 4], [0, 1, 5, 3]]
+    >>> model = LatentDirichletAllocation(n_components=2, random_state=0).fit(X)
+    >>> topics = model.transform(X).argmax(axis=1)
+    >>> bool(topics[0] == topics[1] != topics[2] == topics[3])
+    True
+    """
+
+    #: Topics are found on the CPU.
+    device = "cpu"
+
+    def __init__(
+        self,
+        n_components: int = 10,
+        *,
+        doc_topic_prior: float | None = None,
+        topic_word_prior: float | None = None,
+        learning_method: str = "batch",
+        learning_decay: float = 0.7,
+        learning_offset: float = 10.0,
+        max_iter: int = 10,
+        batch_size: int = 128,
+        evaluate_every: int = -1,
+        total_samples: float = 1e6,
+        perp_tol: float = 0.1,
+        mean_change_tol: float = 1e-3,
+        max_doc_update_iter: int = 100,
+        verbose: int = 0,
+        random_state: Any = None,
+        run: Run | None = None,
+        callbacks: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.doc_topic_prior = doc_topic_prior
+        self.topic_word_prior = topic_word_prior
+        self.learning_method = learning_method
+        self.learning_decay = learning_decay
+        self.learning_offset = learning_offset
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.evaluate_every = evaluate_every
+        self.total_samples = total_samples
+        self.perp_tol = perp_tol
+        self.mean_change_tol = mean_change_tol
+        self.max_doc_update_iter = max_doc_update_iter
+        self.verbose = verbose
+        self.random_state = random_state
+        self.run = run
+        self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    # No weights: scikit-learn's has none either.
+    def fit(  # type: ignore[override]
+        self, X: Any, y: None = None, *, client: Any = None
+    ) -> Self:
+        """Find the topics.
+
+        Parameters
+        ----------
+        X, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`; counts of words.
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (negative numbers, and none above 0: later).
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._forget()
+        self._fit(X, None, None, client)
+        return self
+
+    def partial_fit(self, X: Any, y: None = None, *, client: Any = None) -> Self:
+        """Go on with more documents, of `total_samples` in all; parameters as in :meth:`fit`."""
+        first = not hasattr(self, "components_")
+        self._going_on = True
+        try:
+            self._fit(X, None, None, client, reset=first)
+        finally:
+            del self._going_on
+        return self
+
+    def fit_transform(
+        self, X: Any, y: None = None, *, normalize: bool = True, client: Any = None
+    ) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        return self.fit(X, client=client).transform(X, normalize=normalize)
+
+    def _forget(self) -> None:
+        for name in ("components_", "n_batch_iter_", "bound_"):
+            self.__dict__.pop(name, None)
+
+    def _check_params(self) -> None:
+        for name in ("n_components", "max_iter", "batch_size", "max_doc_update_iter"):
+            check_count(name, getattr(self, name))
+        check_one_of("learning_method", self.learning_method, ("batch", "online"))
+        for name in ("doc_topic_prior", "topic_word_prior"):
+            if getattr(self, name) is not None:
+                check_number(
+                    name, getattr(self, name), lambda v: 0 < v <= 1, "> 0 and at most 1, or None"
+                )
+        check_number("learning_decay", self.learning_decay, lambda v: 0 <= v <= 1, "from 0 to 1")
+        check_number("learning_offset", self.learning_offset, lambda v: v >= 1, ">= 1")
+        check_number("total_samples", self.total_samples, lambda v: v > 0, "> 0")
+        check_number("evaluate_every", self.evaluate_every, lambda v: True, "an integer")
+        check_number("perp_tol", self.perp_tol)
+        check_number("mean_change_tol", self.mean_change_tol)
+
+    def _problem(self, rows: Rows) -> tuple[Unlabelled, TopicSolver]:
+        n_rows, n_features = rows.survey.n_rows, rows.survey.n_features
+        going_on = hasattr(self, "_going_on")
+        online = going_on or self.learning_method == "online"
+        generator = check_random_state(self.random_state)
+        if not hasattr(self, "components_"):
+            share = 1.0 / self.n_components
+            self.doc_topic_prior_ = self.doc_topic_prior or share
+            self.topic_word_prior_ = self.topic_word_prior or share
+            self._begun = generator.gamma(100.0, 0.01, (self.n_components, n_features))
+        return Unlabelled(n_features), TopicSolver(
+            doc_topic_prior=float(self.doc_topic_prior_),
+            topic_word_prior=float(self.topic_word_prior_),
+            max_iter=1 if going_on else int(self.max_iter),
+            n_batches=-(-n_rows // int(self.batch_size)) if online else None,
+            learning_decay=float(self.learning_decay),
+            learning_offset=float(self.learning_offset),
+            total_samples=float(self.total_samples if going_on else n_rows),
+            evaluate_every=0 if going_on else int(self.evaluate_every),
+            perp_tol=float(self.perp_tol),
+            with_bound=not going_on,
+            max_doc_update_iter=int(self.max_doc_update_iter),
+            mean_change_tol=float(self.mean_change_tol),
+            seed=int(generator.randint(2**31 - 1)),
+            n_before=getattr(self, "n_batch_iter_", 1) - 1,
+        )
+
+    def _start(self, model: Unlabelled, rows: Rows) -> NDArray[Any]:
+        return self.components_ if hasattr(self, "components_") else self.__dict__.pop("_begun")
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        if np.isinf(solution.extra.get("bound", 0.0)):
+            raise InvalidDataError(
+                "X holds no word: all its counts are 0. Look at the vocabulary of the vectorizer "
+                "that made it."
+            )
+        self.components_ = solution.w
+        self.exp_dirichlet_component_ = np.exp(log_expectations(solution.w))
+        self.n_batch_iter_ = getattr(self, "n_batch_iter_", 1) + int(solution.extra["n_updates"])
+        if "bound" in solution.extra:
+            self.bound_ = float(solution.extra["bound"])
+        self.n_features_in_ = model.n_features
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def transform(self, X: Any, *, normalize: bool = True) -> Any:
+        """Topics of each document.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        normalize : bool, default=True
+            Shares of the topics; False: the parameters of their distribution.
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows, n_components)
+        """
+        self._check_fitted(X)
+        return map_rows(
+            _Topics(*self._of_documents(), normalize),
+            X,
+            dtype=np.float64,
+            n_outputs=self._n_features_out,
+            row_shape=(self.n_features_in_,),
+            name=type(self).__name__,
+        )
+
+    def score(self, X: Any, y: None = None) -> float:
+        """Variational bound of the log-likelihood of documents.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        y : ignored
+        """
+        return float(self._bound(X)[0] + topics_bound(self.components_, self.topic_word_prior_))
+
+    def perplexity(self, X: Any, sub_sampling: bool = False) -> float:
+        """Perplexity of documents: ``exp(-bound / words)``.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        sub_sampling : bool, default=False
+            Take the documents for a sample of `total_samples`.
+        """
+        score, n_words, n_rows = self._bound(X)
+        if n_words == 0:
+            raise InvalidDataError("X holds no word: all its counts are 0. Give others.")
+        ratio = self.total_samples / n_rows if sub_sampling else 1.0
+        bound = ratio * score + topics_bound(self.components_, self.topic_word_prior_)
+        return float(np.exp(-bound / (ratio * n_words)))
+
+    def _bound(self, X: Any) -> Any:
+        """The documents' part of the bound, their words, and their number."""
+        self._check_fitted(X)
+        return self._score_sums(_total, X, None, None)
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        return _Bounds(*self._of_documents())
+
+    def _of_documents(self) -> tuple[DocumentFit, NDArray[np.float64]]:
+        fit = DocumentFit(
+            float(self.doc_topic_prior_),
+            int(self.max_doc_update_iter),
+            float(self.mean_change_tol),
+        )
+        return fit, np.ascontiguousarray(log_expectations(self.components_).T)
+
+
+@dataclass(frozen=True, eq=False)
+class _Topics:
+    """Topics of each row of counts."""
+
+    fit: DocumentFit
+    log_topics: NDArray[np.float64]
+    normalize: bool
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        gamma = self.fit.gamma_of(counts_of(X), np.exp(self.log_topics))
+        return gamma / gamma.sum(axis=1, keepdims=True) if self.normalize else gamma
+
+
+@dataclass(frozen=True, eq=False)
+class _Bounds:
+    """Each row's part of the variational bound, and its words."""
+
+    fit: DocumentFit
+    log_topics: NDArray[np.float64]
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        return self.fit.bounds_of(counts_of(X), self.log_topics)
+
+
+def _total(y: None, found: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
+    return np.array([*found.sum(axis=0), len(found)])

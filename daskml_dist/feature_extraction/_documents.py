@@ -1,0 +1,267 @@
+"""Documents of collections: what their transformers share, and what is counted in them."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import dask.array as da
+import dask.bag as db
+import numpy as np
+from dask.delayed import delayed
+from dask.utils import is_series_like
+from numpy.typing import NDArray
+from sklearn.base import clone
+
+from daskml_dist._transformer import BlockTransformer, check_fitted
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import to_host
+from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.data.lowering import frame_pieces
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
+
+__all__ = ["DocumentTransformer", "TermCounts", "VocabularyTransformer"]
+
+
+class DocumentTransformer(BlockTransformer):
+    """Base class of transformers of texts."""
+
+    _remedy: ClassVar[str] = 'Texts must be strings; fill missing ones first: X.fillna("").'
+
+    def decode(self, doc: Any) -> Any:
+        """Decode a text; see scikit-learn, which knows one kind of missing value of the three."""
+        missing = doc is None or type(doc).__name__ == "NAType"
+        return super().decode(np.nan if missing else doc)
+
+    def build_preprocessor(self) -> Callable[[Any], str]:
+        """Make what prepares a text; see scikit-learn, whose own calls methods of numbers."""
+        plain: Callable[[Any], str] = super().build_preprocessor()
+        own = self.preprocessor is not None or not (self.lowercase or self.strip_accents)
+        return plain if own else partial(_of_text, plain)
+
+    def _sample(self, X: Any) -> Any:
+        return ["text"]
+
+
+def _of_text(plain: Callable[[Any], str], document: Any) -> str:
+    if not isinstance(document, str):
+        raise ValueError(f"a document is of type {type(document).__name__}")
+    return plain(document)
+
+
+@dataclass
+class TermCounts:
+    """Counts of the terms of some documents.
+
+    Parameters
+    ----------
+    n_documents : int
+    documents : Counter
+        From terms to the number of documents that hold them.
+    times : Counter
+        From terms to how often they come; empty where nobody asks.
+    """
+
+    n_documents: int = 0
+    documents: Counter[str] = field(default_factory=Counter)
+    times: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: TermCounts) -> None:
+        """Count what was found in other documents too."""
+        self.n_documents += other.n_documents
+        self.documents.update(other.documents)
+        self.times.update(other.times)
+
+
+class VocabularyTransformer(DocumentTransformer):
+    """Base class of transformers of texts that learn the terms of all documents."""
+
+    #: Whether a fit with a given vocabulary needs no look at the documents.
+    _knows_all: ClassVar[bool] = True
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the terms of all documents; of a Dask collection in one pass.
+
+        Parameters
+        ----------
+        X : iterable of str, dask Bag, Series or Array of shape (n_documents,)
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            A document is no text, or there is no term in any.
+        InvalidParameterError
+            No term is left by `min_df` and `max_df`.
+        """
+        X = join_delayed(X, 1)
+        return self._fit_lazy(X) if is_dask(X) else super().fit(X, y)
+
+    def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        self._check_parameters()
+        given = bool(self.fixed_vocabulary_)
+        found = TermCounts()
+        if not (given and self._knows_all):
+            plain = clone(self)
+            documents = Collection("dask", _document_blocks(X), None, None, None)
+            found = reduce_parts(documents, partial(_counted, plain), _added)
+        if given:
+            self._set_vocabulary(sorted(self.vocabulary_, key=self.vocabulary_.__getitem__), found)
+        else:
+            self._set_vocabulary(self._chosen(found), found)
+        return self
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        try:
+            self._validate_ngram_range()
+            self._warn_for_unused_params()
+            self._validate_vocabulary()
+        except ValueError as error:
+            raise InvalidParameterError(str(error)) from error
+        if self.fixed_vocabulary_ and self.lowercase and any(map(_has_capitals, self.vocabulary)):
+            warnings.warn(
+                "Upper case characters found in vocabulary while 'lowercase' is True. These "
+                "entries will not be matched with any documents",
+                stacklevel=4,
+            )
+
+    def _chosen(self, found: TermCounts) -> list[str]:
+        """Terms that neither too few nor too many documents hold, sorted."""
+        terms = sorted(found.documents)
+        if not terms:
+            raise InvalidDataError(
+                "empty vocabulary; perhaps the documents only contain stop words. Look at "
+                "`stop_words` and `token_pattern`, which by default takes words of two letters "
+                "or more, and at the filter or the path that made the collection."
+            )
+        most, least = (
+            float(limit) if isinstance(limit, Integral) else limit * found.n_documents
+            for limit in (self.max_df, self.min_df)
+        )
+        if most < least:
+            raise InvalidParameterError(
+                f"max_df corresponds to < documents than min_df: {most:g} and {least:g} of "
+                f"{found.n_documents}. Try a lower min_df or a higher max_df."
+            )
+        documents = _numbers(found.documents, terms)
+        keep = np.flatnonzero((documents >= least) & (documents <= most))
+        if self.max_features is not None and len(keep) > self.max_features:
+            times = documents if self.binary else _numbers(found.times, terms)
+            # Of terms that come as often scikit-learn takes those that this sort takes.
+            keep = np.sort(keep[(-times[keep]).argsort()[: self.max_features]])
+        if not len(keep):
+            raise InvalidParameterError(
+                "After pruning, no terms remain. Try a lower min_df or a higher max_df."
+            )
+        return [terms[i] for i in keep.tolist()]
+
+    def _set_vocabulary(self, terms: list[str], found: TermCounts) -> None:
+        """Set the fitted attributes."""
+        self.vocabulary_ = {term: i for i, term in enumerate(terms)}
+
+    def _documents_of(self, terms: list[str], found: TermCounts) -> NDArray[np.int64]:
+        """Number of documents that hold each term."""
+        return _numbers(found.documents, terms)
+
+    def inverse_transform(self, X: Any) -> Any:
+        """Terms of each row of counts.
+
+        Parameters
+        ----------
+        X : array, CSR matrix or dask Array of shape (n_documents, n_terms)
+
+        Returns
+        -------
+        list of ndarray of str, or lazy dask Bag of these
+        """
+        if not is_dask(X):
+            return super().inverse_transform(X)
+        self._check_ready()
+        terms_of = delayed(partial(_terms_of, clone(self).set_params(vocabulary=self.vocabulary_)))
+        return db.from_delayed([terms_of(block) for block in X.to_delayed().ravel()])
+
+    def _map(self, method: str, X: Any) -> Any:
+        self._check_ready()
+        return super()._map(method, join_delayed(X, 1))
+
+    def _check_ready(self) -> None:
+        """Check that the terms are known; a given vocabulary needs no fit."""
+        if not hasattr(self, "vocabulary_") and self.vocabulary is not None and self._knows_all:
+            self._check_parameters()
+        check_fitted(self)
+
+
+def _has_capitals(term: str) -> bool:
+    return any(map(str.isupper, term))
+
+
+def _numbers(counts: Counter[str], terms: Iterable[str]) -> NDArray[np.int64]:
+    return np.array([counts[term] for term in terms], dtype=np.int64)
+
+
+def _document_blocks(X: Any) -> list[tuple[Any, None, None]]:
+    """Lazy blocks of documents."""
+    if isinstance(X, db.Bag):
+        pieces = X.to_delayed()
+    elif is_series_like(X):
+        pieces = frame_pieces(X)
+    elif isinstance(X, da.Array) and X.ndim == 1:
+        pieces = X.to_delayed().tolist()
+    else:
+        raise InvalidDataError(
+            f"Texts came as {type(X).__name__} of {getattr(X, 'ndim', 'no')} dimensions. Pass a "
+            'dask Bag, a Series (a column of a frame: X["text"]) or an Array of one dimension.'
+        )
+    return [(piece, None, None) for piece in pieces]
+
+
+def _counted(
+    plain: VocabularyTransformer, index: int, X: Any, y: None, sample_weight: None
+) -> TermCounts:
+    """Counts of the terms of a block."""
+    own = clone(plain)
+    documents = list(to_host(X))
+    try:
+        own._validate_vocabulary()
+        return _count(own.build_analyzer(), documents, own)
+    except (ValueError, TypeError, AttributeError) as error:
+        said = f"Block {index} of X: "
+        raise as_ours(ValueError(f"{str(error).rstrip('. ')}. {own._remedy}"), said) from error
+
+
+def _count(analyse: Callable[[Any], Any], documents: list[Any], plain: Any) -> TermCounts:
+    found = TermCounts(len(documents))
+    several = plain.max_features is not None and not plain.binary
+    for document in documents:
+        terms = analyse(document)
+        if several:
+            terms = list(terms)
+            found.times.update(terms)
+        found.documents.update(set(terms))
+    if plain.fixed_vocabulary_:
+        known = plain.vocabulary_
+        found.documents = Counter({t: n for t, n in found.documents.items() if t in known})
+    return found
+
+
+def _added(parts: list[TermCounts]) -> TermCounts:
+    total = TermCounts()
+    for part in parts:
+        total.add(part)
+    return total
+
+
+def _terms_of(vectorizer: Any, X: Any) -> list[NDArray[Any]]:
+    found: list[NDArray[Any]] = vectorizer.inverse_transform(X)
+    return found

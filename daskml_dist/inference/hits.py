@@ -1,0 +1,59 @@
+"""Recommended items beside those that are held out: which are hits, and how much they gain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.optional import load_pandas
+
+__all__ = ["gains", "hits_of", "precisions"]
+
+
+def hits_of(
+    held_out: Any, recommended: Any, k: int, names: tuple[Any, Any, Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Truth value of each user's first `k` items: it is held out.
+
+    Parameters
+    ----------
+    held_out, recommended : pandas.DataFrame
+    k : int
+    names : tuple of str
+        Columns of users, items and scores.
+
+    Returns
+    -------
+    ndarray of bool of shape (n_users, k)
+        Of each user of `held_out`, in falling order of scores.
+    ndarray of int of shape (n_users,)
+        How many items of each are held out.
+    """
+    user, item, score = names
+    right = held_out[[user, item]].drop_duplicates()
+    sizes = right.groupby(user, sort=True).size()
+    order = np.argsort(-recommended[score].to_numpy(np.float64), kind="stable")
+    ranked = recommended[[user, item]].iloc[order]
+    place = ranked.groupby(user, sort=False).cumcount().to_numpy()
+    best, place = ranked[place < k], place[place < k]
+    rows = sizes.index.get_indexer(best[user])
+    pandas = load_pandas()
+    pairs = pandas.MultiIndex.from_frame(right)
+    is_right = pairs.get_indexer(pandas.MultiIndex.from_frame(best)) >= 0
+    table = np.zeros((len(sizes), k), np.bool_)
+    table[rows[is_right], place[is_right]] = True
+    return table, sizes.to_numpy()
+
+
+def precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of hits of each user."""
+    return np.asarray(hits.mean(axis=1))
+
+
+def gains(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Discounted cumulative gain of each user, of the best that there is."""
+    gain = 1 / np.log2(np.arange(hits.shape[1]) + 2)
+    best = np.cumsum(gain)[np.minimum(sizes, hits.shape[1]) - 1]
+    return np.asarray(hits @ gain / best)

@@ -1,0 +1,152 @@
+"""Metrics of recommended items: how many of each user's held-out items they hold, and how early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask.base import compute
+from dask.delayed import delayed
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_count
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.hits import gains, hits_of, precisions
+
+__all__ = ["ndcg_at_k", "precision_at_k"]
+
+
+def precision_at_k(
+    held_out: Any,
+    recommended: Any,
+    k: int = 10,
+    *,
+    user_col: str = "user",
+    item_col: str = "item",
+    score_col: str = "score",
+) -> float:
+    """Share of the first `k` recommended items that are among the held-out ones.
+
+    The mean over the users of `held_out`: one to whom less than `k` items are recommended, or
+    none, counts as if the missing ones were wrong.
+
+    Parameters
+    ----------
+    held_out : pandas.DataFrame or dask DataFrame
+        Of columns `user_col` and `item_col`: the items that are right for each user. A pair that
+        comes several times counts once.
+    recommended : pandas.DataFrame or dask DataFrame
+        Of columns `user_col`, `item_col` and `score_col`, as
+        :meth:`~daskml_dist.recommender.ALS.recommend` makes it; each pair once.
+    k : int, default=10
+    user_col, item_col, score_col : str
+        Names of the columns.
+
+    Returns
+    -------
+    float
+        In [0, 1].
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        `k` is no number of items; a frame lacks a column; nothing is held out.
+    """
+    return _mean(precisions, held_out, recommended, k, (user_col, item_col, score_col))
+
+
+def ndcg_at_k(
+    held_out: Any,
+    recommended: Any,
+    k: int = 10,
+    *,
+    user_col: str = "user",
+    item_col: str = "item",
+    score_col: str = "score",
+) -> float:
+    """Normalised discounted cumulative gain of the first `k` recommended items.
+
+    A held-out item at place p (from 1) gains ``1 / log2(p + 1)``; the sum is divided by that of
+    the best order there is. The mean over the users of `held_out`.
+
+    Parameters
+    ----------
+    held_out, recommended, k, user_col, item_col, score_col
+        As :func:`precision_at_k`.
+
+    Returns
+    -------
+    float
+        In [0, 1].
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        As :func:`precision_at_k`.
+
+    References
+    ----------
+    K. Jarvelin and J. Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM
+    Transactions on Information Systems 20(4), 2002.
+    """
+    return _mean(gains, held_out, recommended, k, (user_col, item_col, score_col))
+
+
+_Names = tuple[str, str, str]
+_Metric = Callable[[NDArray[np.bool_], NDArray[np.int64]], NDArray[np.float64]]
+
+
+def _mean(metric: _Metric, held_out: Any, recommended: Any, k: int, names: _Names) -> float:
+    """Mean of a metric over the users, of frames in memory or lazy."""
+    check_count("k", k)
+    _check_columns("held_out", held_out, names[:2])
+    _check_columns("recommended", recommended, names)
+    one = partial(_sums, metric, k=int(k), names=names)
+    if is_dask(held_out) or is_dask(recommended):
+        parts = _by_user(held_out, recommended, names)
+        found = compute([delayed(one, pure=False)(*pair) for pair in parts])[0]
+    else:
+        found = [one(held_out, recommended)]
+    total, n_users = np.sum(found, axis=0)
+    if not n_users:
+        raise InvalidDataError(
+            "held_out has no rows: there is nobody to recommend to. Look at the filter or the "
+            "split that made it."
+        )
+    return float(total / n_users)
+
+
+def _by_user(held_out: Any, recommended: Any, names: _Names) -> list[tuple[Any, Any]]:
+    """Partitions of both frames, the same users in each pair."""
+    import dask.dataframe as dd
+
+    n = max(frame.npartitions for frame in (held_out, recommended) if is_dask(frame))
+    pieces = []
+    for frame, columns in ((held_out, names[:2]), (recommended, names)):
+        lazy = frame if is_dask(frame) else dd.from_pandas(frame, npartitions=1, sort=False)
+        pieces.append(lazy[[*columns]].shuffle(on=names[0], npartitions=n).to_delayed())
+    return list(zip(*pieces, strict=True))
+
+
+def _check_columns(name: str, frame: Any, columns: tuple[str, ...]) -> None:
+    if not is_dataframe_like(frame):
+        raise InvalidDataError(
+            f"{name} is a {type(frame).__name__}. Give a dataframe with columns {list(columns)}."
+        )
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise InvalidDataError(
+            f"{name} lacks the columns {missing}; it has {list(frame.columns)}. Name them: "
+            "user_col=..., item_col=..., score_col=..."
+        )
+
+
+def _sums(
+    metric: _Metric, held_out: Any, recommended: Any, *, k: int, names: _Names
+) -> tuple[float, int]:
+    """Sum of a metric over some users, and how many they are."""
+    found = metric(*hits_of(held_out, recommended, k, names))
+    return float(found.sum()), len(found)

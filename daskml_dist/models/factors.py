@@ -1,0 +1,113 @@
+"""Factors of users and items: a rating is the product of two short vectors, and biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.als import Regressors
+from daskml_dist.models.base import Model
+
+__all__ = ["Factors"]
+
+
+@dataclass(frozen=True)
+class Factors(Model):
+    """A vector for each user and each item, whose product is a rating or a preference.
+
+    With biases the last entry of a vector is what its user or item adds to every rating, beside
+    the mean of all.
+
+    Parameters
+    ----------
+    rank : int
+        Length of the vectors, biases apart.
+    implicit : bool, default=False
+        Whether ratings are counts of what was seen, and a pair without one is a weak "no".
+    biased : bool, default=False
+    dtype : {"float32", "float64"}, default="float32"
+        Of the factors.
+    """
+
+    rank: int
+    implicit: bool = False
+    biased: bool = False
+    dtype: str = "float32"
+
+    @property
+    def width(self) -> int:
+        """Numbers of a user or an item."""
+        return self.rank + int(self.biased)
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """The ratings themselves."""
+        return y
+
+    def start(self, at: slice, seed: int) -> NDArray[Any]:
+        """Factors to start from, of expected length 1: hashed from the numbers of the ids.
+
+        Parameters
+        ----------
+        at : slice
+            Numbers of users or items, whoever holds the others.
+        seed : int
+
+        Returns
+        -------
+        ndarray of shape (n, width)
+            With biases of 0.
+        """
+        number = np.arange(at.start + 1, at.stop + 1, dtype=np.uint64)[:, np.newaxis]
+        column = np.arange(self.rank, dtype=np.uint64)
+        draw = _mixed(_mixed(number) + column + _mixed(np.array([seed], np.uint64)))
+        uniform = (draw >> np.uint64(11)) * 2.0**-53
+        factors = np.zeros((len(number), self.width), self.dtype)
+        factors[:, : self.rank] = (uniform - 0.5) * np.sqrt(12 / self.rank)
+        return factors
+
+    def gram(self, factors: NDArray[Any]) -> NDArray[np.float64]:
+        """Sum of the squares of some factors; the sum of all of them needs those of all parts."""
+        total = np.zeros((self.width, self.width))
+        for start in range(0, len(factors), _ROWS):
+            part = factors[start : start + _ROWS].astype(np.float64)
+            total += part.T @ part
+        return total
+
+    def regressors(
+        self, factors: NDArray[Any], gram: NDArray[np.float64], mean: float
+    ) -> Regressors:
+        """Factors as the other side's ratings are explained by them.
+
+        Parameters
+        ----------
+        factors : ndarray of shape (n, width)
+            Those that the ratings touch.
+        gram : ndarray of shape (width, width)
+            Of all of them (implicit), else zeros.
+        mean : float
+            Of the ratings, which is taken from them beside the biases.
+        """
+        if not self.biased:
+            return Regressors(factors, np.empty(0, factors.dtype), gram)
+        ones = factors.copy()
+        ones[:, -1] = 1
+        return Regressors(ones, factors[:, -1] + factors.dtype.type(mean), gram)
+
+
+#: Factors that are squared in float64 at once.
+_ROWS = 1 << 14
+
+
+def _mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash of 64 bits of each number.
+
+    S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014.
+    """
+    number = number * np.uint64(0x9E3779B97F4A7C15)
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))

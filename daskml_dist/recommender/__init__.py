@@ -1,0 +1,7 @@
+"""Recommenders: what users will like, learned from what they rated or used."""
+
+from __future__ import annotations
+
+from daskml_dist.recommender.als import ALS
+
+__all__ = ["ALS"]

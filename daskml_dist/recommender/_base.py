@@ -1,0 +1,339 @@
+"""Base class of the recommenders: ratings in, predictions, recommended and similar items out."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask.utils import is_dataframe_like, is_series_like
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+
+from daskml_dist._checks import check_count, check_flag
+from daskml_dist.data.keyed import KeyedCollection
+from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.keyed.frames import Columns, entries_of_frame, entries_of_matrix
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidDataError, NotFittedError
+from daskml_dist.inference.hits import gains, hits_of
+from daskml_dist.inference.transform import map_pieces
+from daskml_dist.recommender._scores import Fitted, Seen, find_ids, first_items, highest
+from daskml_dist.solvers.als import SIDES
+
+__all__ = ["BaseRecommender"]
+
+
+class BaseRecommender(BaseEstimator):
+    """Base class of estimators that learn factors of users and items from ratings.
+
+    A fit sets ``user_ids_``, ``item_ids_``, ``user_factors_``, ``item_factors_``, ``mean_`` and,
+    with biases, ``user_biases_`` and ``item_biases_``.
+    """
+
+    user_col: Any = "user"
+    item_col: Any = "item"
+    rating_col: Any = "rating"
+    implicit: bool = False
+
+    @abstractmethod
+    def fit(self, X: Any, y: None = None, *, client: Any = None) -> Any:
+        """Learn the factors."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.sparse = True
+        tags.target_tags.required = False
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        # The graph of lazy ratings holds the rows of the fit.
+        return {name: v for name, v in state.items() if name != "_given" or not is_dask(v)}
+
+    # -- ratings -------------------------------------------------------------------------------
+
+    def _entries(self, X: Any, rated: bool = True) -> KeyedCollection:
+        """Ratings of a frame, or of a sparse matrix; without `rated` their pairs alone."""
+        least = 0.0 if self.implicit else None
+        if not is_dataframe_like(X):
+            return entries_of_matrix(X, SIDES, least)
+        value = self.rating_col if rated else None
+        return entries_of_frame(X, Columns(self.user_col, self.item_col, value, least), SIDES)
+
+    def _reduced(self, function: Callable[[Numbered], Any], X: Any, rated: bool = True) -> Any:
+        """Arrays that a function of entries makes of all parts of X, joined."""
+        entries = self._entries(X, rated)
+        parts: list[Any] = [(source, None, None) for source in entries.sources]
+        one = partial(_of_part, function, entries.numbers)
+        return reduce_parts(replace(entries, parts=parts), one, _joined)
+
+    # -- predictions ---------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:
+        """Rating, or preference, of each pair of a user and an item.
+
+        A pair with an id that the fit has not seen (Spark's ``coldStartStrategy`` gives NaN or
+        drops it) has the mean of all ratings, with biases that of the known id besides; 0 where
+        ratings are implicit. No prediction is NaN.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame, dask DataFrame or array-like of shape (n_pairs, 2)
+            With the columns `user_col` and `item_col`, or a user and an item a row.
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_pairs,)
+
+        Raises
+        ------
+        InvalidDataError
+            A column is not there, an id is missing, or ids are of another type than in the fit.
+        """
+        self._check_fitted()
+        names = self._names
+        if is_dataframe_like(X):
+            if missing := [name for name in names if name not in X.columns]:
+                raise InvalidDataError(
+                    f"X has no column {' and '.join(map(repr, missing))}; it has "
+                    f"{list(X.columns)}. Name the columns by user_col and item_col."
+                )
+            X = X[[*names]]
+        function = partial(_predictions, self._fitted(), names)
+        if is_dask(X):
+            return map_pieces(_called, function, X, np.empty(0))
+        return function(X)
+
+    def score(self, X: Any, y: None = None) -> float:
+        """Score of held-out ratings; higher is better.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        y : ignored
+
+        Returns
+        -------
+        float
+            Minus the root mean squared error of :meth:`predict`; of implicit ratings the
+            :func:`~daskml_dist.metrics.ndcg_at_k` of ten items a user that are new to him.
+        """
+        self._check_fitted()
+        if not self.implicit:
+            squares, n = self._reduced(partial(_squares, self._fitted(), self._names), X)
+            return -float(np.sqrt(squares.sum() / n.sum()))
+        users, items = self._reduced(_pairs, X, rated=False)
+        held_out = load_pandas().DataFrame({self.user_col: users, self.item_col: items})
+        best = self.recommend(held_out[self.user_col].unique(), 10)
+        return float(gains(*hits_of(held_out, best, 10, (*self._names, "score"))).mean())
+
+    # -- recommendations -----------------------------------------------------------------------
+
+    def recommend(
+        self, users: Any = None, n: int = 10, filter_seen: bool = True, *, seen: Any = None
+    ) -> Any:
+        """The items with the highest predictions for each user.
+
+        A user that the fit has not seen gets the items that are best for the mean user.
+
+        Parameters
+        ----------
+        users : array-like or dask Series of ids, of shape (n_users,), or None
+            None: all of the fit.
+        n : int, default=10
+            Items a user; less where a user has seen nearly all.
+        filter_seen : bool, default=True
+            Leave out items that a user has rated in `seen`.
+        seen : as X in :meth:`fit`, or None
+            None: the ratings of the fit, which an estimator that was fitted to a Dask collection
+            reads again, and does not keep when it is pickled. Of the users asked for, the pairs
+            come to the client.
+
+        Returns
+        -------
+        pandas.DataFrame or lazy dask DataFrame
+            Columns `user_col`, `item_col` and "score": users in the given order, the highest
+            scores of each first. Lazy where `users` is.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            `n` is no number of items; ids are of another type than in the fit; nobody knows what
+            was seen.
+        """
+        self._check_fitted()
+        check_count("n", n)
+        check_flag("filter_seen", filter_seen)
+        given = self.user_ids_ if users is None else users
+        lazy = is_dask(given)
+        shown = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
+        function = partial(_recommended, self._fitted(), self._names, int(n), shown)
+        if not lazy:
+            return function(given)
+        frame = given.to_frame(self.user_col) if is_series_like(given) else given
+        return map_pieces(_called, function, frame, function(self.user_ids_[:0]))
+
+    def _seen(self, seen: Any, users: Any = None) -> Seen:
+        """Items that users have seen; of some users, or of all."""
+        if seen is None and (seen := getattr(self, "_given", None)) is None:
+            raise InvalidDataError(
+                "Nobody knows which items users have seen: the fit was to a Dask collection, and "
+                "pickling left it behind. Give recommend(..., seen=ratings), or filter_seen=False."
+            )
+        if isinstance(seen, Seen):
+            return seen
+        wanted = np.ones(len(self.user_ids_), np.bool_)
+        if users is not None:
+            wanted[:] = False
+            found = find_ids(self.user_ids_, users, str(self.user_col))
+            wanted[found[found >= 0]] = True
+        of = partial(_positions, self.user_ids_, self.item_ids_, wanted)
+        pairs = self._reduced(of, seen, rated=False)
+        return Seen.of(pairs[0], pairs[1], len(self.user_ids_))
+
+    def similar_items(self, items: Any, n: int = 10) -> Any:
+        """The items whose factors point in nearly the same direction as those of some items.
+
+        Parameters
+        ----------
+        items : array-like of ids, of shape (n_items,)
+        n : int, default=10
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns `item_col`, "similar" and "score", the cosine: items in the given order, the
+            most similar ones of each first, without itself.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            `n` is no number of items; the fit has not seen an item.
+        """
+        self._check_fitted()
+        check_count("n", n)
+        ids, fitted = np.asarray(items).reshape(-1), self._fitted()
+        at = find_ids(self.item_ids_, ids, str(self.item_col))
+        if (at < 0).any():
+            raise InvalidDataError(
+                f"The fit has not seen the items {ids[at < 0][:5].tolist()}. Ask for items of "
+                "item_ids_."
+            )
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        for i, item in enumerate(at.tolist()):
+            cosines = fitted.similar(item)[np.newaxis]
+            cosines[0, item] = -np.inf
+            rows, others, best = highest(cosines, int(n))
+            found.append((rows + i, others, best))
+        rows, others, best = _joined(found)
+        return load_pandas().DataFrame(
+            {self.item_col: ids[rows], "similar": self.item_ids_[others], "score": best}
+        )
+
+    # -- what was fitted -----------------------------------------------------------------------
+
+    @property
+    def _names(self) -> tuple[Any, Any]:
+        return self.user_col, self.item_col
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "user_factors_"):
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with "
+                "appropriate arguments before using this estimator."
+            )
+
+    def _fitted(self) -> Fitted:
+        return Fitted(
+            self.user_ids_,
+            self.item_ids_,
+            self.user_factors_,
+            self.item_factors_,
+            getattr(self, "user_biases_", None),
+            getattr(self, "item_biases_", None),
+            0.0 if self.implicit else self.mean_,
+        )
+
+
+def _called(rows: Any, function: Callable[[Any], Any], number: int) -> Any:
+    return function(rows)
+
+
+def _column(rows: Any, name: Any, at: int) -> Any:
+    """A column of a frame, or of an array of pairs."""
+    if is_dataframe_like(rows):
+        return rows[name]
+    pairs = np.asarray(rows)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise InvalidDataError(
+            f"Pairs have the shape {pairs.shape}. Give a user and an item in each row, or a "
+            f"dataframe with the column {name!r}."
+        )
+    return pairs[:, at]
+
+
+def _predictions(fitted: Fitted, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
+    tables = fitted.user_ids, fitted.item_ids
+    users, items = (
+        find_ids(tables[at], _column(rows, name, at), str(name)) for at, name in enumerate(names)
+    )
+    return fitted.of_pairs(users, items)
+
+
+def _recommended(
+    fitted: Fitted, names: tuple[Any, Any], n: int, seen: Seen | None, users: Any
+) -> Any:
+    ids = users[names[0]] if is_dataframe_like(users) else users
+    ids = np.asarray(ids).reshape(-1)
+    rows, items, best = first_items(fitted, find_ids(fitted.user_ids, ids, str(names[0])), n, seen)
+    found = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
+    return load_pandas().DataFrame(found)
+
+
+# -- functions of the entries of a part --------------------------------------------------------
+
+
+def _of_part(
+    function: Callable[[Numbered], Any], numbers: Any, index: int, part: Any, *_: Any
+) -> Any:
+    return function(numbers(part))
+
+
+def _joined(parts: list[tuple[Any, ...]]) -> tuple[NDArray[Any], ...]:
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+
+
+def _pairs(entries: Numbered) -> tuple[NDArray[Any], NDArray[Any]]:
+    return entries.ids[0][entries.codes[0]], entries.ids[1][entries.codes[1]]
+
+
+def _positions(
+    user_ids: NDArray[Any], item_ids: NDArray[Any], wanted: NDArray[np.bool_], entries: Numbered
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Positions of the pairs of some users, both of which the fit has seen."""
+    users = find_ids(user_ids, entries.ids[0], "user")[entries.codes[0]]
+    items = find_ids(item_ids, entries.ids[1], "item")[entries.codes[1]]
+    known = (users >= 0) & (items >= 0) & wanted[users]
+    return users[known].astype(np.int32), items[known].astype(np.int32)
+
+
+def _squares(
+    fitted: Fitted, names: tuple[Any, Any], entries: Numbered
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sum of the squared errors of some ratings, and their number."""
+    users, items = (
+        find_ids(ids, own, str(name))[codes]
+        for ids, own, codes, name in zip(
+            (fitted.user_ids, fitted.item_ids), entries.ids, entries.codes, names, strict=True
+        )
+    )
+    values = np.ones(len(users)) if entries.values is None else entries.values
+    errors = values - fitted.of_pairs(users, items)
+    return np.array([errors @ errors]), np.array([float(len(errors))])

@@ -1,0 +1,266 @@
+"""Latent Dirichlet allocation by variational Bayes: sums over documents, given the topics.
+
+References
+----------
+M. D. Hoffman, D. M. Blei and F. Bach, "Online learning for latent Dirichlet allocation", NIPS 2010.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.csr_rows import CSRRows
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.topics import DocumentFit, check_counts, log_expectations, topics_bound
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.rows import is_sparse
+
+__all__ = ["DocumentBounds", "TopicSolver", "TopicWords"]
+
+
+@dataclass(frozen=True, eq=False)
+class _OfDocuments(Statistic):
+    """Base class of sums over documents whose topics are found first.
+
+    Parameters
+    ----------
+    prior, max_iter, tol
+        As of :class:`DocumentFit`.
+    signed : bool
+        Whether to let negative numbers through.
+    """
+
+    prior: float
+    max_iter: int
+    tol: float
+    signed: bool = field(default=False, kw_only=True)
+
+    @property
+    def fit(self) -> DocumentFit:
+        """Finder of a document's topics."""
+        return DocumentFit(self.prior, self.max_iter, self.tol)
+
+    def _counts(self, rows: Any, backend: Backend) -> tuple[Any, NDArray[np.intp]]:
+        """A CSR block on the host, and which of its rows are meant."""
+        if isinstance(rows, CSRRows):
+            X, places = rows.X, rows.rows
+        else:
+            dense = backend.to_numpy(rows.toarray() if is_sparse(rows) else rows)
+            X, places = sparse.csr_array(dense), np.arange(len(dense))
+        if not self.signed:
+            check_counts(X.data)
+        return X, places
+
+
+@dataclass(frozen=True, eq=False)
+class TopicWords(_OfDocuments):
+    """Expected number of times that each topic makes each word, but for the factor `topics`.
+
+    A last row holds the number of documents.
+
+    Parameters
+    ----------
+    topics : ndarray of float64 of shape (n_words, k)
+        exp(E[log beta]).
+    seed, round : int
+        Of what documents begin with, which follows from these and their places in X.
+    batch, n_batches : int
+        Which documents: every `n_batches`-th of a block.
+    """
+
+    topics: Array
+    seed: int
+    round: int
+    batch: int = 0
+    n_batches: int = 1
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return len(self.topics) + 1, self.topics.shape[1]
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        from daskml_dist.backends import topic_kernels
+
+        X, places = self._counts(rows.X, backend)
+        # Blocks begin their turns at different batches, so that short ones fill all alike.
+        turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
+        at = np.arange(turn, len(places), self.n_batches)
+        stream = np.random.SeedSequence((self.seed, self.round, rows.block + 1))
+        gamma = np.empty((len(at), self.topics.shape[1]))
+        topic_kernels.draw(stream.generate_state(1, np.uint64)[0], rows.first + at, gamma)
+        _, shares = self.fit(X, places[at], self.topics, gamma)
+        found = backend.to_numpy(out)
+        if not found.flags.writeable:
+            found = found.copy()
+        csr = X.indptr, X.indices, X.data
+        topic_kernels.add_words(*csr, places[at], self.topics, shares, found[:-1])
+        found[-1] += len(at)
+        if found is not out:
+            out[...] = backend.to_device(found)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentBounds(_OfDocuments):
+    """The documents' part of the variational bound, and their words.
+
+    Parameters
+    ----------
+    log_topics : ndarray of float64 of shape (n_words, k)
+        E[log beta].
+    """
+
+    log_topics: Array
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (2,)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        X, places = self._counts(rows.X, backend)
+        found = self.fit.bounds_of(X[places], self.log_topics).sum(axis=0)
+        out += backend.to_device(found)
+        return -float(found[0])
+
+
+@dataclass(frozen=True)
+class TopicSolver(Solver):
+    """Variational Bayes: the words of all topics from those of all documents, or of some in turn.
+
+    Parameters
+    ----------
+    doc_topic_prior, topic_word_prior : float
+    max_iter : int
+        Times that each document is looked at.
+    n_batches : int or None
+        Parts of the documents, after each of which topics take a step ("online"); None: all
+        documents make them anew.
+    learning_decay, learning_offset, total_samples : float
+        Of the steps.
+    evaluate_every : int
+        Iterations from one look at the perplexity to the next; 0 or less: none.
+    perp_tol : float
+        Change of the perplexity that ends the iterations.
+    with_bound : bool
+        Whether to find the perplexity in the end.
+    max_doc_update_iter, mean_change_tol
+        As of :class:`DocumentFit`.
+    seed : int
+    n_before : int
+        Updates that were made before.
+    """
+
+    name = "variational_bayes"
+    doc_topic_prior: float
+    topic_word_prior: float
+    max_iter: int
+    n_batches: int | None
+    learning_decay: float
+    learning_offset: float
+    total_samples: float
+    evaluate_every: int
+    perp_tol: float
+    with_bound: bool
+    max_doc_update_iter: int
+    mean_change_tol: float
+    seed: int
+    n_before: int = 0
+
+    @property
+    def max_passes(self) -> int:
+        """Sums: one for each part of the documents, and one for each perplexity."""
+        looks = self.max_iter // self.evaluate_every if self.evaluate_every > 0 else 0
+        return self.max_iter * (self.n_batches or 1) + looks + 1
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Find the topics' words, from those at the start.
+
+        Returns
+        -------
+        Solution
+            With the parameters of the topics, of shape (k, n_words); ``"bound"``, the perplexity,
+            and ``"n_updates"``.
+        """
+        assert start is not None
+        at = _Topics(start, perplexity=np.inf)
+        if sums.kept is not None:
+            numbers = sums.kept["numbers"]
+            at = _Topics(sums.kept["components"], int(numbers[0]), float(numbers[1]))
+        n_batches = self.n_batches or 1
+        while at.n_updates < self.max_iter * n_batches and not sums.should_stop:
+            self._update(at, sums)
+            if at.n_updates % n_batches == 0 and self._has_settled(at, sums):
+                break
+            if at.n_updates < self.max_iter * n_batches:
+                sums.keep(at.components, at.state)
+        extra: dict[str, Any] = {"n_updates": at.n_updates}
+        if self.with_bound:
+            extra["bound"] = self._perplexity(at, sums)
+        return Solution(at.components, -(-at.n_updates // n_batches), extra=extra)
+
+    def _update(self, at: _Topics, sums: Sums) -> None:
+        """Let the topics be those of a part of the documents, or take a step there."""
+        n_batches, topics = self.n_batches or 1, np.exp(at.log_topics)
+        rounds = self.n_before + at.n_updates
+        where: dict[str, Any] = {"batch": at.n_updates % n_batches, "n_batches": n_batches}
+        found = sums(TopicWords(**self._fit, topics=topics, seed=self.seed, round=rounds, **where))
+        words, n_documents = (found[:-1] * topics).T, found[-1, 0]
+        at.n_updates += 1
+        if self.n_batches is None:
+            at.set(self.topic_word_prior + words)
+        elif n_documents:
+            rate = (self.learning_offset + rounds + 1) ** -self.learning_decay
+            target = self.topic_word_prior + self.total_samples / n_documents * words
+            at.set((1 - rate) * at.components + rate * target)
+
+    def _has_settled(self, at: _Topics, sums: Sums) -> bool:
+        """Whether the perplexity has not changed since the last look, if it is time for one."""
+        n_iter = at.n_updates // (self.n_batches or 1)
+        if self.evaluate_every <= 0 or n_iter % self.evaluate_every:
+            return False
+        before, at.perplexity = at.perplexity, self._perplexity(at, sums)
+        return bool(abs(before - at.perplexity) < self.perp_tol)
+
+    def _perplexity(self, at: _Topics, sums: Sums) -> float:
+        score, n_words = sums(DocumentBounds(**self._fit, log_topics=at.log_topics))
+        bound = score + topics_bound(at.components, self.topic_word_prior)
+        return float(np.exp(-bound / n_words)) if n_words > 0 else np.inf
+
+    @property
+    def _fit(self) -> dict[str, Any]:
+        return {
+            "prior": self.doc_topic_prior,
+            "max_iter": self.max_doc_update_iter,
+            "tol": self.mean_change_tol,
+        }
+
+
+class _Topics:
+    """Topics as far as they are found.
+
+    Parameters
+    ----------
+    components : ndarray of shape (k, n_words)
+    n_updates : int
+    perplexity : float
+        When it was last looked at.
+    """
+
+    def __init__(self, components: Array, n_updates: int = 0, perplexity: float = np.inf) -> None:
+        self.n_updates, self.perplexity = n_updates, perplexity
+        self.set(components)
+
+    def set(self, components: Array) -> None:
+        """Take other parameters."""
+        self.components = np.ascontiguousarray(components)
+        #: E[log beta], of shape (n_words, k).
+        self.log_topics = np.ascontiguousarray(log_expectations(self.components).T)
+
+    def state(self) -> dict[str, Array]:
+        """All that is needed to go on."""
+        numbers = np.array([self.n_updates, self.perplexity])
+        return {"components": self.components, "numbers": numbers}

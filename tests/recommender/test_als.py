@@ -1,0 +1,248 @@
+"""`ALS` as users meet it: frames and sparse arrays, workers, what is recommended, bad input."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from dask.base import is_dask_collection
+from distributed import Client
+from scipy import sparse
+from sklearn.base import clone
+
+from daskml_dist import Run
+from daskml_dist.errors import (
+    DivergedError,
+    InvalidDataError,
+    InvalidParameterError,
+    NotFittedError,
+)
+from daskml_dist.recommender import ALS
+
+rng = np.random.default_rng(0)
+N_USERS, N_ITEMS = 120, 50
+TASTES = rng.normal(size=(N_USERS, 3)), rng.normal(size=(N_ITEMS, 3))
+WHOLE = 3 + TASTES[0] @ TASTES[1].T
+PAIRS = rng.permutation(N_USERS * N_ITEMS)[:3000]
+RATINGS = pd.DataFrame(
+    {
+        "user": PAIRS // N_ITEMS,
+        "item": np.char.add("i", (PAIRS % N_ITEMS).astype(str)).astype(object),
+        "rating": WHOLE.ravel()[PAIRS] + 0.1 * rng.normal(size=len(PAIRS)),
+    }
+)
+LAZY = dd.from_pandas(RATINGS, npartitions=5, sort=False)
+COUNTS = RATINGS.assign(rating=rng.integers(1, 9, len(PAIRS)))
+HELD = pd.DataFrame({"user": (rest := np.setdiff1d(np.arange(WHOLE.size), PAIRS)) // N_ITEMS})
+HELD["item"] = ["i" + str(i) for i in rest % N_ITEMS]
+HELD["rating"] = WHOLE.ravel()[rest]
+CALM = Run(n_lanes=3, deterministic=True)
+ATTRIBUTES = ("user_factors_", "item_factors_", "user_ids_", "item_ids_", "mean_", "n_iter_")
+KINDS: dict[str, dict[str, Any]] = {
+    "explicit": {},
+    "biased": {"biases": True},
+    "implicit": {"implicit": True, "alpha": 5.0},
+    "conjugate gradients": {"solver": "cg", "implicit": True},
+}
+
+
+def made(**params: Any) -> ALS:
+    return ALS(4, **{"reg_param": 0.02, "random_state": 0, **params})
+
+
+def assert_same(one: ALS, other: ALS) -> None:
+    for name in ATTRIBUTES:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_change_nothing(kind: str, client: Client) -> None:
+    frame = COUNTS if "implicit" in KINDS[kind] else RATINGS
+    lazy = dd.from_pandas(frame, npartitions=5, sort=False)
+    alone = made(**KINDS[kind], run=CALM).fit(frame)
+    far = made(**KINDS[kind], run=CALM).fit(lazy)
+    assert_same(far, alone)
+    losses = [[record["loss"] for record in model.history_] for model in (far, alone)]
+    np.testing.assert_allclose(*losses, rtol=1e-12)
+    # However lanes are cut, to rounding.
+    other = made(**KINDS[kind]).fit(frame)
+    np.testing.assert_allclose(other.item_factors_, alone.item_factors_, rtol=0, atol=1e-3)
+
+
+def test_it_finds_what_was_left_out() -> None:
+    for biases in (False, True):
+        model = made(biases=biases).fit(RATINGS)
+        assert model.score(HELD) > -0.5 > -HELD["rating"].std()
+        loss = [record["loss"] for record in model.history_]
+        assert loss[-1] == pytest.approx(-model.score(RATINGS), rel=1e-4)
+        assert len(loss) == model.n_iter_ == 10
+
+
+def test_a_sparse_matrix_is_a_frame_of_positions(client: Client) -> None:
+    matrix = sparse.csr_matrix(
+        (RATINGS["rating"], (RATINGS["user"], RATINGS["item"].str[1:].astype(int))),
+        shape=(N_USERS, N_ITEMS),
+    )
+    frame = RATINGS.assign(item=RATINGS["item"].str[1:].astype(int))
+    found = made(run=CALM).fit(frame)
+    assert_same(made(run=CALM).fit(matrix), found)
+    chunks = da.concatenate(
+        [
+            da.from_delayed(part, (n, N_ITEMS), meta=matrix[:0])
+            for n, part in ((40, _delayed(matrix[:40])), (80, _delayed(matrix[40:])))
+        ]
+    )
+    far = made(run=CALM).fit(chunks)
+    assert_same(far, found)
+    mine = far.recommend([3, 7], 4)
+    pd.testing.assert_frame_equal(mine, found.recommend([3, 7], 4))
+
+
+def _delayed(part: Any) -> Any:
+    from dask.delayed import delayed
+
+    return delayed(part)
+
+
+def test_predictions(client: Client) -> None:
+    for kind in ("explicit", "biased", "implicit"):
+        model = made(**KINDS[kind]).fit(COUNTS)
+        some = RATINGS[["item", "user"]].head(200)
+        found = model.predict(some)
+        users = np.searchsorted(model.user_ids_, some["user"])
+        items = np.searchsorted(model.item_ids_, some["item"].astype(str))
+        expected = (model.user_factors_[users] * model.item_factors_[items]).sum(axis=1)
+        if kind == "biased":
+            expected += model.mean_ + model.user_biases_[users] + model.item_biases_[items]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        lazy = model.predict(dd.from_pandas(some, npartitions=3))
+        assert is_dask_collection(lazy)
+        np.testing.assert_array_equal(lazy.compute(), found)
+        strange = [(10**6, "i3"), (3, "no such"), (10**6, "no such")]
+        default = 0.0 if kind == "implicit" else model.mean_
+        extra = np.zeros(3)
+        if kind == "biased":
+            (item,), (user,) = (np.flatnonzero(model.item_ids_ == "i3"), [3])
+            extra[:2] = model.item_biases_[item], model.user_biases_[user]
+        cold = model.predict(pd.DataFrame(strange, columns=["user", "item"]))
+        np.testing.assert_allclose(cold, default + extra, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["explicit", "biased", "implicit"])
+def test_recommended_items_are_the_best_new_ones(kind: str, client: Client) -> None:
+    frame = COUNTS if kind == "implicit" else RATINGS
+    model = made(**KINDS[kind]).fit(frame)
+    far = made(**KINDS[kind]).fit(dd.from_pandas(frame, npartitions=3, sort=False))
+    users = [7, 3, 10**6, 11]
+    for seen in (True, False):
+        found = model.recommend(users, 5, filter_seen=seen)
+        assert list(found.columns) == ["user", "item", "score"]
+        assert found["user"].tolist() == [user for user in users for _ in range(5)]
+        for user, group in found.groupby("user"):
+            if user not in model.user_ids_:
+                continue
+            pairs = pd.DataFrame({"user": user, "item": model.item_ids_})
+            pairs["score"] = model.predict(pairs)
+            if seen:
+                pairs = pairs[~pairs["item"].isin(frame[frame["user"] == user]["item"])]
+            best = pairs.nlargest(5, "score")
+            assert group["item"].tolist() == best["item"].tolist()
+            np.testing.assert_allclose(group["score"], best["score"], rtol=1e-4, atol=1e-5)
+        again = far.recommend(users, 5, filter_seen=seen)
+        assert again["user"].tolist() == found["user"].tolist()
+        asked = dd.from_pandas(pd.Series(users, name="user"), npartitions=2, sort=False)
+        lazy = model.recommend(asked, 5, filter_seen=seen)
+        assert is_dask_collection(lazy)
+        pd.testing.assert_frame_equal(
+            lazy.compute().reset_index(drop=True), found, check_dtype=False
+        )
+    assert len(model.recommend(n=3)) == 3 * len(model.user_ids_)
+
+
+def test_who_has_seen_nearly_all_gets_less() -> None:
+    frame = pd.DataFrame({"user": [0, 0, 0, 1], "item": [0, 1, 2, 2], "rating": 1.0})
+    found = ALS(2).fit(frame).recommend(n=2)
+    assert found["user"].tolist() == [1, 1]
+    assert found["item"].tolist() in ([0, 1], [1, 0])
+
+
+def test_similar_items() -> None:
+    model = made().fit(RATINGS)
+    found = model.similar_items(["i3", "i4"], 2)
+    assert found["item"].tolist() == ["i3", "i3", "i4", "i4"]
+    unit = model.item_factors_ / np.linalg.norm(model.item_factors_, axis=1, keepdims=True)
+    row = unit @ unit[np.flatnonzero(model.item_ids_ == "i3")[0]]
+    order = [i for i in model.item_ids_[np.argsort(-row)] if i != "i3"]
+    assert found["similar"].tolist()[:2] == order[:2]
+    assert found["score"].iloc[0] == pytest.approx(np.sort(row)[-2], rel=1e-5)
+    with pytest.raises(InvalidDataError, match=r"not seen the items \['x'\]"):
+        model.similar_items(["x"])
+
+
+def test_counts_of_a_pair_are_summed_and_ratings_are_not() -> None:
+    once = COUNTS.groupby(["user", "item"], as_index=False).sum()
+    twice = pd.concat([once, once], ignore_index=True)
+    summed = once.assign(rating=2 * once["rating"])
+    implicit = [
+        made(implicit=True, alpha=3.0, dtype="float64").fit(frame) for frame in (twice, summed)
+    ]
+    np.testing.assert_allclose(implicit[0].item_factors_, implicit[1].item_factors_, rtol=1e-9)
+    explicit = [made(dtype="float64").fit(frame) for frame in (twice, once)]
+    np.testing.assert_allclose(explicit[0].item_factors_, explicit[1].item_factors_, rtol=1e-7)
+
+
+def test_it_is_an_estimator(client: Client) -> None:
+    with pytest.raises(NotFittedError, match="not fitted"):
+        made().predict(RATINGS)
+    model = clone(made(run=CALM)).fit(RATINGS)
+    again = pickle.loads(pickle.dumps(model))
+    pd.testing.assert_frame_equal(again.recommend([3], 3), model.recommend([3], 3))
+    far = pickle.loads(pickle.dumps(made().fit(LAZY)))
+    with pytest.raises(InvalidDataError, match=r"recommend\(\.\.\., seen=ratings\)"):
+        far.recommend([3])
+    assert len(far.recommend([3], 3, seen=LAZY)) == 3
+    assert len(far.recommend([3], 3, filter_seen=False)) == 3
+
+
+def test_implicit_score() -> None:
+    model = made(implicit=True, alpha=5.0).fit(COUNTS)
+    liked = HELD[HELD["rating"] > 4]
+    assert 0 <= model.score(liked) <= 1
+
+
+NAN, INF = float("nan"), float("inf")
+BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
+    "rank": ({"rank": 0}, RATINGS, InvalidParameterError, "rank=0: use an integer >= 1"),
+    "columns": ({"user_col": "who"}, RATINGS, InvalidDataError, "no column 'who'"),
+    "columns of dask": ({"item_col": "what"}, LAZY, InvalidDataError, "no column 'what'"),
+    "nan rating": ({}, RATINGS.assign(rating=NAN), InvalidDataError, "'rating' holds NaN"),
+    "infinite": ({}, RATINGS.assign(rating=INF), InvalidDataError, "'rating' holds NaN or inf"),
+    "nan id": ({}, RATINGS.assign(user=NAN), InvalidDataError, "missing id"),
+    "empty": ({}, RATINGS[:0], InvalidDataError, "no rows"),
+    "empty dask": ({}, LAZY[LAZY["rating"] > 99], InvalidDataError, "no entries in any part"),
+    "negative": ({"implicit": True}, RATINGS, InvalidDataError, "must be at least 0"),
+    "biases": ({"implicit": True, "biases": True}, COUNTS, InvalidParameterError, "biases=False"),
+    "array": ({}, RATINGS[["user", "rating"]].to_numpy(), InvalidDataError, "Give a pandas"),
+    "singular": ({"rank": 40, "reg_param": 0.0}, RATINGS, DivergedError, "Raise reg_param"),
+    "gpu": ({"device": "gpu"}, RATINGS, InvalidParameterError, 'Use "auto" or "cpu"'),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_names_the_remedy(case: str, client: Client) -> None:
+    params, frame, error, match = BAD[case]
+    model = ALS(**params)
+    with pytest.raises(error, match=match):
+        model.fit(frame)
+    assert not hasattr(model, "user_factors_")
+
+
+def test_ids_of_another_type_are_told() -> None:
+    model = made().fit(RATINGS)
+    with pytest.raises(InvalidDataError, match="ids of type str, and those of the fit"):
+        model.predict(RATINGS.assign(user=RATINGS["user"].astype(str)))

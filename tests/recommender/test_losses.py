@@ -1,0 +1,89 @@
+"""A worker killed in the middle of a half-sweep: the factors are those of a calm fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.recommender import ALS
+from daskml_dist.solvers.als import ALSSolver
+
+rng = np.random.default_rng(0)
+PAIRS = rng.permutation(300 * 200)[:12_000]
+RATINGS = pd.DataFrame(
+    {"user": PAIRS // 200, "item": PAIRS % 200, "rating": rng.integers(1, 6, len(PAIRS))}
+)
+CALM = Run(n_lanes=3, deterministic=True)
+
+
+def killing(solver: ALSSolver, folder: Path, at: int, side: str) -> ALSSolver:
+    """A solver one of whose processes kills itself while it solves for a side, once."""
+
+    class Killed:
+        def __init__(self, keyed: Any) -> None:
+            self._keyed, self._n_iter = keyed, keyed.n_done
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._keyed, name)
+
+        def keep(self, values: Any, n_iter: int, *more: Any) -> None:
+            self._n_iter = n_iter
+            self._keyed.keep(values, n_iter, *more)
+
+        def map(self, function: Any, of: str) -> Any:
+            import os
+            import signal
+
+            mark = folder / "killed"
+            own = self._keyed.ranges("user")[0].lane == 1
+            if of == side and self._n_iter == at and own and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self._keyed.map(function, of)
+
+    class Killing(ALSSolver):
+        def solve(self, keyed: Any) -> Any:
+            return super().solve(Killed(keyed))
+
+    return Killing(solver.model, solver.equations, solver.max_iter, solver.tol, solver.seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("params", "at", "side"),
+    [
+        ({}, 0, "item"),
+        ({"biases": True}, 12, "user"),
+        ({"implicit": True, "solver": "cg"}, 12, "item"),
+    ],
+    ids=str,
+)
+def test_a_kill_in_a_half_sweep_changes_nothing(
+    crew: LocalCluster,
+    tmp_path: Path,
+    params: dict[str, Any],
+    at: int,
+    side: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frame = dd.from_pandas(RATINGS, npartitions=4)
+    model = ALS(6, max_iter=25, random_state=0, run=CALM, **params)
+    with Client(crew) as client:
+        client.wait_for_workers(3)
+        calm = model.fit(frame)
+        factors = calm.user_factors_, calm.item_factors_
+        struck = killing(calm._solver(), tmp_path, at, side)
+        monkeypatch.setattr(ALS, "_solver", lambda self: struck)
+        model.fit(frame)
+    assert (tmp_path / "killed").exists()
+    assert model.history_.extra["generations"]
+    assert model.n_iter_ == len(model.history_) == 25
+    np.testing.assert_array_equal(model.user_factors_, factors[0])
+    np.testing.assert_array_equal(model.item_factors_, factors[1])

@@ -1,0 +1,198 @@
+"""Alternating least squares: each half-sweep beside normal equations written out in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends import als
+from daskml_dist.backends.als import LeastSquares, Ratings, Regressors
+from daskml_dist.errors import DivergedError
+from daskml_dist.models.factors import Factors
+from daskml_dist.solvers.als import ALSSolver
+from daskml_dist.solvers.keyed import KeyedRows, KeyRange
+
+rng = np.random.default_rng(0)
+N_USERS, N_ITEMS, RANK = 60, 40, 5
+SEEN = rng.random((N_USERS, N_ITEMS)) < 0.2 + 0.6 * (np.arange(N_ITEMS) == 3)
+SEEN[7] = False  # a user without a rating
+GIVEN = np.where(SEEN, rng.integers(1, 6, SEEN.shape), 0).astype(float)
+
+
+class Alone:
+    """All ratings in one process, in some lanes (`solvers.keyed.Keyed`)."""
+
+    def __init__(self, ratings: NDArray[Any], n_lanes: int = 1) -> None:
+        self.n_keys = dict(zip(("user", "item"), ratings.shape, strict=True))
+        self.n_done, self.should_stop, self.losses = 0, False, list[float]()
+        self.kept: Any = None
+        self.small: Any = None
+        self._rows = {"user": _lanes(ratings, n_lanes, 0), "item": _lanes(ratings.T, n_lanes, 1)}
+
+    def ranges(self, space: str) -> list[KeyRange]:
+        return [rows.range for rows in self._rows[space]]
+
+    def map(self, function: Callable[[KeyedRows], Any], side: str) -> list[Any]:
+        return [function(rows) for rows in self._rows[side]]
+
+    def touched(self, side: str, values: NDArray[Any]) -> NDArray[Any]:
+        return values
+
+    def sum(self, parts: Any) -> NDArray[np.float64]:
+        return np.sum(np.asarray(parts, np.float64), axis=0)
+
+    def keep(self, values: Any, n_iter: int, small: Any = None, loss: float = np.nan) -> None:
+        self.kept = {name: array.copy() for name, array in values.items()}
+        self.n_done, self.small = n_iter, np.array(small)
+        self.losses.append(loss / 2 / SEEN.sum())
+
+
+def _lanes(ratings: NDArray[Any], n_lanes: int, by: int) -> list[KeyedRows]:
+    found = []
+    for lane, numbers in enumerate(np.array_split(np.arange(len(ratings)), n_lanes)):
+        at = slice(int(numbers[0]), int(numbers[-1]) + 1)
+        part = sparse.csr_array(ratings[at])
+        strengths = np.array([part.sum(axis=1)] * 2)
+        own = KeyRange(lane, at.start, at, numbers, strengths)
+        found.append(KeyedRows(own, part.indptr.astype(np.int64), part.indices, part.data))
+    return found
+
+
+def naive(
+    ratings: NDArray[Any], others: NDArray[Any], reg: float, alpha: float | None, mean: float | None
+) -> NDArray[np.float64]:
+    """Factors of each row, from the equations as they are printed; with a bias where a mean is."""
+    found = np.zeros((len(ratings), others.shape[1]))
+    for row, given in zip(found, ratings, strict=True):
+        (at,) = np.nonzero(given)
+        Y, targets = others[at].copy(), given[at].copy()
+        if mean is not None:
+            targets -= mean + Y[:, -1]
+            Y[:, -1] = 1
+        if not len(at):
+            continue
+        if alpha is None:
+            A, b = Y.T @ Y + reg * len(at) * np.eye(Y.shape[1]), Y.T @ targets
+        else:
+            confidence = 1 + alpha * given
+            A = (others.T * confidence) @ others + reg * np.eye(Y.shape[1])
+            b = others.T @ (confidence * (given > 0))
+        row[:] = np.linalg.solve(A, b)
+    return found
+
+
+CASES = {
+    "explicit": (Factors(RANK, dtype="float64"), LeastSquares(0.1, False, 1.0)),
+    "biased": (Factors(RANK, biased=True, dtype="float64"), LeastSquares(0.1, False, 1.0)),
+    "implicit": (Factors(RANK, implicit=True, dtype="float64"), LeastSquares(0.1, True, 2.0)),
+}
+
+
+@pytest.mark.parametrize("steps", [None, 60])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("long", [False, True])
+def test_each_half_sweep_solves_the_normal_equations(
+    case: str, steps: int | None, long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if long:  # some rows are worked on in pieces
+        monkeypatch.setattr(als, "_PIECE", 8)
+    model, equations = CASES[case]
+    equations = replace(equations, steps=steps)
+    keyed = Alone(GIVEN, n_lanes=3)
+    mean = GIVEN[SEEN].mean() if model.biased else None
+    alpha = equations.alpha if model.implicit else None
+    users, items = np.zeros((N_USERS, model.width)), model.start(slice(0, N_ITEMS), 1)
+    for n_iter in range(1, 4):
+        solution = ALSSolver(model, equations, n_iter, None, 0).solve(keyed)
+        users = naive(GIVEN, items, equations.reg, alpha, mean)
+        items = naive(GIVEN.T, users, equations.reg, alpha, mean)
+        np.testing.assert_allclose(solution.values["user"], users, 1e-8, 1e-8)
+        np.testing.assert_allclose(solution.values["item"], items, 1e-8, 1e-8)
+        assert keyed.losses[-1] == pytest.approx(_loss(model, equations, users, items, mean))
+    assert keyed.losses == sorted(keyed.losses, reverse=True)
+
+
+def _loss(
+    model: Factors, equations: LeastSquares, users: Any, items: Any, mean: float | None
+) -> float:
+    rank = model.rank
+    scores = users[:, :rank] @ items[:, :rank].T
+    if mean is not None:
+        scores += mean + users[:, -1:] + items[:, -1]
+    if not model.implicit:
+        return float(np.sqrt(((GIVEN - scores)[SEEN] ** 2).mean()))
+    confidence = 1 + equations.alpha * GIVEN
+    return float((confidence * (SEEN - scores) ** 2).sum() / confidence.sum())
+
+
+def test_float32_is_near_float64() -> None:
+    for model, equations in CASES.values():
+        exact, rounded = (
+            ALSSolver(replace(model, dtype=dtype), equations, 3, None, 0).solve(Alone(GIVEN)).values
+            for dtype in ("float64", "float32")
+        )
+        assert rounded["user"].dtype == np.float32
+        np.testing.assert_allclose(rounded["user"], exact["user"], rtol=0, atol=2e-3)
+
+
+def test_systems_that_float32_cannot_solve_are_solved_in_float64() -> None:
+    # Two columns that are nearly the same.
+    Y = rng.normal(size=(30, 4)).astype(np.float32)
+    Y[:, 3] = Y[:, 2] * (1 + 1e-4 * rng.normal(size=30))
+    values, everyone = rng.normal(size=30), np.arange(30, dtype=np.int32)
+    by = Regressors(Y, np.empty(0, np.float32), np.zeros((4, 4)))
+    found = np.zeros((1, 4), np.float32)
+    given = Ratings(np.array([0, 30]), everyone, values)
+    assert not len(LeastSquares(0.0, False, 1.0).solve(given, by, found))
+    exact = np.linalg.lstsq(Y.astype(float), values)[0]
+    np.testing.assert_allclose(found[0], exact, rtol=1e-4)
+
+
+def test_a_singular_system_names_the_remedy() -> None:
+    solver = ALSSolver(Factors(30), LeastSquares(0.0, False, 1.0), 2, None, 0)
+    with pytest.raises(DivergedError, match="Raise reg_param, or lower rank"):
+        solver.solve(Alone(GIVEN))
+
+
+def test_numbers_that_overflow_are_told() -> None:
+    solver = ALSSolver(Factors(2), LeastSquares(0.1, False, 1.0), 2, None, 0)
+    with pytest.raises(DivergedError, match="not finite"):
+        solver.solve(Alone(GIVEN * 1e38))
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_fit_goes_on_from_what_was_kept(steps: int | None) -> None:
+    for model, equations in CASES.values():
+        solver = ALSSolver(model, replace(equations, steps=steps), 4, None, 0)
+        calm = solver.solve(Alone(GIVEN)).values
+        keyed = Alone(GIVEN)
+        replace(solver, max_iter=2).solve(keyed)
+        assert keyed.n_done == 2
+        after = solver.solve(keyed).values
+        for side in calm:
+            np.testing.assert_array_equal(after[side], calm[side])
+
+
+def test_the_first_factors_do_not_depend_on_who_makes_them() -> None:
+    model = Factors(4)
+    whole = model.start(slice(0, 10), 3)
+    np.testing.assert_array_equal(whole[6:], model.start(slice(6, 10), 3))
+    assert not np.array_equal(whole, model.start(slice(0, 10), 4))
+    many = model.start(slice(0, 20000), 0).astype(float)
+    np.testing.assert_allclose(many.T @ many / 20000, np.eye(4) / 4, atol=0.01)
+
+
+def test_it_ends_where_the_loss_no_longer_falls() -> None:
+    model, equations = CASES["explicit"]
+    keyed = Alone(GIVEN)
+    solution = ALSSolver(model, equations, 200, 1e-3, 0).solve(keyed)
+    assert solution.converged
+    assert solution.n_iter == len(keyed.losses) < 200
+    before, last = keyed.losses[-2:]
+    assert 0 <= before - last <= 1e-3 * before

@@ -1,0 +1,132 @@
+"""Vectorizers that learn a vocabulary of all documents: scikit-learn's terms and numbers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.bag as db
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.feature_extraction import text
+from sklearn.pipeline import make_pipeline
+
+from daskml_dist import feature_extraction
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.feature_extraction import CountVectorizer, TfidfTransformer, TfidfVectorizer
+
+TEXTS = ["the cat sat on the mat", "a dog ran", "", "Cats and dogs ran", "the café, the the"] * 5
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"min_df": 6},
+    {"min_df": 0.15, "max_df": 8, "ngram_range": (1, 2)},
+    {"max_features": 3},
+    {"max_features": 5, "binary": True, "analyzer": "char_wb", "ngram_range": (2, 3)},
+    {"stop_words": "english", "strip_accents": "unicode"},
+    {"vocabulary": ["the", "dog", "unseen"]},
+    {"vocabulary": {"dog": 1, "the": 0}},
+    {"lowercase": False, "dtype": np.float32},
+    {"tokenizer": str.split, "token_pattern": None},
+]
+NAMES = pytest.mark.parametrize("name", ["CountVectorizer", "TfidfVectorizer"])
+KINDS: dict[str, Callable[[list[Any]], Any]] = {
+    "bag": lambda texts: db.from_sequence(texts, npartitions=3),
+    "series": lambda texts: dd.from_pandas(pd.Series(texts), npartitions=3),
+    "array": lambda texts: da.from_array(np.array(texts, dtype=object), chunks=7),
+    "delayed": lambda texts: [dask.delayed(texts[:4]), dask.delayed(texts[4:])],
+}
+
+
+def _pair(name: str, **options: Any) -> tuple[Any, Any]:
+    return getattr(feature_extraction, name)(**options), getattr(text, name)(**options)
+
+
+@NAMES
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_scikit_learn(name: str, options: dict[str, Any]) -> None:
+    ours, theirs = _pair(name, **options)
+    expected = theirs.fit_transform(TEXTS)
+    for kind, make in KINDS.items():
+        lazy = clone(ours).fit_transform(make(TEXTS))
+        assert isinstance(lazy, da.Array), kind
+        assert sparse.issparse(lazy._meta), kind
+        found = lazy.compute(scheduler="sync")
+        assert found.dtype == lazy.dtype == expected.dtype
+        np.testing.assert_allclose(found.toarray(), expected.toarray(), rtol=1e-6)
+    ours.fit(KINDS["bag"](TEXTS))
+    assert ours.vocabulary_ == theirs.vocabulary_
+    assert list(ours.get_feature_names_out()) == list(theirs.get_feature_names_out())
+    if name == "TfidfVectorizer":
+        np.testing.assert_allclose(ours.idf_, theirs.idf_, rtol=1e-6)
+        assert ours.idf_.dtype == theirs.idf_.dtype
+    again = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_allclose(again.transform(TEXTS).toarray(), expected.toarray(), rtol=1e-6)
+
+
+def test_both_steps_are_the_one() -> None:
+    bag = KINDS["bag"](TEXTS)
+    for options in ({}, {"sublinear_tf": True, "norm": "l1"}, {"use_idf": False}):
+        one = TfidfVectorizer(**options).fit_transform(bag)
+        two = make_pipeline(CountVectorizer(), TfidfTransformer(**options)).fit_transform(bag)
+        one, two = (lazy.compute(scheduler="sync").toarray() for lazy in (one, two))
+        np.testing.assert_allclose(one, two)
+
+
+def test_a_given_vocabulary_needs_no_fit() -> None:
+    model = CountVectorizer(vocabulary=["dog", "the"])
+    found = model.transform(KINDS["array"](TEXTS))
+    expected = text.CountVectorizer(vocabulary=["dog", "the"]).transform(TEXTS)
+    np.testing.assert_array_equal(found.compute().toarray(), expected.toarray())
+
+
+def test_terms_of_rows() -> None:
+    model = CountVectorizer()
+    counts = model.fit_transform(KINDS["array"](TEXTS))
+    found = model.inverse_transform(counts).compute(scheduler="sync")
+    expected = model.inverse_transform(counts.compute())
+    assert [list(row) for row in found] == [list(row) for row in expected]
+
+
+def test_on_worker_processes(client: Client) -> None:
+    series = KINDS["series"](TEXTS)
+    ours, theirs = _pair("TfidfVectorizer", max_features=4)
+    found = ours.fit_transform(series).compute()
+    np.testing.assert_allclose(found.toarray(), theirs.fit_transform(TEXTS).toarray())
+
+
+@NAMES
+@pytest.mark.parametrize("wrong", [None, np.nan, 7])
+def test_what_is_no_text_names_its_block(name: str, wrong: Any) -> None:
+    lazy = KINDS["delayed"]([*TEXTS, wrong])
+    model = getattr(feature_extraction, name)()
+    with pytest.raises(InvalidDataError, match=r"Block 1 of X: .*document.*Texts must be strings"):
+        model.fit(lazy)
+    with pytest.raises(InvalidDataError, match=r"Block 1 of X: .*document.*Texts must be strings"):
+        model.fit(TEXTS).transform(lazy).compute(scheduler="sync")
+
+
+@NAMES
+def test_no_term_is_left(name: str) -> None:
+    make = getattr(feature_extraction, name)
+    for nothing in (["", "a", "!"], ["the", "and"]):
+        with pytest.raises(InvalidDataError, match=r"empty vocabulary.*stop_words"):
+            make(stop_words="english").fit(KINDS["array"](nothing))
+    texts = KINDS["array"](TEXTS)
+    with pytest.raises(InvalidParameterError, match="no terms remain"):
+        make(min_df=24).fit(texts)
+    with pytest.raises(InvalidParameterError, match=r"max_df corresponds.*Try"):
+        make(min_df=0.9, max_df=2).fit(texts)
+    with pytest.raises(InvalidParameterError, match="ngram_range"):
+        make(ngram_range=(2, 1)).fit(texts)
+    with pytest.raises(InvalidDataError, match=r"X\[\"text\"\]"):
+        make().fit(dd.from_pandas(pd.DataFrame({"text": TEXTS}), npartitions=2))
+    with pytest.raises(NotFittedError):
+        make().transform(texts)
