@@ -61,7 +61,9 @@ default="k-means||"
         With the same chunks, draws are the same on any number of workers.
     copy_x : bool, default=True
         X is never changed.
-    algorithm : {"lloyd"}, default="lloyd"
+    algorithm : {"lloyd", "elkan"}, default="lloyd"
+        Both are the same steps here, which compare a row with other centres only where bounds of
+        its distances ask for it.
     oversampling_factor : float, default=1.0
         Rows that a round of ``"k-means||"`` draws, for each cluster.
     init_rounds : int, default=1
@@ -171,7 +173,7 @@ default="k-means||"
             check_count(name, getattr(self, name))
         check_number("tol", self.tol)
         check_number("oversampling_factor", self.oversampling_factor, lambda v: v > 0, "> 0")
-        check_one_of("algorithm", self.algorithm, ("lloyd",))
+        check_one_of("algorithm", self.algorithm, ("lloyd", "elkan"))
         if self.n_init != "auto":
             check_count("n_init", self.n_init, '"auto"')
         if isinstance(self.init, str):
@@ -223,12 +225,17 @@ default="k-means||"
             raise InvalidParameterError(
                 f"init={self.init!r}: use one of {list(_INITS)}, or an array of numbers."
             ) from error
-        if centres.shape != (self.n_clusters, n_features) or not np.isfinite(centres).all():
-            raise InvalidParameterError(
-                f"init is an array of shape {centres.shape}, and should be of shape "
-                f"({self.n_clusters}, {n_features}): a centre for each of n_clusters, a column for "
-                "each feature, without NaN or infinity."
-            )
+        expected = self.n_clusters, n_features
+        for what, given, wanted in zip(
+            ("clusters", "features of the data"), (*centres.shape, 0, 0), expected, strict=False
+        ):
+            if centres.ndim != 2 or given != wanted:
+                raise InvalidParameterError(
+                    f"The shape of the initial centers {centres.shape} does not match the number "
+                    f"of {what} {wanted}. Give init an array of shape {expected}."
+                )
+        if not np.isfinite(centres).all():
+            raise InvalidParameterError("init holds NaN or infinity. Give it finite centres.")
         return centres
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:

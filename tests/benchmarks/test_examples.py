@@ -52,6 +52,7 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
     ("name", "option"),
     [
         ("adult_census.py", []),
+        ("clusters.py", ["--data"]),
         ("cnn_images.py", []),
         ("mnist_mlp.py", ["--data"]),
         ("mnist_policies.py", []),
@@ -99,6 +100,14 @@ def test_local_cuda_cluster_says_what_is_missing() -> None:
     assert done.returncode == 1
     assert "try --cpu" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_clusters_of_digits(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    output = _run("clusters.py", "--picture", str(tmp_path / "centres.png"))
+    assert float(output.split("%")[0].split()[-1]) > 75
+    assert (tmp_path / "centres.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.gpu

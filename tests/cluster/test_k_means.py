@@ -123,12 +123,13 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "no clusters": ({"n_clusters": 0}, X, InvalidParameterError, "n_clusters=0"),
     "more than rows": ({"n_clusters": 9}, X[:4], InvalidDataError, "n_samples=4 should be >= n_cl"),
     "init": ({"init": "best"}, X, InvalidParameterError, r"k-means\|\|"),
-    "shape of init": ({"init": X[:3]}, X, InvalidParameterError, r"should be of shape \(8, 9\)"),
+    "shape of init": ({"init": X[:3]}, X, InvalidParameterError, r"array of shape \(8, 9\)"),
+    "NaN in init": ({"init": np.full((8, 9), np.nan)}, X, InvalidParameterError, "finite"),
     "function": ({"init": lambda *a: X[:8]}, X, InvalidParameterError, "is a function"),
     "NaN": ({}, np.where(X > 9, np.nan, X), InvalidDataError, "NaN"),
     "n_init": ({"n_init": "many"}, X, InvalidParameterError, "n_init"),
     "tol": ({"tol": -1.0}, X, InvalidParameterError, "tol"),
-    "algorithm": ({"algorithm": "elkan"}, X, InvalidParameterError, "lloyd"),
+    "algorithm": ({"algorithm": "auto"}, X, InvalidParameterError, "lloyd"),
 }
 
 
@@ -137,6 +138,21 @@ def test_bad_input(case: str) -> None:
     params, rows, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
         KMeans(**params).fit(rows)
+
+
+def test_either_algorithm_makes_the_same_steps() -> None:
+    both = [KMeans(K, random_state=0, algorithm=name).fit(X) for name in ("lloyd", "elkan")]
+    np.testing.assert_array_equal(both[0].cluster_centers_, both[1].cluster_centers_)
+
+
+def test_weights_below_zero_are_refused() -> None:
+    with pytest.raises(InvalidDataError, match="weight"):
+        KMeans(K).fit(X, sample_weight=-np.ones(N))
+
+
+def test_weights_that_are_all_zero_are_refused() -> None:
+    with pytest.raises(InvalidDataError, match="weight"):
+        KMeans(K).fit(X, sample_weight=np.zeros(N))
 
 
 def test_one_init_is_one_run() -> None:
