@@ -224,7 +224,9 @@ class BisectingSolver(Solver):
         if found.extra["n_found"] < 2:
             tree.facts[leaf, 2] = 0.0
             return
-        leaves = tree.leaves_with(leaf, found.w, found.extra["shift"])
+        # In an order that does not hang on the draws.
+        centres = found.w[np.lexsort(found.w.T[::-1])]
+        leaves = tree.leaves_with(leaf, centres, found.extra["shift"])
         tree.grow(leaves, sums(LeafErrors(leaves)))
 
 
