@@ -20,7 +20,7 @@ from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.mixture import Mixture
-from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lloyd import KMeansSolver
 from daskml_dist.solvers.rows import to_rows
 from daskml_dist.solvers.seeds import Seeds
@@ -328,7 +328,7 @@ class _Unkept:
     def __call__(self, statistic: Statistic) -> Array:
         return self.sums(statistic)
 
-    def keep(self, w: Array, state: State | None = None, again: int = 0) -> None:
+    def keep(self, *_: Any, **__: Any) -> None:
         """Nothing."""
 
 

@@ -189,8 +189,7 @@ class KMeansSolver(Solver):
             if sums.should_stop:
                 break
         inertia, n_iter, n_found = at.best_numbers
-        extra = {"inertia": inertia, "n_found": n_found, "shift": at.shift}
-        return Solution(at.whole(at.best), int(n_iter), extra=extra)
+        return Solution(at.whole(at.best), int(n_iter), extra=at.facts(inertia, n_found))
 
     def _before_all(self, n_features: int, sums: Sums) -> _Runs:
         """The rows' mean, which is taken from all that is dense, and their variance."""
@@ -225,10 +224,10 @@ class KMeansSolver(Solver):
                 break
             if sums.should_stop:
                 break
-            sums.keep(at.whole(at.centres), at.state)
+            sums.keep(at.whole(at.centres), at.state, extra=at.facts(*_numbers(found)))
         if moved > at.still and not sums.should_stop:
             found = self._assigned(at, sums)
-        at.end_run(float(found[-1, 0]), int((found[:-1, 0] > 0).sum()))
+        at.end_run(*_numbers(found))
 
     @staticmethod
     def _assigned(at: _Runs, sums: Sums) -> Array:
@@ -297,6 +296,11 @@ def _rounded(mean: Array) -> Array:
     return mean.astype(np.float32).astype(np.float64)
 
 
+def _numbers(found: Array) -> tuple[float, int]:
+    """Inertia, and centres that have rows."""
+    return float(found[-1, 0]), int((found[:-1, 0] > 0).sum())
+
+
 @dataclass
 class _Runs:
     """Progress of the runs.
@@ -329,6 +333,10 @@ class _Runs:
     def whole(self, centres: Array) -> Array:
         """Centres with the shift."""
         return centres if self.shift is None else centres + self.shift
+
+    def facts(self, inertia: float, n_found: float) -> dict[str, Any]:
+        """Facts that a solution has beside the centres."""
+        return {"inertia": inertia, "n_found": n_found, "shift": self.shift}
 
     def end_run(self, inertia: float, n_found: int) -> None:
         """Keep the run if it is the best, and begin the next."""
