@@ -16,6 +16,7 @@ import numpy as np
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, scalar
+from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.race import FirstRows, some_rows
@@ -208,6 +209,11 @@ class KMeansSolver(Solver):
     def _moments(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
         """Mean, less the shift, and variance of all features together."""
         found = sums(Assignment(origin, shift))
+        if not np.isfinite(found).all():
+            raise DivergedError(
+                "The squares of the rows overflow. Scale the features (StandardScaler), or use "
+                "float64."
+            )
         mean = found[0, 1:] / found[0, 0]
         return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
 
