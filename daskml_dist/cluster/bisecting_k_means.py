@@ -186,4 +186,5 @@ class _DownTree:
     def __call__(self, X: Any) -> NDArray[Any]:
         backend = get_backend("cpu")
         rows = BatchRows(backend.rows(X, slice(0, X.shape[0])))
-        return np.take(self.labels, self.leaves.make(None, rows, backend))
+        labels: NDArray[Any] = self.labels[self.leaves.make(None, rows, backend)]
+        return labels

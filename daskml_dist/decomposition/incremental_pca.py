@@ -12,12 +12,13 @@ from sklearn import decomposition
 from sklearn.utils import gen_batches
 
 from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.blocks import check_finite_rows
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
-from daskml_dist.errors import InvalidDataError, as_ours
+from daskml_dist.errors import DivergedError, InvalidDataError, as_ours
 
 __all__ = ["IncrementalPCA"]
 
@@ -72,8 +73,13 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
             if not first:
                 check_feature_names(self, X, reset=False)
             return self._fit_on(X, self)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             decomposition.IncrementalPCA.partial_fit(self, X, y, check_input=check_input)
+        if not (np.isfinite(self.components_).all() and np.isfinite(self.var_).all()):
+            raise DivergedError(
+                "The squares of the rows overflow. Scale the features (StandardScaler), and fit a "
+                "new IncrementalPCA."
+            )
         ratio: NDArray[Any] = vars(self)["explained_variance_ratio_"]
         # Equal rows have no variance, and no share of it.
         self.explained_variance_ratio_ = np.where(np.isfinite(ratio), ratio, 0.0)
@@ -158,6 +164,7 @@ def _step(course: _Course, index: int, X: Any, y: Any, sample_weight: Any) -> _C
     rows = rows.toarray() if hasattr(rows, "toarray") else rows
     if not len(rows):
         return course
+    check_finite_rows(rows, index)
     try:
         found = course.went_on(rows)
     except ValueError as error:

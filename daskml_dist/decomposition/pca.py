@@ -68,10 +68,10 @@ class PCA(Components):
 
     Attributes
     ----------
-    components_ : ndarray of float64 of shape (n_components_, n_features)
+    components_ : ndarray of float64 of shape (n_components, n_features)
         By falling variance; the largest entry of each is positive.
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarrays of float64 of \
-shape (n_components_,)
+shape (n_components,)
     mean_ : ndarray of float64 of shape (n_features,)
     noise_variance_ : float
         Mean variance of the directions left out.

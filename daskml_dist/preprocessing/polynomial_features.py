@@ -28,7 +28,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
 
     Attributes
     ----------
-    powers_ : ndarray of int of shape (n_output_features_, n_features_in_)
+    powers_ : ndarray of int of shape (n_output_features, n_features)
     n_output_features_, n_features_in_ : int
     feature_names_in_ : ndarray of str
     """

@@ -40,8 +40,8 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
     Attributes
     ----------
     n_quantiles_ : int
-    quantiles_ : ndarray of shape (n_quantiles_, n_features)
-    references_ : ndarray of shape (n_quantiles_,)
+    quantiles_ : ndarray of shape (n_quantiles, n_features)
+    references_ : ndarray of shape (n_quantiles,)
     rank_error_ : float
         Largest error of a rank, as a share of the rows (Dask collections only).
     n_features_in_ : int

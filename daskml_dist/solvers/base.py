@@ -212,7 +212,13 @@ class Sums(Protocol):
     def __call__(self, statistic: Statistic) -> Array:
         """The sum over all rows, float64; read-only, since it is remembered."""
 
-    def keep(self, w: Array, state: State | None = None, again: int = 0) -> None:
+    def keep(
+        self,
+        w: Array,
+        state: State | None = None,
+        again: int = 0,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
         """Take note that an iteration ended at `w`: a fit that is interrupted ends there.
 
         Parameters
@@ -225,6 +231,8 @@ class Sums(Protocol):
             ended; after its last iteration it gives none.
         again : int, default=0
             How many of the last sums it asks for again, in their order, when it goes on.
+        extra : dict, optional
+            What an estimator makes attributes of where the fit ends here, as of `Solution`.
         """
 
 

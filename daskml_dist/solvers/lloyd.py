@@ -16,6 +16,7 @@ import numpy as np
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, scalar
+from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.race import FirstRows, some_rows
@@ -189,8 +190,7 @@ class KMeansSolver(Solver):
             if sums.should_stop:
                 break
         inertia, n_iter, n_found = at.best_numbers
-        extra = {"inertia": inertia, "n_found": n_found, "shift": at.shift}
-        return Solution(at.whole(at.best), int(n_iter), extra=extra)
+        return Solution(at.whole(at.best), int(n_iter), extra=at.facts(inertia, n_found))
 
     def _before_all(self, n_features: int, sums: Sums) -> _Runs:
         """The rows' mean, which is taken from all that is dense, and their variance."""
@@ -209,6 +209,11 @@ class KMeansSolver(Solver):
     def _moments(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
         """Mean, less the shift, and variance of all features together."""
         found = sums(Assignment(origin, shift))
+        if not np.isfinite(found).all():
+            raise DivergedError(
+                "The squares of the rows overflow. Scale the features (StandardScaler), or use "
+                "float64."
+            )
         mean = found[0, 1:] / found[0, 0]
         return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
 
@@ -225,10 +230,10 @@ class KMeansSolver(Solver):
                 break
             if sums.should_stop:
                 break
-            sums.keep(at.whole(at.centres), at.state)
+            sums.keep(at.whole(at.centres), at.state, extra=at.facts(*_numbers(found)))
         if moved > at.still and not sums.should_stop:
             found = self._assigned(at, sums)
-        at.end_run(float(found[-1, 0]), int((found[:-1, 0] > 0).sum()))
+        at.end_run(*_numbers(found))
 
     @staticmethod
     def _assigned(at: _Runs, sums: Sums) -> Array:
@@ -297,6 +302,11 @@ def _rounded(mean: Array) -> Array:
     return mean.astype(np.float32).astype(np.float64)
 
 
+def _numbers(found: Array) -> tuple[float, int]:
+    """Inertia, and centres that have rows."""
+    return float(found[-1, 0]), int((found[:-1, 0] > 0).sum())
+
+
 @dataclass
 class _Runs:
     """Progress of the runs.
@@ -329,6 +339,10 @@ class _Runs:
     def whole(self, centres: Array) -> Array:
         """Centres with the shift."""
         return centres if self.shift is None else centres + self.shift
+
+    def facts(self, inertia: float, n_found: float) -> dict[str, Any]:
+        """Facts that a solution has beside the centres."""
+        return {"inertia": inertia, "n_found": n_found, "shift": self.shift}
 
     def end_run(self, inertia: float, n_found: int) -> None:
         """Keep the run if it is the best, and begin the next."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from daskml_dist.solvers.base import Array, State, Statistic, Sums
+from daskml_dist.solvers.base import Array, Statistic, Sums
 
 __all__ = ["Unkept"]
 
@@ -34,5 +35,5 @@ class Unkept:
     def __call__(self, statistic: Statistic) -> Array:
         return self.sums(statistic)
 
-    def keep(self, w: Array, state: State | None = None, again: int = 0) -> None:
+    def keep(self, *_: Any, **__: Any) -> None:
         """Nothing."""

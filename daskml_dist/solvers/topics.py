@@ -196,7 +196,7 @@ class TopicSolver(Solver):
             if at.n_updates % n_batches == 0 and self._has_settled(at, sums):
                 break
             if at.n_updates < self.max_iter * n_batches:
-                sums.keep(at.components, at.state)
+                sums.keep(at.components, at.state, extra={"n_updates": at.n_updates})
         extra: dict[str, Any] = {"n_updates": at.n_updates}
         if self.with_bound:
             extra["bound"] = self._perplexity(at, sums)

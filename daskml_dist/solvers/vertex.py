@@ -148,6 +148,8 @@ def _checked(found: Any, n: int, method: str) -> Array:
     """Numbers that a user's method gave, one for each; a single one is for all."""
     try:
         array = np.asarray(found, dtype=np.float64)
+        if array.ndim and array.shape != (n,):
+            raise ValueError(f"its array is of shape {array.shape}")
         made: Array = np.ascontiguousarray(np.broadcast_to(array, (n,)))
     except (TypeError, ValueError) as error:
         raise InvalidParameterError(

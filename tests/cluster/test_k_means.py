@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist import Run
 from daskml_dist.cluster import KMeans
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 
 N, D, K = 3000, 9, 7
 X, TRUTH = make_blobs(N, D, centers=K, cluster_std=4.0, random_state=0)
@@ -127,6 +127,7 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "NaN in init": ({"init": np.full((8, 9), np.nan)}, X, InvalidParameterError, "finite"),
     "function": ({"init": lambda *a: X[:8]}, X, InvalidParameterError, "is a function"),
     "NaN": ({}, np.where(X > 9, np.nan, X), InvalidDataError, "NaN"),
+    "overflow": ({}, X * 1e200, DivergedError, "StandardScaler"),
     "n_init": ({"n_init": "many"}, X, InvalidParameterError, "n_init"),
     "tol": ({"tol": -1.0}, X, InvalidParameterError, "tol"),
     "algorithm": ({"algorithm": "auto"}, X, InvalidParameterError, "lloyd"),

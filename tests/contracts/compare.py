@@ -101,6 +101,7 @@ def _largest(value: Any) -> float:
 
 
 def _difference(found: Any, expected: Any, rtol: float, whole: bool, beside: float) -> str:
+    found, expected = (list(v) if _holds_arrays(v) else v for v in (found, expected))
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
         return _of_lists(list(found), list(expected), rtol, whole, beside)
     a, b = _as_array(found), _as_array(expected)
@@ -112,6 +113,12 @@ def _difference(found: Any, expected: Any, rtol: float, whole: bool, beside: flo
         return _of_numbers(a.astype(float), b.astype(float), rtol, beside)
     pairs = zip(a.ravel(), b.ravel(), strict=True)
     return _of_labels(np.array([not _is_same(x, y) for x, y in pairs]), a, b)
+
+
+def _holds_arrays(value: Any) -> bool:
+    """Whether a value is an array of arrays, which differ in length."""
+    is_objects = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
+    return is_objects and any(isinstance(item, np.ndarray) for item in value)
 
 
 def _is_same(x: Any, y: Any) -> bool:

@@ -77,7 +77,9 @@ def test_equal_rows_explain_nothing(form: Any) -> None:
 
 
 def test_bad_rows() -> None:
-    with pytest.raises(InvalidDataError, match="NaN"):
+    with pytest.raises(InvalidDataError, match=r"Block 0: Input X contains NaN \(row"):
         IncrementalPCA(2).fit(da.from_array(np.where(X > 5, np.nan, X), chunks=(100, -1)))
     with pytest.raises(InvalidDataError, match="must be less or equal to the batch"):
         IncrementalPCA(5).fit(da.from_array(X[:4], chunks=(2, -1)))
+    with pytest.raises(InvalidDataError, match=r"Block 0 of X: .*overflow"):
+        IncrementalPCA(2).fit(da.from_array(X * 1e200, chunks=(100, -1)))

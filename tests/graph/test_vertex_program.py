@@ -112,6 +112,11 @@ BAD = {
     "direction": ({"direction": "up"}, InvalidParameterError, "direction"),
     "start": ({"start": lambda *_: [1, 2]}, InvalidParameterError, "`start`"),
     "gather": ({"gather": lambda *_: np.ones((3, 3))}, InvalidParameterError, "`gather`"),
+    "one of many": (
+        {"gather": lambda self, value, *_: value[:1]},
+        InvalidParameterError,
+        "`gather`",
+    ),
     "apply": ({"apply": lambda *_: "a"}, InvalidParameterError, "`apply`"),
     "NaN": ({"apply": lambda *_: np.nan}, DivergedError, "no messages"),
 }

@@ -60,7 +60,7 @@ class _Sums:
 
     kept = None
 
-    def keep(self, w: Any, state: Any = None, again: int = 0) -> None:
+    def keep(self, w: Any, *_: Any, **__: Any) -> None:
         """Nobody interrupts."""
 
 

@@ -1,4 +1,4 @@
-"""Whether blocks fit in memory, as far as it is known before they are made."""
+"""Room for blocks in memory, as far as it is known before they are made."""
 
 from __future__ import annotations
 

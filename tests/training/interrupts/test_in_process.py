@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
+from daskml_dist.cluster import KMeans
+from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression, PoissonRegressor, SGDClassifier
+from daskml_dist.mixture import GaussianMixture
 from daskml_dist.optimizers import SGD
 from daskml_dist.policies import POLICIES
 from daskml_dist.svm import LinearSVC
@@ -63,6 +67,30 @@ def test_a_round_solver_keeps_its_last_iterate(solver: str, penalty: str) -> Non
     assert clf.score(X, y) > 0.9
     clf.set_params(callbacks=None).fit(X, y)
     np.testing.assert_allclose(clf.coef_, truth.coef_, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "after"),
+    [
+        (KMeans(20, tol=0.0, random_state=0), 8),
+        (GaussianMixture(2, tol=0.0, init_params="random_from_data", random_state=0), 5),
+        (LatentDirichletAllocation(3, max_iter=20, random_state=0), 5),
+    ],
+    ids=["KMeans", "GaussianMixture", "LatentDirichletAllocation"],
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_an_interrupted_fit_without_targets_can_be_used(model: Any, after: int) -> None:
+    X = np.abs(make_rows()[0])
+    whole, cut = clone(model).fit(X), clone(model).set_params(callbacks=At(after))
+    with pytest.raises(KeyboardInterrupt):
+        cut.fit(X)
+    assert cut.history_.interrupted
+    names = {
+        name: {n for n in vars(fitted) if n.endswith("_")} - {"labels_", "bound_"}
+        for name, fitted in (("whole", whole), ("cut", cut))
+    }
+    assert names["cut"] == names["whole"]
+    assert np.isfinite(cut.score(X))
 
 
 @pytest.mark.parametrize("estimator", [LogisticRegression, PoissonRegressor, LinearSVC])

@@ -282,10 +282,13 @@ class _Asked:
         w: NDArray[np.float64],
         state: Callable[[], dict[str, NDArray[np.float64]]] | None = None,
         again: int = 0,
+        extra: dict[str, Any] | None = None,
     ) -> None:
         """Keep the point at which an iteration ended, and the state to go on from."""
         self._n_iter += 1
-        found = Solution(self._copied(w), self._n_iter, converged=False, message="interrupted")
+        w = self._copied(w)
+        found = Solution(w, self._n_iter, converged=False, message="interrupted")
+        found.extra.update(extra or {})
         self._context.leaves(lambda: Left(found))
         if state is not None and self._rounds.log.is_long(self._n_asked):
             made = {name: np.array(array) for name, array in state().items()}
