@@ -204,13 +204,9 @@ class BisectingSolver(Solver):
             leaf = tree.next_leaf(self.by_weight)
             if leaf is None:
                 break
+            sums.keep(tree.leaf_centres(), tree.state, extra=tree.answer())
             self._split(tree, leaf, model, sums)
-            if len(tree.leaves.split) < self.k - 1:
-                sums.keep(tree.centres[tree.leaf_nodes()], tree.state)
-        nodes = tree.leaf_nodes()
-        inertia = float(tree.facts[nodes, 1].sum())
-        extra = {"inertia": inertia, "leaves": tree.leaves, "nodes": nodes, "shift": tree.shift}
-        return Solution(tree.centres[nodes], len(tree.leaves.split), extra=extra)
+        return Solution(tree.leaf_centres(), len(tree.leaves.split), extra=tree.answer())
 
     def _of_root(self, n_features: int) -> KMeansSolver:
         """One centre, the mean."""
@@ -275,6 +271,16 @@ class _Tree:
             else:
                 found.append(node)
         return np.array(found)
+
+    def leaf_centres(self) -> Array:
+        """Centres of the leaves, from left to right."""
+        return self.centres[self.leaf_nodes()]
+
+    def answer(self) -> dict[str, Any]:
+        """What an estimator makes attributes of."""
+        nodes = self.leaf_nodes()
+        inertia = float(self.facts[nodes, 1].sum())
+        return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
 
     def leaves_with(self, leaf: int, centres: Array, shift: Array | None) -> Leaves:
         """The leaves after one more split."""
