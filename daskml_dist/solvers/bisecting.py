@@ -277,7 +277,7 @@ class _Tree:
         return self.centres[self.leaf_nodes()]
 
     def answer(self) -> dict[str, Any]:
-        """What an estimator makes attributes of."""
+        """Facts that an estimator makes attributes of."""
         nodes = self.leaf_nodes()
         inertia = float(self.facts[nodes, 1].sum())
         return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
