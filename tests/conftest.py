@@ -42,6 +42,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the user is told, also while a cluster silences its logs."""
+    caplog.handler.setLevel(logging.WARNING)
+    return caplog
+
+
 @pytest.fixture(scope="module", autouse=True)
 def leave_what_stays_out() -> None:
     """Leave what modules before have loaded and compiled out of each look for garbage, too."""

@@ -38,13 +38,6 @@ def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterat
         assert_clean(client, timeout=20)
 
 
-@pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What the user is told, also while a cluster silences its logs."""
-    caplog.handler.setLevel(logging.WARNING)
-    return caplog
-
-
 def _rows() -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(N_ROWS, 4))

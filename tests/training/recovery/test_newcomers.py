@@ -173,7 +173,7 @@ def test_a_task_goes_with_its_worker_and_is_begun_again_where_dask_lost_it() -> 
 
 @pytest.mark.usefixtures("settled")
 def test_who_cannot_load_the_fit_takes_no_part_and_the_user_hears_of_it_once(
-    caplog: pytest.LogCaptureFixture,
+    told: pytest.LogCaptureFixture,
 ) -> None:
     _, fleet, found = _some("new")
     found.ready(set())
@@ -181,6 +181,6 @@ def test_who_cannot_load_the_fit_takes_no_part_and_the_user_hears_of_it_once(
     fleet.tasks["new"].exception = lambda: ModuleNotFoundError("No module named 'mine'")
     for _ in range(3):
         assert found.ready(set()) == []
-    (record,) = caplog.records
+    (record,) = told.records
     assert "'mine'" in record.getMessage()
     assert "packages" in record.getMessage()
