@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics.pairwise import euclidean_distances
 
 from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
-from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
-from daskml_dist.backends import get_backend
-from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.inference.predict import map_rows
+from daskml_dist.cluster._base import BaseCentres
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.lloyd import KMeansSolver
@@ -32,7 +23,7 @@ __all__ = ["KMeans"]
 _INITS = ("k-means||", "k-means++", "random")
 
 
-class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseRounds):
+class KMeans(BaseCentres):
     """k-means over all rows, by Lloyd's steps.
 
     The first centres are found in a few rounds over all rows ("k-means||"); each later step is one
@@ -130,44 +121,6 @@ default="k-means||"
         self.device = device
         self.callbacks = callbacks
 
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        # The graph of lazy labels holds the rows of the fit.
-        return {name: v for name, v in state.items() if name != "labels_" or not is_dask(v)}
-
-    # -- fitting -------------------------------------------------------------------------------
-
-    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Find the centres.
-
-        Parameters
-        ----------
-        X, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
-            repeated k times.
-        y : ignored
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._fit(X, None, sample_weight, client)
-        self.labels_ = self.predict(X)
-        return self
-
-    def fit_predict(
-        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
-    ) -> Any:
-        """:meth:`fit`, and ``labels_``; parameters as there."""
-        return self.fit(X, None, sample_weight, client=client).labels_
-
     def _check_params(self) -> None:
         for name in ("n_clusters", "max_iter", "init_rounds"):
             check_count(name, getattr(self, name))
@@ -185,12 +138,7 @@ default="k-means||"
             )
 
     def _problem(self, rows: Rows) -> tuple[Unlabelled, KMeansSolver]:
-        survey = rows.survey
-        if survey.n_rows < self.n_clusters:
-            raise InvalidDataError(
-                f"n_samples={survey.n_rows} should be >= n_clusters={self.n_clusters}. Ask for "
-                "fewer clusters."
-            )
+        survey = self._enough(rows)
         init = self.init if isinstance(self.init, str) else self._given_centres(survey.n_features)
         return Unlabelled(survey.n_features), KMeansSolver(
             k=int(self.n_clusters),
@@ -239,11 +187,7 @@ default="k-means||"
         return centres
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
-        self.cluster_centers_ = solution.w
-        self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
-        self.n_features_in_ = model.n_features
-        self._n_features_out = len(solution.w)
-        self._shift = solution.extra["shift"]
+        self._set_centres(solution, model, rows)
         if (found := int(solution.extra["n_found"])) < self.n_clusters:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
@@ -251,110 +195,3 @@ default="k-means||"
                 ConvergenceWarning,
                 stacklevel=4,
             )
-
-    # -- functions of rows ---------------------------------------------------------------------
-
-    def predict(self, X: Any) -> Any:
-        """Number of the nearest centre of each row.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of int32 of shape (n_rows,)
-        """
-        return self._of_rows(_Labels, X, np.int32, None)
-
-    def transform(self, X: Any) -> Any:
-        """Distance of each row to each centre.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of float64 of shape (n_rows, n_clusters)
-        """
-        return self._of_rows(_Distances, X, np.float64, self._n_features_out)
-
-    def fit_transform(
-        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
-    ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
-        return self.fit(X, None, sample_weight, client=client).transform(X)
-
-    def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
-        """Minus the sum of the squared distances of the rows to their nearest centres, weighted.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-        y : ignored
-        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
-        """
-        self._check_fitted(X)
-        return -float(self._score_sums(_weighted_sum, X, None, sample_weight))
-
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
-        """The squared distance of each row to its nearest centre."""
-        return _Squares(self.cluster_centers_, self._shift)
-
-    def _of_rows(self, kind: type[_OfCentres], X: Any, dtype: Any, n_outputs: int | None) -> Any:
-        self._check_fitted(X)
-        made = kind(self.cluster_centers_, self._shift)
-        return map_rows(made, X, dtype=dtype, n_outputs=n_outputs, row_shape=(self.n_features_in_,))
-
-
-@dataclass(frozen=True, eq=False)
-class _OfCentres(ABC):
-    """Function of rows and centres.
-
-    Parameters
-    ----------
-    centres : ndarray of shape (k, n_features)
-    shift : ndarray of shape (n_features,) or None
-        What is taken from dense rows, as in the fit.
-    """
-
-    centres: NDArray[np.float64]
-    shift: NDArray[np.float64] | None
-
-    @abstractmethod
-    def __call__(self, X: Any) -> NDArray[Any]:
-        """Answer for each row."""
-
-    def _nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
-        backend, dtype = get_backend("cpu"), X.dtype
-        if sparse.issparse(X) or self.shift is None:
-            rows = backend.rows(X, slice(0, X.shape[0]))
-            return backend.nearest(rows, None, self.centres.astype(dtype))
-        near = (self.centres - self.shift).astype(dtype)
-        return backend.nearest(X, self.shift.astype(dtype), near)
-
-
-class _Labels(_OfCentres):
-    """Number of the nearest centre of each row."""
-
-    def __call__(self, X: Any) -> NDArray[Any]:
-        return self._nearest(X)[0].astype(np.int32)
-
-
-class _Squares(_OfCentres):
-    """Squared distance of each row to its nearest centre."""
-
-    def __call__(self, X: Any) -> NDArray[Any]:
-        return self._nearest(X)[1]
-
-
-class _Distances(_OfCentres):
-    """Distance of each row to each centre."""
-
-    def __call__(self, X: Any) -> NDArray[Any]:
-        return np.asarray(euclidean_distances(X, self.centres.astype(X.dtype)))
-
-
-def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:
-    return float(weight @ squares)

@@ -22,6 +22,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lloyd import KMeansSolver
+from daskml_dist.solvers.nested import Unkept
 from daskml_dist.solvers.rows import to_rows
 from daskml_dist.solvers.seeds import Seeds
 
@@ -261,7 +262,7 @@ class MixtureSolver(Solver):
 
     def _found(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Mixture of the first shares."""
-        once = _Unkept(sums, sums.n_rows)
+        once = Unkept(sums, sums.n_rows)
         statistic: _OfComponents
         if self.init in ("random", "random_from_data"):
             rows = once(Seeds(self.k, (), None, self.seed, number))
@@ -308,28 +309,6 @@ def _check(found: Array) -> None:
 def _rounded(mean: Array) -> Array:
     """A shift that float32 holds too."""
     return mean.astype(np.float32).astype(np.float64)
-
-
-@dataclass
-class _Unkept:
-    """The sums of a solver within another, whose state nobody keeps."""
-
-    sums: Sums
-    n_rows: int
-
-    @property
-    def kept(self) -> None:
-        return None
-
-    @property
-    def should_stop(self) -> bool:
-        return self.sums.should_stop
-
-    def __call__(self, statistic: Statistic) -> Array:
-        return self.sums(statistic)
-
-    def keep(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
 
 
 @dataclass

@@ -156,6 +156,10 @@ SETTINGS: dict[str, list[Setting]] = {
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
         )
     ],
+    # Of several runs, all find the same best splits.
+    "BisectingKMeans": [
+        _of(("normal",), twin=None)(n_clusters=3, n_init=4, tol=1e-9, random_state=0)
+    ],
     "GaussianMixture": [
         _mixed(),
         _mixed(covariance_type="tied"),

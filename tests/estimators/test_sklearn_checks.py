@@ -25,10 +25,10 @@ ESTIMATORS = [
 # Draws of first centres belong to places of rows, of which a repeated row has several.
 DRAWN = "a row drawn by its weight is not the draw of a repeated row; scikit-learn expects it too"
 CLASSES = "of probabilities for sparse rows it asks how many classes there are, which none has"
+WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")}
 EXPECTED = {
-    "KMeans": {
-        f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")
-    },
+    "BisectingKMeans": WEIGHTS,
+    "KMeans": WEIGHTS,
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from daskml_dist.cluster import KMeans
+from daskml_dist.cluster import BisectingKMeans, KMeans
 from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression, PoissonRegressor, SGDClassifier
 from daskml_dist.mixture import GaussianMixture
@@ -73,10 +73,11 @@ def test_a_round_solver_keeps_its_last_iterate(solver: str, penalty: str) -> Non
     ("model", "after"),
     [
         (KMeans(20, tol=0.0, random_state=0), 8),
+        (BisectingKMeans(20, random_state=0), 30),
         (GaussianMixture(2, tol=0.0, init_params="random_from_data", random_state=0), 5),
         (LatentDirichletAllocation(3, max_iter=20, random_state=0), 5),
     ],
-    ids=["KMeans", "GaussianMixture", "LatentDirichletAllocation"],
+    ids=["KMeans", "BisectingKMeans", "GaussianMixture", "LatentDirichletAllocation"],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_an_interrupted_fit_without_targets_can_be_used(model: Any, after: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
-from daskml_dist.cluster import KMeans
+from daskml_dist.cluster import BisectingKMeans, KMeans
 from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.mixture import GaussianMixture
@@ -133,4 +133,21 @@ def test_what_was_remembered_of_lost_rows_changes_no_centre(crew_client: Client,
     assert strike.events
     np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
     assert found.n_iter_ == calm.n_iter_
+    assert found.inertia_ == calm.inertia_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
+def test_lost_rows_find_their_leaves_again(crew_client: Client, role: str) -> None:
+    """Rows that move to another trainer go down the tree that was grown so far."""
+    X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
+
+    def fit(*callbacks: Any) -> BisectingKMeans:
+        run = Run(n_lanes=3, deterministic=True)
+        return BisectingKMeans(8, random_state=0, run=run, callbacks=list(callbacks)).fit(X)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    found = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
     assert found.inertia_ == calm.inertia_

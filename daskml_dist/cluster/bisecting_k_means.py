@@ -1,0 +1,190 @@
+"""`BisectingKMeans`."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
+from daskml_dist._run import Run
+from daskml_dist.backends import get_backend
+from daskml_dist.cluster._base import BaseCentres
+from daskml_dist.inference.predict import map_rows
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.bisecting import BisectingSolver, Leaves
+from daskml_dist.solvers.lloyd import KMeansSolver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BisectingKMeans"]
+
+
+class BisectingKMeans(BaseCentres):
+    """k-means by splits: one cluster at a time is split in two, until there are enough.
+
+    Each split is a k-means of two centres over the rows of its cluster, wherever they are.
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+    init : {"k-means||", "k-means++", "random"}, default="k-means||"
+        First centres of each split, as of :class:`KMeans`.
+    n_init : int, default=1
+        Runs of each split, of which the best is kept.
+    random_state : int, RandomState instance or None, default=None
+        With the same chunks, draws are the same on any number of workers.
+    max_iter : int, default=300
+        Steps of a run.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    tol : float, default=1e-4
+        A run ends where the squared way of both centres is at most so many times the mean variance
+        of a feature in the cluster that is split, or no row changes its centre.
+    copy_x : bool, default=True
+        X is never changed.
+    algorithm : {"lloyd", "elkan"}, default="lloyd"
+        Both are the same steps here.
+    bisecting_strategy : {"biggest_inertia", "largest_cluster"}, default="biggest_inertia"
+        Cluster that is split next: that of the largest sum of squared distances to its centre, or
+        that of the largest weight of rows.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
+        In the order of the tree; fewer, with a warning, where no cluster is left with rows that
+        differ.
+    labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
+        Number of each row's cluster; lazy where X is, and then not pickled.
+    inertia_ : float
+        Sum of the squared distances of the rows to the centres of their clusters, weighted.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    M. Steinbach, G. Karypis and V. Kumar, "A comparison of document clustering techniques", KDD
+    Workshop on Text Mining, 2000.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.cluster import BisectingKMeans
+    >>> X = np.array([[1, 1], [3, 1], [10, 0], [10, 2], [10, 8], [10, 10]])
+    >>> model = BisectingKMeans(n_clusters=3, random_state=0).fit(X)
+    >>> model.cluster_centers_.tolist()
+    [[2.0, 1.0], [10.0, 1.0], [10.0, 9.0]]
+    """
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        init: str = "k-means||",
+        n_init: int = 1,
+        random_state: Any = None,
+        max_iter: int = 300,
+        verbose: int = 0,
+        tol: float = 1e-4,
+        copy_x: bool = True,
+        algorithm: str = "lloyd",
+        bisecting_strategy: str = "biggest_inertia",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.init = init
+        self.n_init = n_init
+        self.random_state = random_state
+        self.max_iter = max_iter
+        self.verbose = verbose
+        self.tol = tol
+        self.copy_x = copy_x
+        self.algorithm = algorithm
+        self.bisecting_strategy = bisecting_strategy
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _check_params(self) -> None:
+        for name in ("n_clusters", "n_init", "max_iter"):
+            check_count(name, getattr(self, name))
+        check_number("tol", self.tol)
+        check_one_of("init", self.init, ("k-means||", "k-means++", "random"))
+        check_one_of("algorithm", self.algorithm, ("lloyd", "elkan"))
+        strategies = "biggest_inertia", "largest_cluster"
+        check_one_of("bisecting_strategy", self.bisecting_strategy, strategies)
+
+    def _problem(self, rows: Rows) -> tuple[Unlabelled, BisectingSolver]:
+        survey = self._enough(rows)
+        two = KMeansSolver(
+            k=2,
+            init=self.init,
+            n_init=int(self.n_init),
+            max_iter=int(self.max_iter),
+            tol=float(self.tol),
+            oversampling=1.0,
+            rounds=1,
+            seed=seed_of(self.random_state),
+            sparse=any(info.sparse for info in survey.infos),
+        )
+        by_weight = self.bisecting_strategy == "largest_cluster"
+        return Unlabelled(survey.n_features), BisectingSolver(int(self.n_clusters), two, by_weight)
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        self._set_centres(solution, model, rows)
+        leaves, nodes = solution.extra["leaves"], solution.extra["nodes"]
+        labels = np.zeros(1 + 2 * len(leaves.split), np.int32)
+        labels[nodes] = np.arange(len(nodes))
+        self._tree = _DownTree(leaves, labels)
+        if (found := len(nodes)) < self.n_clusters:
+            warnings.warn(
+                f"Number of clusters ({found}) found smaller than n_clusters ({self.n_clusters}): "
+                "no cluster is left with rows that differ, or the fit was stopped. Ask for fewer "
+                "clusters.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def predict(self, X: Any) -> Any:
+        """Number of the cluster of each row: from the root, always to the nearer of two centres.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int32 of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return map_rows(self._tree, X, dtype=np.int32, row_shape=(self.n_features_in_,))
+
+
+@dataclass(frozen=True, eq=False)
+class _DownTree:
+    """Number of each row's leaf.
+
+    Parameters
+    ----------
+    leaves : Leaves
+    labels : ndarray of int32 of shape (n_nodes,)
+        Number of each leaf; of other nodes 0.
+    """
+
+    leaves: Leaves
+    labels: NDArray[np.int32]
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        backend = get_backend("cpu")
+        rows = BatchRows(backend.rows(X, slice(0, X.shape[0])))
+        labels: NDArray[Any] = self.labels[self.leaves.make(None, rows, backend)]
+        return labels

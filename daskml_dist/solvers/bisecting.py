@@ -1,0 +1,312 @@
+"""Bisecting k-means: one leaf of a tree of centres at a time is split in two, by k-means.
+
+Each split is a k-means of its own, which asks about the rows of its leaf alone.
+
+References
+----------
+M. Steinbach, G. Karypis and V. Kumar, "A comparison of document clustering techniques", KDD
+Workshop on Text Mining, 2000.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, scalar, total, zeros
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.lloyd import KMeansSolver
+from daskml_dist.solvers.nested import Unkept
+from daskml_dist.solvers.rows import is_sparse, to_rows
+
+__all__ = ["BisectingSolver", "InLeaf", "LeafErrors", "Leaves"]
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves(RowState):
+    """The leaf of each row in a tree of splits.
+
+    Node 0 is the root; split i makes the nodes 2 i + 1 and 2 i + 2.
+
+    Parameters
+    ----------
+    split : ndarray of int64 of shape (m,)
+        The node that each split is of.
+    centres : ndarray of shape (m, 2, n_features)
+        Of the two nodes that it makes.
+    shifts : ndarray of shape (m, n_features), or None
+        What is taken from each row where it is split; None for sparse rows.
+    """
+
+    name = "leaves"
+    split: NDArray[np.int64]
+    centres: Array
+    shifts: Array | None
+
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        """Down the tree, split by split."""
+        X = rows.X
+        state = zeros((X.shape[0],), np.int32, like=X.values if is_sparse(X) else X)
+        for number in range(len(self.split)):
+            self.descend(state, rows, number, backend)
+        return state
+
+    def descend(self, state: Any, rows: BatchRows, number: int, backend: Backend) -> Any:
+        """Let rows at the node of a split go to the nearer of its two.
+
+        Returns
+        -------
+        array of shape (n,)
+            Squared distances of all rows to the nearer one.
+        """
+        shift, centres = None, self.centres[number]
+        if self.shifts is not None:
+            centres = centres - self.shifts[number]
+            shift = to_rows(self.shifts[number], rows.X, backend)
+        labels, apart = backend.nearest(rows.X, shift, to_rows(centres, rows.X, backend))
+        child = cast(labels + (2 * number + 1), state.dtype)
+        state[:] = namespace(state).where(state == int(self.split[number]), child, state)
+        return apart
+
+
+def _weights_in(rows: BatchRows, node: int) -> Any:
+    """The rows' weights, where they are at a node; 0 elsewhere."""
+    inside = cast(rows.state == node, arithmetic_dtype(rows.X))
+    return inside if rows.weight is None else inside * cast(rows.weight, inside.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class InLeaf(Statistic):
+    """A sum over the rows of one leaf.
+
+    Parameters
+    ----------
+    asked : Statistic
+        The sum; rows of no weight must add nothing to it.
+    leaves : Leaves
+    leaf : int
+    """
+
+    additive: ClassVar[bool] = False
+    asked: Statistic
+    leaves: Leaves
+    leaf: int
+
+    @property
+    def state(self) -> Leaves:
+        """The leaves; what the sum remembers of each row is made anew."""
+        return self.leaves
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return self.asked.shape(model)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        weight = _weights_in(rows, self.leaf)
+        some = BatchRows(rows.X, None, weight, rows.key, rows.block, rows.first)
+        if self.asked.state is not None:
+            some.state = self.asked.state.make(model, some, backend)
+        return self.asked.add(model, some, out, backend)
+
+    def merge(self, total: Array, part: Array) -> None:
+        self.asked.merge(total, part)
+
+
+@dataclass(frozen=True, eq=False)
+class LeafErrors(Statistic):
+    """Weight and squared distances to their centre, of the rows of the last split's two nodes.
+
+    Parameters
+    ----------
+    leaves : Leaves
+        With the last split, that the rows have still to go down.
+    """
+
+    leaves: Leaves
+
+    @property
+    def state(self) -> Leaves:
+        """The leaves before the last split."""
+        tree, before = self.leaves, slice(-1)
+        shifts = None if tree.shifts is None else tree.shifts[before]
+        return Leaves(tree.split[before], tree.centres[before], shifts)
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return 2, 2
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        last = len(self.leaves.split) - 1
+        apart = self.leaves.descend(rows.state, rows, last, backend)
+        double, loss = namespace(apart).float64, 0.0
+        for side in range(2):
+            weight = cast(_weights_in(rows, 2 * last + 1 + side), double)
+            errors = total(weight * cast(apart, double))
+            out[side, 0] += total(weight)
+            out[side, 1] += errors
+            loss = loss + errors
+        return scalar(loss)
+
+
+@dataclass
+class _OfLeaf(Unkept):
+    """The rows of a leaf, seen through sums."""
+
+    leaves: Leaves
+    leaf: int
+
+    def __call__(self, statistic: Statistic) -> Array:
+        return self.sums(InLeaf(statistic, self.leaves, self.leaf))
+
+
+@dataclass(frozen=True, eq=False)
+class BisectingSolver(Solver):
+    """Splits until there are k leaves, or none that can be split.
+
+    Parameters
+    ----------
+    k : int
+    two : KMeansSolver
+        Of each split.
+    by_weight : bool
+        Whether the leaf of the largest weight is split next; else that of the largest error.
+    """
+
+    name = "bisecting"
+    k: int
+    two: KMeansSolver
+    by_weight: bool
+
+    @property
+    def max_passes(self) -> int:
+        """A leaf that cannot be split costs a try."""
+        return self._of_root(1).max_passes + 2 * self.k * (self.two.max_passes + 1)
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Split leaves.
+
+        Returns
+        -------
+        Solution
+            With the centres of the leaves from left to right; ``"inertia"``; the ``"leaves"``, and
+            ``"nodes"``, which nodes they are; and the ``"shift"`` of all rows.
+        """
+        if sums.kept is not None:
+            tree = _Tree.of_state(sums.kept)
+        else:
+            root = self._of_root(model.n_features).solve(model, Unkept(sums, sums.n_rows), None)
+            first = np.array([[sums.n_rows, root.extra["inertia"], 1.0]])
+            tree = _Tree.of_root(root.w[0], root.extra["shift"], first)
+        while len(tree.leaves.split) < self.k - 1 and not sums.should_stop:
+            leaf = tree.next_leaf(self.by_weight)
+            if leaf is None:
+                break
+            sums.keep(tree.leaf_centres(), tree.state, extra=tree.answer())
+            self._split(tree, leaf, model, sums)
+        return Solution(tree.leaf_centres(), len(tree.leaves.split), extra=tree.answer())
+
+    def _of_root(self, n_features: int) -> KMeansSolver:
+        """One centre, the mean."""
+        origin = np.zeros((1, n_features))
+        return replace(self.two, k=1, init=origin, n_init=1, max_iter=2, tol=0.0)
+
+    def _split(self, tree: _Tree, leaf: int, model: Any, sums: Sums) -> None:
+        """Split a leaf, or take note that its rows are all alike."""
+        two = replace(self.two, seed=self.two.seed + leaf)
+        found = two.solve(model, _OfLeaf(sums, sums.n_rows, tree.leaves, leaf), None)
+        if found.extra["n_found"] < 2:
+            tree.facts[leaf, 2] = 0.0
+            return
+        # In an order that does not hang on the draws.
+        centres = found.w[np.lexsort(found.w.T[::-1])]
+        leaves = tree.leaves_with(leaf, centres, found.extra["shift"])
+        tree.grow(leaves, sums(LeafErrors(leaves)))
+
+
+@dataclass
+class _Tree:
+    """Leaves, and what is known of each node.
+
+    Parameters
+    ----------
+    leaves : Leaves
+    shift : ndarray of shape (n_features,), or None
+        Of all rows.
+    centres : ndarray of shape (n_nodes, n_features)
+    facts : ndarray of shape (n_nodes, 3)
+        Weight, sum of squared distances, and whether it may be split.
+    """
+
+    leaves: Leaves
+    shift: Array | None
+    centres: Array = field(repr=False)
+    facts: Array
+
+    @classmethod
+    def of_root(cls, centre: Array, shift: Array | None, facts: Array) -> _Tree:
+        """A tree without splits."""
+        d = len(centre)
+        shifts = None if shift is None else np.empty((0, d))
+        leaves = Leaves(np.empty(0, np.int64), np.empty((0, 2, d)), shifts)
+        return cls(leaves, shift, centre[None], facts)
+
+    def next_leaf(self, by_weight: bool) -> int | None:
+        """The leaf to split, if any has rows that differ."""
+        nodes = self.leaf_nodes()
+        weight, error, free = self.facts[nodes].T
+        score = np.where((free > 0) & (error > 0), weight if by_weight else error, 0.0)
+        return int(nodes[np.argmax(score)]) if score.max() > 0 else None
+
+    def leaf_nodes(self) -> NDArray[np.int64]:
+        """Leaves from left to right."""
+        made = {int(node): 2 * number + 1 for number, node in enumerate(self.leaves.split)}
+        found, open_nodes = [], [0]
+        while open_nodes:
+            node = open_nodes.pop()
+            if node in made:
+                open_nodes += [made[node] + 1, made[node]]
+            else:
+                found.append(node)
+        return np.array(found)
+
+    def leaf_centres(self) -> Array:
+        """Centres of the leaves, from left to right."""
+        return self.centres[self.leaf_nodes()]
+
+    def answer(self) -> dict[str, Any]:
+        """Facts that an estimator makes attributes of."""
+        nodes = self.leaf_nodes()
+        inertia = float(self.facts[nodes, 1].sum())
+        return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
+
+    def leaves_with(self, leaf: int, centres: Array, shift: Array | None) -> Leaves:
+        """The leaves after one more split."""
+        old = self.leaves
+        shifts = None
+        if old.shifts is not None and shift is not None:
+            shifts = np.vstack([old.shifts, shift])
+        return Leaves(np.append(old.split, leaf), np.concatenate([old.centres, [centres]]), shifts)
+
+    def grow(self, leaves: Leaves, errors: Array) -> None:
+        """Take a split."""
+        self.leaves = leaves
+        self.centres = np.vstack([self.centres, leaves.centres[-1]])
+        self.facts = np.vstack([self.facts, np.c_[errors, np.ones(2)]])
+
+    def state(self) -> dict[str, Array]:
+        """All that is needed to go on."""
+        parts = {"shift": self.shift, "shifts": self.leaves.shifts}
+        given = {name: each for name, each in parts.items() if each is not None}
+        split = self.leaves.split.astype(np.float64)
+        return {"split": split, "centres": self.centres, "facts": self.facts, **given}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Array]) -> _Tree:
+        """The tree of which a state was made."""
+        centres, split = state["centres"], state["split"].astype(np.int64)
+        pairs = centres[1:].reshape(len(split), 2, -1)
+        leaves = Leaves(split, pairs, state.get("shifts"))
+        return cls(leaves, state.get("shift"), centres, state["facts"].copy())
