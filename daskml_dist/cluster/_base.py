@@ -105,7 +105,7 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         -------
         ndarray or lazy dask Array of int32 of shape (n_rows,)
         """
-        return self._of_rows(_Labels, X, np.int32, None)
+        return self._of_rows(_Labels, X, np.int32)
 
     def transform(self, X: Any) -> Any:
         """Distance of each row to each centre.
@@ -118,7 +118,7 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         -------
         ndarray or lazy dask Array of float64 of shape (n_rows, n_clusters)
         """
-        return self._of_rows(_Distances, X, np.float64, self._n_features_out)
+        return self._of_rows(_Distances, X, np.float64, each=True)
 
     def fit_transform(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
@@ -142,10 +142,14 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         """The squared distance of each row to its nearest centre."""
         return _Squares(self.cluster_centers_, self._shift)
 
-    def _of_rows(self, kind: type[_OfCentres], X: Any, dtype: Any, n_outputs: int | None) -> Any:
+    def _of_rows(self, kind: type[_OfCentres], X: Any, dtype: Any, *, each: bool = False) -> Any:
+        """A number for each row, or for each row and centre."""
         self._check_fitted(X)
-        made = kind(self.cluster_centers_, self._shift)
-        return map_rows(made, X, dtype=dtype, n_outputs=n_outputs, row_shape=(self.n_features_in_,))
+        k = len(self.cluster_centers_)
+        return map_rows(
+            kind(self.cluster_centers_, self._shift), X, dtype=dtype, n_outputs=k if each else None,
+            row_shape=(self.n_features_in_,), name=type(self).__name__,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
