@@ -166,7 +166,13 @@ class BisectingKMeans(BaseCentres):
         ndarray or lazy dask Array of int32 of shape (n_rows,)
         """
         self._check_fitted(X)
-        return map_rows(self._tree, X, dtype=np.int32, row_shape=(self.n_features_in_,), name=type(self).__name__)
+        return map_rows(
+            self._tree,
+            X,
+            dtype=np.int32,
+            row_shape=(self.n_features_in_,),
+            name=type(self).__name__,
+        )
 
 
 @dataclass(frozen=True, eq=False)
