@@ -255,6 +255,8 @@ def _summary_of(
     X, y, sample_weight = map(to_host, (X, y, sample_weight))
     if isinstance(sample_weight, float):
         sample_weight = np.full(X.shape[0], sample_weight)
+    elif sample_weight is not None:  # without the labels of a Series
+        sample_weight = np.asarray(sample_weight)
     try:
         # A clone: threads of one process share `plain`. A feature that is missing in a whole block
         # has no mean there, which the merge knows.

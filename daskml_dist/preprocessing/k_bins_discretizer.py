@@ -101,6 +101,10 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             )
         assert_all_finite(rows, input_name="X")
         weighted = sample_weight is not None
+        if weighted:
+            sample_weight = np.asarray(sample_weight, dtype=np.float64)
+            if (sample_weight < 0).any():
+                raise InvalidDataError("Negative values in sample_weight: make them zero or more.")
         if self.strategy == "uniform":
             some = rows[sample_weight > 0] if weighted else rows
             if len(some):

@@ -123,9 +123,14 @@ def _reverse_columns(given: Given, rng: np.random.Generator) -> Given:
     return replace(given, X=given.X[list(given.X.columns[::-1])])
 
 
-def _start_reversed(params: dict[str, Any]) -> dict[str, Any]:
-    start = params.get("init")
-    return {"init": start[:, ::-1]} if isinstance(start, np.ndarray) else {}
+def _params_reversed(params: dict[str, Any]) -> dict[str, Any]:
+    """Those that have something for each column."""
+    found: dict[str, Any] = {}
+    if isinstance(start := params.get("init"), np.ndarray):
+        found["init"] = start[:, ::-1]
+    if isinstance(n_bins := params.get("n_bins"), list):
+        found["n_bins"] = n_bins[::-1]
+    return found
 
 
 def _repeat(given: Given, rng: np.random.Generator) -> Given:
@@ -180,6 +185,10 @@ def _without(*names: str) -> Callable[[Results, Given], Results]:
 _OF_ROWS = ("predict()", "predict_proba()", "decision_function()", "score()", "metric()")
 
 
+#: One for each of as many components as columns.
+_OF_COMPONENTS = ("explained_variance_", "explained_variance_ratio_", "singular_values_")
+
+
 def _columns_reversed(results: Results, given: Given) -> Results:
     found = {}
     for name, value in results.items():
@@ -190,6 +199,8 @@ def _columns_reversed(results: Results, given: Given) -> Results:
             n = len(value) // len(results["categories_"])
             groups = [value[i : i + n] for i in range(0, len(value), n)]
             found[name] = [encoding for group in groups[::-1] for encoding in group]
+        elif name in _OF_COMPONENTS or (name == "names" and "components_" in results):
+            found[name] = value
         elif isinstance(value, list):
             found[name] = value[::-1] if len(value) == 4 else value
         elif np.ndim(value) and np.shape(value)[-1] == 4 and name not in _OF_ROWS:
@@ -259,7 +270,7 @@ RELATIONS: dict[str, Relation] = {
         _reverse_columns,
         lambda s: not s.is_metric and not s.needs_names and not _belongs_to_columns(s),
         _columns_reversed,
-        _start_reversed,
+        _params_reversed,
     ),
     "weights are rows": Relation(
         _repeat, lambda s: s.weighted, _rows_repeated, weight="whole"

@@ -76,7 +76,7 @@ def _attributes(model: Any) -> dict[str, Any]:
 
 
 #: Fitted attributes that tell of the way to the result, or that rows in memory alone have.
-_OF_THE_WAY = {"n_iter_", "t_", "rank_error_", "outliers_", "dual_gap_"}
+_OF_THE_WAY = {"n_iter_", "t_", "rank_error_", "outliers_", "dual_gap_", "labels_"}
 
 
 def _in_order(values: Any, given: Given) -> Any:

@@ -156,10 +156,6 @@ SETTINGS: dict[str, list[Setting]] = {
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
         )
     ],
-    # Of several runs, all find the same best splits.
-    "BisectingKMeans": [
-        _of(("normal",), twin=None)(n_clusters=3, n_init=4, tol=1e-9, random_state=0)
-    ],
     "GaussianMixture": [
         _mixed(),
         _mixed(covariance_type="tied"),
@@ -208,6 +204,7 @@ SETTINGS: dict[str, list[Setting]] = {
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
     "ALS": "takes ratings of users and items",
+    "BisectingKMeans": "what it draws belongs to places of rows, which differ",
     "Blockwise": "takes a transformer that learns nothing",
     "CountVectorizer": "takes documents",
     "FeatureHasher": "learns nothing, and takes dicts",

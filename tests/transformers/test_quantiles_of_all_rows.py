@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn.preprocessing
 from scipy import sparse
@@ -121,3 +123,18 @@ def test_bad_input_is_refused() -> None:
         KBinsDiscretizer().fit(_lazy(), sample_weight=np.zeros(500))
     with pytest.raises(InvalidDataError, match="empty output array"):
         PolynomialFeatures(0, include_bias=False).fit(_lazy())
+
+
+def test_weights_of_frames_belong_to_rows_whatever_their_labels() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(60, 2)), index=rng.permutation(60), columns=["a", "b"])
+    weight = pd.Series(rng.uniform(size=60), index=frame.index)
+    lazy = dd.from_pandas(frame, npartitions=1, sort=False)
+    its = dd.from_pandas(weight, npartitions=1, sort=False)
+    params = {"n_bins": 4, "encode": "ordinal", "quantile_method": "averaged_inverted_cdf"}
+    found = KBinsDiscretizer(**params).fit(lazy, sample_weight=its)
+    wanted = KBinsDiscretizer(**params).fit(frame, sample_weight=weight)
+    for ours, theirs in zip(found.bin_edges_, wanted.bin_edges_, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    with pytest.raises(InvalidDataError, match="Negative"):
+        KBinsDiscretizer(**params).fit(lazy, sample_weight=-its)
