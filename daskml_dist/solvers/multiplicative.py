@@ -118,7 +118,8 @@ class MultiplicativeStep(Statistic):
 
     def shape(self, model: Any) -> tuple[int, ...]:
         d, k = self.across.shape
-        return d + {2: k, 1: 1}.get(self.weights.beta, d) + 2, k
+        below = {2.0: k, 1.0: 1}.get(self.weights.beta, d)
+        return d + below + 2, k
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         if self.anew:
