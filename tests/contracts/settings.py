@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,10 @@ _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
 _grouped = _of(("normal",))
 # Eigenvectors turn where eigenvalues are near each other.
 _turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
+# Another way to an optimum is another optimum.
+_parts = partial(
+    _of(("counts",), rtol=1e-6, twin=None), n_components=2, tol=0.0, max_iter=20, random_state=0
+)
 _quantiles = _of(NUMBERS, rtol=1e-8, twin_rtol=1e-6)
 _binned = _of(("normal", "counts", "scales", "constant column"), rtol=1e-8, twin_rtol=1e-8)
 
@@ -166,6 +171,11 @@ SETTINGS: dict[str, list[Setting]] = {
     # they are all.
     "IncrementalPCA": [_turned(n_components=2, batch_size=1_000)],
     "TruncatedSVD": [_turned()],
+    "NMF": [
+        _parts(),
+        _parts(init="random", alpha_W=1e-3, l1_ratio=0.5),
+        _parts(init="nndsvda", solver="mu", beta_loss="kullback-leibler"),
+    ],
     "PCA": [_turned(), _turned(n_components=2, whiten=True)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
