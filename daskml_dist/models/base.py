@@ -133,9 +133,12 @@ class BatchRows:
         Position of the first of them in the block.
     state : array of shape (n, ...) or None
         What a statistic remembers of each row between rounds.
+    touched : ndarray of int64 of shape (n_touched,), or None
+        Rows of the parameters that a model of few of them is given, as it said
+        (:meth:`StepModel.touched`); None: all.
     """
 
-    __slots__ = ("X", "block", "first", "key", "state", "weight", "y")
+    __slots__ = ("X", "block", "first", "key", "state", "touched", "weight", "y")
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class BatchRows:
         block: int = -1,
         first: int = 0,
         state: Any = None,
+        touched: NDArray[np.int64] | None = None,
     ) -> None:
         self.X = X
         self.y = y
@@ -154,16 +158,33 @@ class BatchRows:
         self.block = block
         self.first = first
         self.state = state
+        self.touched = touched
 
     def part(self, at: slice, backend: Backend) -> BatchRows:
         """Some of the rows, neighbours; good until the next part is asked for."""
         y, weight, state = (
             None if array is None else array[at, ...] for array in (self.y, self.weight, self.state)
         )
-        first = self.first + at.start
-        return BatchRows(
-            backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state
-        )
+        first, key = self.first + at.start, (*self.key, at.start)
+        X = backend.part(self.X, at)
+        return BatchRows(X, y, weight, key, self.block, first, state, self.touched)
+
+    def places(self, numbers: Any) -> Any:
+        """Places, in the parameters that the model is given, of some rows of all parameters.
+
+        Parameters
+        ----------
+        numbers : array of int
+            Each of them touched, where few are.
+
+        Returns
+        -------
+        array of int of the same shape
+        """
+        if self.touched is None:
+            return numbers
+        xp = namespace(numbers)
+        return xp.searchsorted(xp.asarray(self.touched), numbers)
 
     def draw(self) -> np.random.Generator:
         """A new random stream, the same wherever and whenever these rows are worked on."""
@@ -229,6 +250,10 @@ class StepModel(Model):
         Set when the model is made.
     linear : LinearForm or None
         Of a linear model, for which there are kernels; None for all others.
+    touches : float or None
+        Rows of the parameters that a row of data touches, in the mean, where these are few and
+        :meth:`touched` names them; None: all. Steps in few of many rows move nothing else: only
+        these are pulled and pushed, and only their state of the optimizer changes.
     starts_threads : bool
         Whether threads that it starts may outlive a fit, even where a lane is to use one alone:
         its trainers then do not keep to a share of the cores, which these would inherit.
@@ -236,16 +261,30 @@ class StepModel(Model):
 
     parameters: Parameters
     linear: LinearForm | None = None
+    touches: float | None = None
     starts_threads: ClassVar[bool] = True
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""
         return np.zeros(self.parameters.shape, dtype=dtype)
 
-    def touched(self, pieces: list[Any], backend: Backend) -> NDArray[np.int64]:
-        """Sorted rows of the parameters that sparse rows touch; renumbers the rows to them.
+    def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
+        """Some rows of :meth:`init`, a new array; whoever holds the others."""
+        return self.init(seed, dtype)[at, :].copy()
 
-        Asked only of a model with a `linear` form whose batches touch few of many features.
+    def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
+        """Rows of the parameters that a batch touches, sorted and each once; on the host.
+
+        Asked of a model with `touches`, whose batches touch few rows of many. For the gradient of
+        such a batch :meth:`add_gradient` is given these rows of the parameters alone, and room for
+        their gradient: ``rows.places`` tells where each of them is. (A linear model reads sparse
+        rows that the backend numbers anew.)
+
+        Parameters
+        ----------
+        pieces : list of BatchRows
+            All rows of the batch; at least one.
+        backend : Backend
         """
         raise NotImplementedError
 
@@ -255,7 +294,7 @@ class StepModel(Model):
 
         Parameters
         ----------
-        w : array of ``parameters.shape``
+        w : array of ``parameters.shape``, or of the rows of it that the batch touches
             On the backend's device, as all arrays; not to be changed.
         rows : BatchRows
         out : array of the shape of `w`, of its dtype or float64
