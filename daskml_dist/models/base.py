@@ -133,12 +133,9 @@ class BatchRows:
         Position of the first of them in the block.
     state : array of shape (n, ...) or None
         What a statistic remembers of each row between rounds.
-    touched : ndarray of int64 of shape (n_touched,), or None
-        Rows of the parameters that a model of few of them is given, as it said
-        (:meth:`StepModel.touched`); None: all.
     """
 
-    __slots__ = ("X", "block", "first", "key", "state", "touched", "weight", "y")
+    __slots__ = ("X", "block", "first", "key", "state", "weight", "y")
 
     def __init__(
         self,
@@ -149,7 +146,6 @@ class BatchRows:
         block: int = -1,
         first: int = 0,
         state: Any = None,
-        touched: NDArray[np.int64] | None = None,
     ) -> None:
         self.X = X
         self.y = y
@@ -158,33 +154,16 @@ class BatchRows:
         self.block = block
         self.first = first
         self.state = state
-        self.touched = touched
 
     def part(self, at: slice, backend: Backend) -> BatchRows:
         """Some of the rows, neighbours; good until the next part is asked for."""
         y, weight, state = (
             None if array is None else array[at, ...] for array in (self.y, self.weight, self.state)
         )
-        first, key = self.first + at.start, (*self.key, at.start)
-        X = backend.part(self.X, at)
-        return BatchRows(X, y, weight, key, self.block, first, state, self.touched)
-
-    def places(self, numbers: Any) -> Any:
-        """Places, in the parameters that the model is given, of some rows of all parameters.
-
-        Parameters
-        ----------
-        numbers : array of int
-            Each of them touched, where few are.
-
-        Returns
-        -------
-        array of int of the same shape
-        """
-        if self.touched is None:
-            return numbers
-        xp = namespace(numbers)
-        return xp.searchsorted(xp.asarray(self.touched), numbers)
+        first = self.first + at.start
+        return BatchRows(
+            backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state
+        )
 
     def draw(self) -> np.random.Generator:
         """A new random stream, the same wherever and whenever these rows are worked on."""
@@ -273,18 +252,24 @@ class StepModel(Model):
         return self.init(seed, dtype)[at, :].copy()
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Rows of the parameters that a batch touches, sorted and each once; on the host.
+        """Rows of the parameters that a batch touches, which its pieces are renumbered to.
 
         Asked of a model with `touches`, whose batches touch few rows of many. For the gradient of
-        such a batch :meth:`add_gradient` is given these rows of the parameters alone, and room for
-        their gradient: ``rows.places`` tells where each of them is. (A linear model reads sparse
-        rows that the backend numbers anew.)
+        such a batch :meth:`add_gradient` is given these rows of the parameters alone, in their
+        order, and room for their gradient. So whatever in a piece's `X` names rows of the
+        parameters must name places among these from now on: ``piece.X = ...``, a new array.
+        :func:`~daskml_dist.models.distinct` finds both.
 
         Parameters
         ----------
         pieces : list of BatchRows
             All rows of the batch; at least one.
         backend : Backend
+
+        Returns
+        -------
+        ndarray of int64
+            Sorted, each once; on the host.
         """
         raise NotImplementedError
 

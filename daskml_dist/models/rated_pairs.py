@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, ones, scalar, total
+from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
+from daskml_dist.models.distinct import distinct
 from daskml_dist.models.factors import mixed
 
 __all__ = ["RatedPairs"]
@@ -89,12 +90,16 @@ class RatedPairs(StepModel):
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
         """Rows of the users and of the items."""
-        numbers = [backend.to_numpy(piece.X).reshape(-1) for piece in pieces]
-        return np.unique(np.concatenate(numbers)).astype(np.int64)
+        index, places = distinct([backend.to_numpy(piece.X) for piece in pieces])
+        for piece, at in zip(pieces, places, strict=True):
+            piece.X = backend.to_device(at)
+        return index
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """As in :class:`StepModel`; the loss is without the penalty."""
-        at, weight = rows.places(rows.X), rows.weight
+        at, weight = rows.X, rows.weight
+        if is_host(w) and (found := self._add_compiled(w, rows, out)) is not None:
+            return found
         users, items = at[:, 0], at[:, 1]
         of_user, of_item = self._taken(w, users), self._taken(w, items)
         losses, slope = self.loss.value_and_gradient(rows.y, self._raw(of_user, of_item))
@@ -105,6 +110,13 @@ class RatedPairs(StepModel):
         backend.add_rows(slope * self._beside(of_item) + reg * of_user, users, None, out)
         backend.add_rows(slope * self._beside(of_user) + reg * of_item, items, None, out)
         return scalar(total(losses, dtype=namespace(losses).float64))
+
+    def _add_compiled(self, w: Any, rows: BatchRows, out: Any) -> float | None:
+        """The same in one reading; None where there is no such loop."""
+        from daskml_dist.backends.pair_kernels import add_pairs
+
+        given = rows.X, rows.y, rows.weight, self.rank, self.reg, self.offset
+        return add_pairs(self.loss, w, *given, out)
 
     def _taken(self, w: Any, at: Any) -> Any:
         return namespace(w).take(w, at, axis=0)
@@ -133,7 +145,7 @@ class RatedPairs(StepModel):
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Weights, and squared errors, or right signs, times these; (2,)."""
-        at = rows.places(rows.X)
+        at = rows.X
         raw = self._raw(self._taken(w, at[:, 0]), self._taken(w, at[:, 1]))
         xp, y, weight = namespace(raw), rows.y, rows.weight
         weight = ones(y.shape, np.float64, y) if weight is None else cast(weight, xp.float64)

@@ -192,10 +192,7 @@ class Reader:
             return None
         if not (pieces := list(pieces)):
             return np.empty(0, np.int64)
-        index = self._fit.steps.model.touched(pieces, self._backend)
-        for piece in pieces:
-            piece.touched = index
-        return index
+        return self._fit.steps.model.touched(pieces, self._backend)
 
     def held_out(self) -> Iterator[BatchRows]:
         """The rows of the validation set, block by block."""
