@@ -220,6 +220,7 @@ ELSEWHERE = {
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "LabelEncoder": "takes labels alone",
+    "MatrixFactorization": "takes ratings of users and items",
     "LatentDirichletAllocation": "what rows begin with belongs to their blocks, which differ",
     "NamespaceHasher": "learns nothing, and takes dicts",
     "TfidfVectorizer": "takes documents",
