@@ -41,6 +41,8 @@ class Setting:
         How near results are to scikit-learn's.
     twin_is_weighted : bool
         Whether scikit-learn's own finds the optimum of weighted rows.
+    unique : bool
+        Whether fitted attributes follow from the data.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Setting:
     twin: dict[str, Any] | None = field(default_factory=dict)
     twin_rtol: float = 1e-3
     twin_is_weighted: bool = True
+    unique: bool = True
 
     @property
     def is_exact(self) -> bool:
@@ -106,10 +109,16 @@ def _mixed(**params: Any) -> Setting:
 
 
 def _layers(**params: Any) -> Setting:
-    """Of small networks; scikit-learn's own stop by the loss, a little earlier."""
+    """Of small networks; scikit-learn's own stop by the loss, a little earlier.
+
+    Where two units of a layer have become the same, a solver settles by rounding which does what.
+    """
     rounds = {"solver": "lbfgs", "tol": 1e-8, "max_iter": 1_000}
-    twin = None if "batch_size" in params else dict[str, Any]()
-    return Setting(_SMALL | rounds | params, TAME, rtol=1e-6, twin=twin, twin_rtol=1e-2)
+    steps = "batch_size" in params
+    twin = None if steps else dict[str, Any]()
+    return Setting(
+        _SMALL | rounds | params, TAME, rtol=1e-6, twin=twin, twin_rtol=1e-2, unique=steps
+    )
 
 
 #: Settings in which each subject is tried.
