@@ -235,7 +235,7 @@ class Shard:
     def _clip(self, grad: Any) -> None:
         """Scale the mean gradient down to the largest norm."""
         xp = namespace(grad)
-        parts = [grad[group.rows, ...] for group in self._groups if not group.buffer]
+        parts = [grad[group.rows, ...] for group in self._groups if group.descends]
         norm = float(sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)) ** 0.5
         assert self.rule.clip is not None
         if norm > self.rule.clip:
