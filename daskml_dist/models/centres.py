@@ -71,7 +71,7 @@ class Reassignment:
     def changes(
         self, counts: _Array, sums: _Array, own: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[_Array, _Array]:
-        """What is added to the counts and sums, so that some centres begin anew where it is due."""
+        """Changes of the counts and sums by which own centres of few rows begin anew."""
         low = self.low(counts)
         (at,) = np.nonzero(low & own)
         by_count, by_sum = np.zeros_like(counts), np.zeros_like(sums)

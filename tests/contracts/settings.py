@@ -164,6 +164,7 @@ SETTINGS: dict[str, list[Setting]] = {
             batch_size=1_000,
             max_iter=4,
             max_no_improvement=None,
+            reassignment_ratio=0,
         )
     ],
     "GaussianMixture": [
