@@ -235,7 +235,7 @@ class Shard:
     def _clip(self, grad: Any, index: NDArray[np.int64] | None) -> None:
         """Scale the mean gradient down to the largest norm; what is not touched has none."""
         xp = namespace(grad)
-        given = [group for group in self._groups if not group.buffer]
+        given = [group for group in self._groups if group.descends]
         parts = [grad] if index is not None else [grad[group.rows, ...] for group in given]
         norm = float(sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)) ** 0.5
         assert self.rule.clip is not None

@@ -170,6 +170,17 @@ SETTINGS: dict[str, list[Setting]] = {
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
         )
     ],
+    # Batches are cut from the rows in an order of chunks, which differ; of one batch they are all.
+    "MiniBatchKMeans": [
+        _of(("normal",), rtol=1e-8, twin=None)(
+            n_clusters=3,
+            init=np.sin(np.arange(12.0)).reshape(3, 4),
+            batch_size=1_000,
+            max_iter=4,
+            max_no_improvement=None,
+            reassignment_ratio=0,
+        )
+    ],
     "GaussianMixture": [
         _mixed(),
         _mixed(covariance_type="tied"),
