@@ -41,6 +41,8 @@ class Setting:
         How near results are to scikit-learn's.
     twin_is_weighted : bool
         Whether scikit-learn's own finds the optimum of weighted rows.
+    unique : bool
+        Whether fitted attributes follow from the data.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Setting:
     twin: dict[str, Any] | None = field(default_factory=dict)
     twin_rtol: float = 1e-3
     twin_is_weighted: bool = True
+    unique: bool = True
 
     @property
     def is_exact(self) -> bool:
@@ -106,10 +109,16 @@ def _mixed(**params: Any) -> Setting:
 
 
 def _layers(**params: Any) -> Setting:
-    """Of small networks; scikit-learn's own stop by the loss, a little earlier."""
+    """Of small networks; scikit-learn's own stop by the loss, a little earlier.
+
+    Where two units of a layer have become the same, a solver settles by rounding which does what.
+    """
     rounds = {"solver": "lbfgs", "tol": 1e-8, "max_iter": 1_000}
-    twin = None if "batch_size" in params else dict[str, Any]()
-    return Setting(_SMALL | rounds | params, TAME, rtol=1e-6, twin=twin, twin_rtol=1e-2)
+    steps = "batch_size" in params
+    twin = None if steps else dict[str, Any]()
+    return Setting(
+        _SMALL | rounds | params, TAME, rtol=1e-6, twin=twin, twin_rtol=1e-2, unique=steps
+    )
 
 
 #: Settings in which each subject is tried.
@@ -159,6 +168,17 @@ SETTINGS: dict[str, list[Setting]] = {
     "KMeans": [
         _grouped(
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
+        )
+    ],
+    # Batches are cut from the rows in an order of chunks, which differ; of one batch they are all.
+    "MiniBatchKMeans": [
+        _of(("normal",), rtol=1e-8, twin=None)(
+            n_clusters=3,
+            init=np.sin(np.arange(12.0)).reshape(3, 4),
+            batch_size=1_000,
+            max_iter=4,
+            max_no_improvement=None,
+            reassignment_ratio=0,
         )
     ],
     "GaussianMixture": [
@@ -220,6 +240,7 @@ ELSEWHERE = {
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "LabelEncoder": "takes labels alone",
+    "MatrixFactorization": "takes ratings of users and items",
     "LatentDirichletAllocation": "what rows begin with belongs to their blocks, which differ",
     "NamespaceHasher": "learns nothing, and takes dicts",
     "TfidfVectorizer": "takes documents",
