@@ -26,7 +26,7 @@ from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.components import signed
 from daskml_dist.solvers.rows import is_sparse, row_tiles, sum_of_squares, to_rows
 
-__all__ = ["GramProducts", "PowerIterations"]
+__all__ = ["GramProducts", "PowerIterations", "orthonormal"]
 
 #: Bytes of a piece of a dense block that both products read.
 _PIECE = 1 << 21
