@@ -8,12 +8,15 @@ D. Arthur and S. Vassilvitskii, "k-means++: the advantages of careful seeding", 
 
 from __future__ import annotations
 
+import functools
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.cluster import KMeans
+from threadpoolctl import ThreadpoolController
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import (
@@ -169,10 +172,18 @@ def choose(candidates: Array, weight: Array, k: int, seed: int) -> Array:
     """
     if len(candidates) == k:
         return candidates
-    tries = 8 if len(candidates) * k <= _SMALL else 1
-    with warnings.catch_warnings():
+    small = len(candidates) * k <= _SMALL
+    tries = 8 if small else 1
+    # Threads that meet at every step of few rows would wait for each other most of the time.
+    with warnings.catch_warnings(), _threads().limit(limits=1) if small else nullcontext():
         warnings.simplefilter("ignore")  # candidates that are equal are seen later
         found = KMeans(k, n_init=tries, random_state=seed % 2**32).fit(
             candidates, sample_weight=np.maximum(weight, np.finfo(float).tiny)
         )
     return np.asarray(found.cluster_centers_, dtype=np.float64)
+
+
+@functools.cache
+def _threads() -> ThreadpoolController:
+    """Control of the libraries' threads; to find them takes milliseconds."""
+    return ThreadpoolController()
