@@ -262,7 +262,7 @@ default="k-means||"
 
     def _model(self, rows: Rows, last: Centres | None) -> Centres:
         survey = rows.survey
-        self._sparse = any(info.sparse for info in survey.infos)
+        self._sparse = survey.any_sparse
         if last is None:
             self._enough(rows)
             return Centres(np.zeros((int(self.n_clusters), survey.n_features)), None)

@@ -8,10 +8,10 @@ D. Arthur and S. Vassilvitskii, "k-means++: the advantages of careful seeding", 
 
 from __future__ import annotations
 
-import functools
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -174,8 +174,9 @@ def choose(candidates: Array, weight: Array, k: int, seed: int) -> Array:
         return candidates
     small = len(candidates) * k <= _SMALL
     tries = 8 if small else 1
-    # Threads that meet at every step of few rows would wait for each other most of the time.
-    with warnings.catch_warnings(), _threads().limit(limits=1) if small else nullcontext():
+    # Threads that meet after each of so few products take longer than one of them alone.
+    alone = _openmp().limit(limits=1, user_api="openmp") if small else nullcontext()
+    with warnings.catch_warnings(), alone:
         warnings.simplefilter("ignore")  # candidates that are equal are seen later
         found = KMeans(k, n_init=tries, random_state=seed % 2**32).fit(
             candidates, sample_weight=np.maximum(weight, np.finfo(float).tiny)
@@ -183,7 +184,7 @@ def choose(candidates: Array, weight: Array, k: int, seed: int) -> Array:
     return np.asarray(found.cluster_centers_, dtype=np.float64)
 
 
-@functools.cache
-def _threads() -> ThreadpoolController:
-    """Control of the libraries' threads; to find them takes milliseconds."""
+@cache
+def _openmp() -> ThreadpoolController:
+    """The process's OpenMP libraries; looking for them takes milliseconds."""
     return ThreadpoolController()

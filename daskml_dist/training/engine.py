@@ -11,6 +11,7 @@ from typing import Any, Self
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import Collection
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
@@ -123,8 +124,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def cut_keys(self, n_lanes: int | None) -> None:
-        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane."""
+    def cut_keys(self, n_lanes: int | None) -> Collection:
+        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane; what came of it."""
 
     @abstractmethod
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
@@ -138,10 +139,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
+    def lanes(self, n_lanes: int | None, *, share: int | None, passes: int) -> list[LaneSpec]:
         """Choose the lanes for a fit of at most so many passes.
 
-        `shared` asks for a lane a thread even in one process.
+        In one process another lane is worth a thread for each `share` bytes; None: never.
         """
 
     @abstractmethod

@@ -99,13 +99,14 @@ class ClusterEngine(Engine):
         self._collection = in_columns(self._collection, n_lanes)
         self._rows.take(self._collection)
 
-    def cut_keys(self, n_lanes: int | None) -> None:
+    def cut_keys(self, n_lanes: int | None) -> Collection:
         """Cut the entries by ranges of keys; by default for a lane for each thread."""
         assert isinstance(self._collection, KeyedCollection)
         threads = self._rows.threads()  # waits for one
         n_lanes = n_lanes or sum(threads.values())
         self._collection = self._collection.cut(n_lanes, self._rows.parts.hold)
         self._rows.take(self._collection)
+        return self._collection
 
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
         """Results of a function of each block, made where it lies."""
@@ -123,7 +124,7 @@ class ClusterEngine(Engine):
             return infos
         return joined_columns(infos, len(self.columns) - 1)
 
-    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
+    def lanes(self, n_lanes: int | None, *, share: int | None, passes: int) -> list[LaneSpec]:
         """Choose the lanes and their workers.
 
         Rows that the user has persisted stay where they are, and make the lanes, unless they lie

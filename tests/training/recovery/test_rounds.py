@@ -12,7 +12,7 @@ from distributed import Client
 
 from daskml_dist import Run
 from daskml_dist.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
-from daskml_dist.decomposition import LatentDirichletAllocation
+from daskml_dist.decomposition import NMF, LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.mixture import GaussianMixture
 from tests.training.recovery.strikes import Strike, first_of, make_killer
@@ -115,6 +115,24 @@ def test_documents_begin_alike_on_other_workers(crew_client: Client, role: str) 
     assert strike.events
     np.testing.assert_array_equal(struck.components_, calm.components_)
     assert struck.bound_ == calm.bound_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
+@pytest.mark.parametrize("solver", ["cd", "mu"])
+def test_parts_of_lost_rows_are_made_again(crew_client: Client, solver: str, role: str) -> None:
+    X = abs(da.random.default_rng(0).normal(size=(200_000, 40), chunks=(20_000, -1)))
+
+    def fit(*callbacks: Any) -> NMF:
+        run = Run(n_lanes=3, deterministic=True)
+        how: dict[str, Any] = {"solver": solver, "init": "random", "random_state": 0, "tol": 0.0}
+        return NMF(6, max_iter=25, run=run, callbacks=list(callbacks), **how).fit(X)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    struck = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(struck.components_, calm.components_)
+    assert struck.reconstruction_err_ == calm.reconstruction_err_
 
 
 @pytest.mark.slow
