@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 import time
 import warnings
@@ -12,29 +13,57 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import wait
+from sklearn import cluster as peers
 from sklearn.cluster import KMeans as Peer
 
 from benchmarks._common import markdown, persisted, processes
-from daskml_dist.cluster import KMeans
+from daskml_dist.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 
 #: Rows, features, clusters; the first shape is that of the default fits too.
-SHAPES = [(2_000_000, 28, 20), (500_000, 100, 100)]
-TINY = [(4_000, 5, 4)]
+SHAPES = {"low": (2_000_000, 28, 20), "high": (500_000, 100, 100)}
+TINY = (4_000, 5, 4)
+#: Of steps along batches, and of splits.
+OTHERS = (500_000, 28, 20)
 STEPS, BLOCKS = 20, 8
 #: Repeats of what takes less than a second.
 REPEATS = 3
 #: Where growth is measured from, and by how much each grows.
 BASE, GROWTH = (500_000, 20, 20), (1, 2, 4)
 
+#: Of the tables of others.
+KINDS: dict[str, tuple[Any, Any]] = {
+    "batches": (MiniBatchKMeans, peers.MiniBatchKMeans),
+    "splits": (BisectingKMeans, peers.BisectingKMeans),
+}
+
 Fit = Callable[[], Any]
 
 
 def run(tiny: bool = False) -> str:
-    """Three tables: beside the peers, first centres, how time grows."""
-    shapes = TINY if tiny else SHAPES
-    tables = [_beside_peers(*shape) for shape in shapes]
-    tables.append(_growth(TINY[0], (1,)) if tiny else _growth(BASE, GROWTH))
-    return "\n\n".join(tables)
+    """Print the tables row by row; ``DASKML_DIST_CLUSTERS=low,growth`` names those to make.
+
+    ``low`` and ``high``: k-means of few features and clusters, and of many; ``growth``: how time
+    grows; ``batches``: steps along batches; ``splits``: bisecting k-means.
+    """
+    shapes = dict.fromkeys(SHAPES, TINY) if tiny else SHAPES
+    asked = os.environ.get("DASKML_DIST_CLUSTERS", "low,high,growth,batches,splits").split(",")
+    for name in asked:
+        if name in shapes:
+            _beside_peers(*shapes[name])
+        elif name == "growth":
+            _growth(TINY, (1,)) if tiny else _growth(BASE, GROWTH)
+        else:
+            _others(name, *(TINY if tiny else OTHERS))
+    return ""
+
+
+def _head(title: str, columns: list[str]) -> None:
+    print("\n" + markdown(title, columns, []), flush=True)
+
+
+def _row(*cells: Any) -> None:
+    """A row of the table, as soon as it is known."""
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 def blobs(n: int, d: int, k: int) -> tuple[Any, Any]:
@@ -58,46 +87,61 @@ def seconds(fit: Fit) -> tuple[float, Any]:
     return statistics.median(taken), model
 
 
-def _beside_peers(n: int, d: int, k: int) -> str:
+def _beside_peers(n: int, d: int, k: int) -> None:
     X, init = blobs(n, d, k)
     given = {"max_iter": STEPS, "tol": 0.0}
+    title = f"k-means of {n:,} x {d} float32, k={k}, persisted, 2 worker processes"
+    _head(title, ["", "seconds of a fit", "steps", "inertia of 20,000 rows"])
+
+    def told(what: str, fit: Fit) -> None:
+        taken, model = seconds(fit)
+        steps = getattr(model, "n_iter_", STEPS)
+        _row(what, f"{taken:.2f}", steps, f"{_inertia(model, X):.4g}")
+
     # Before the cluster, whose scheduler lives in this process.
-    fits: dict[str, tuple[float, Any]] = {
-        "same start, scikit-learn": seconds(
-            lambda: Peer(k, init=init, n_init=1, algorithm="lloyd", **given).fit(X)
-        ),
-        "default, scikit-learn": seconds(lambda: Peer(k, random_state=0).fit(X)),
-    }
+    peer = {"n_init": 1, "algorithm": "lloyd", **given}
+    told("same start, scikit-learn", lambda: Peer(k, init=init, **peer).fit(X))
+    told("default, scikit-learn", lambda: Peer(k, random_state=0).fit(X))
     if importlib.util.find_spec("faiss"):
-        fits["same start, faiss"] = seconds(lambda: _faiss(X, init))
+        told("same start, faiss", lambda: _faiss(X, init))
     with processes(2):
         lazy = persisted(X, BLOCKS)
         wait(lazy)
-        fits["same start"] = seconds(lambda: KMeans(k, init=init, **given).fit(lazy))
-        fits["default"] = seconds(lambda: KMeans(k, random_state=0).fit(lazy))
-        fits["first centres and one step"] = seconds(
-            lambda: KMeans(k, random_state=0, max_iter=1).fit(lazy)
-        )
-        fits["one step"] = seconds(lambda: KMeans(k, init=init, max_iter=1).fit(lazy))
+        told("same start", lambda: KMeans(k, init=init, **given).fit(lazy))
+        told("default", lambda: KMeans(k, random_state=0).fit(lazy))
+        once = {"random_state": 0, "max_iter": 1}
+        told("first centres and one step", lambda: KMeans(k, **once).fit(lazy))
+        told("one step", lambda: KMeans(k, init=init, max_iter=1).fit(lazy))
         if importlib.util.find_spec("dask_ml"):
-            fits |= _dask_ml(lazy, init)
-    table = [
-        [what, f"{taken:.2f}", str(getattr(model, "n_iter_", STEPS)), f"{_inertia(model, X):.4g}"]
-        for what, (taken, model) in fits.items()
-    ]
-    title = f"k-means of {n:,} x {d} float32, k={k}, persisted, 2 worker processes"
-    return markdown(title, ["", "seconds of a fit", "steps", "inertia of 20,000 rows"], table)
+            same = {"init": init, **given}
+            told("same start, dask-ml", lambda: _dask_ml(lazy, k, **same))
+            told("default, dask-ml", lambda: _dask_ml(lazy, k, random_state=0))
 
 
-def _dask_ml(lazy: Any, init: Any) -> dict[str, tuple[float, Any]]:
+def _others(name: str, n: int, d: int, k: int) -> None:
+    """Steps along batches, or splits, beside scikit-learn's."""
+    ours, theirs = KINDS[name]
+    X, _ = blobs(n, d, k)
+    title = f"{ours.__name__} of {n:,} x {d} float32, k={k}, persisted, 2 worker processes"
+    _head(title, ["", "seconds of a fit", "inertia"])
+    taken, model = seconds(lambda: theirs(k, random_state=0).fit(X))
+    _row("scikit-learn", f"{taken:.2f}", f"{model.inertia_:.4g}")
+    with processes(2):
+        lazy = persisted(X, BLOCKS)
+        wait(lazy)
+        policies = ("allreduce", "async") if name == "batches" else (None,)
+        for policy in policies:
+            given = {} if policy is None else {"policy": policy}
+            taken, model = seconds(lambda g=given: ours(k, random_state=0, **g).fit(lazy))
+            _row(policy or "ours", f"{taken:.2f}", f"{model.inertia_:.4g}")
+
+
+def _dask_ml(lazy: Any, k: int, **given: Any) -> Any:
     from dask_ml.cluster import KMeans as OnDask
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = {"max_iter": STEPS, "tol": 0.0}
-        same = seconds(lambda: OnDask(len(init), init=init, **given).fit(lazy))
-        default = seconds(lambda: OnDask(len(init), random_state=0).fit(lazy))
-    return {"same start, dask-ml": same, "default, dask-ml": default}
+        return OnDask(k, **given).fit(lazy)
 
 
 class _Centres:
@@ -121,9 +165,10 @@ def _inertia(model: Any, X: Any) -> float:
     return float(squares.min(axis=1).sum())
 
 
-def _growth(base: tuple[int, int, int], by: tuple[int, ...]) -> str:
+def _growth(base: tuple[int, int, int], by: tuple[int, ...]) -> None:
     """Seconds of 20 steps from rows drawn as the data is, without the reading of them."""
-    table = []
+    head = ["", "rows", "features", "clusters", "1 worker", "2 workers"]
+    _head(f"{STEPS} steps, as the sizes grow, seconds", head)
     for number, what in enumerate(("rows", "features", "clusters")):
         for factor in by:
             n, d, k = (size * (factor if i == number else 1) for i, size in enumerate(base))
@@ -135,9 +180,7 @@ def _growth(base: tuple[int, int, int], by: tuple[int, ...]) -> str:
                     wait(lazy)
                     fit = KMeans(k, init=init, max_iter=STEPS, tol=0.0).fit
                     taken.append(seconds(lambda fit=fit, lazy=lazy: fit(lazy))[0])
-            table.append([what, f"{n:,}", str(d), str(k), *(f"{each:.2f}" for each in taken)])
-    head = ["", "rows", "features", "clusters", "1 worker", "2 workers"]
-    return markdown(f"{STEPS} steps, as the sizes grow, seconds", head, table)
+            _row(what, f"{n:,}", d, k, *(f"{each:.2f}" for each in taken))
 
 
 def streamed(rows: int, features: int, clusters: int, blocks: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
 
     n_clusters: int
     init: Any
+    n_init: int | str
     cluster_centers_: NDArray[np.float64]
     n_features_in_: int
     _shift: NDArray[np.float64] | None
@@ -78,6 +80,16 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
             raise InvalidParameterError(
                 "init is a function, and rows may be more than one process holds. Give what it "
                 f"returns for some rows, or one of {list(inits)}."
+            )
+
+    def _warn_of_one_init(self, stacklevel: int) -> None:
+        """Tell that centres which are given are tried once."""
+        if self.n_init not in ("auto", 1):
+            warnings.warn(
+                f"Explicit initial center position passed: performing only one init in "
+                f"{type(self).__name__} instead of n_init={self.n_init}.",
+                RuntimeWarning,
+                stacklevel=stacklevel,
             )
 
     def _given_centres(self, n_features: int, inits: tuple[str, ...]) -> NDArray[np.float64]:

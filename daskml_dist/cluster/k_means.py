@@ -148,13 +148,7 @@ default="k-means||"
 
     def _n_runs(self) -> int:
         if not isinstance(self.init, str):
-            if self.n_init not in ("auto", 1):
-                warnings.warn(
-                    f"Explicit initial center position passed: performing only one init in "
-                    f"{type(self).__name__} instead of n_init={self.n_init}.",
-                    RuntimeWarning,
-                    stacklevel=5,
-                )
+            self._warn_of_one_init(stacklevel=6)
             return 1
         if self.n_init == "auto":
             return 10 if self.init == "random" else 1

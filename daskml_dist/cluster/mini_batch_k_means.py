@@ -295,6 +295,7 @@ default="k-means||"
         shift = None if self._sparse else shift_of(drawn)
         near, init = drawn if shift is None else drawn - shift, self.init
         if not isinstance(init, str):
+            self._warn_of_one_init(stacklevel=5)
             init = self._given_centres(drawn.shape[1], _INITS)
             init = init if shift is None else init - shift
         first, loss = choose_first(near, int(self.n_clusters), init, self._n_tries(), fit.work.seed)

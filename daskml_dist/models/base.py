@@ -137,9 +137,11 @@ class BatchRows:
         Position of the first of them in the block.
     state : array of shape (n, ...) or None
         What a statistic remembers of each row between rounds.
+    places : ndarray of int of shape (n,), or None
+        Places of the rows, counted from `first`, where they are some of neighbours.
     """
 
-    __slots__ = ("X", "block", "first", "key", "state", "weight", "y")
+    __slots__ = ("X", "block", "first", "key", "places", "state", "weight", "y")
 
     def __init__(
         self,
@@ -150,6 +152,7 @@ class BatchRows:
         block: int = -1,
         first: int = 0,
         state: Any = None,
+        places: Any = None,
     ) -> None:
         self.X = X
         self.y = y
@@ -158,16 +161,20 @@ class BatchRows:
         self.block = block
         self.first = first
         self.state = state
+        self.places = places
 
     def part(self, at: slice, backend: Backend) -> BatchRows:
         """Some of the rows, neighbours; good until the next part is asked for."""
-        y, weight, state = (
-            None if array is None else array[at, ...] for array in (self.y, self.weight, self.state)
+        y, weight, state, places = (
+            None if array is None else array[at, ...]
+            for array in (self.y, self.weight, self.state, self.places)
         )
-        first = self.first + at.start
+        # Places, where there are any, go on from the same row.
+        first = self.first + at.start if places is None else self.first
         return BatchRows(
-            backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state
-        )
+            backend.part(self.X, at), y, weight, (*self.key, at.start), self.block, first, state,
+            places,
+        )  # fmt: skip
 
     def draw(self) -> np.random.Generator:
         """A new random stream, the same wherever and whenever these rows are worked on."""

@@ -10,6 +10,7 @@ Workshop on Text Mining, 2000.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, scalar, total, zeros
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lloyd import KMeansSolver
@@ -25,6 +27,9 @@ from daskml_dist.solvers.nested import Unkept
 from daskml_dist.solvers.rows import is_sparse, to_rows
 
 __all__ = ["BisectingSolver", "InLeaf", "LeafErrors", "Leaves"]
+
+#: Entries of dense rows among which those of a leaf are chosen at once.
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,16 +67,44 @@ class Leaves(RowState):
         Returns
         -------
         array of shape (n,)
-            Squared distances of all rows to the nearer one.
+            Squared distances of these rows to the nearer one, of others any numbers.
         """
         shift, centres = None, self.centres[number]
         if self.shifts is not None:
             centres = centres - self.shifts[number]
             shift = to_rows(self.shifts[number], rows.X, backend)
-        labels, apart = backend.nearest(rows.X, shift, to_rows(centres, rows.X, backend))
-        child = cast(labels + (2 * number + 1), state.dtype)
-        state[:] = namespace(state).where(state == int(self.split[number]), child, state)
+        centres, node = to_rows(centres, rows.X, backend), int(self.split[number])
+        if not _can_choose(rows.X):
+            labels, apart = backend.nearest(rows.X, shift, centres)
+            child = cast(labels + (2 * number + 1), state.dtype)
+            state[:] = namespace(state).where(state == node, child, state)
+            return apart
+        apart = np.zeros(len(state), rows.X.dtype)
+        for first, at, X in _rows_at(state, node, rows.X):
+            labels, apart[first + at] = backend.nearest(X, shift, centres)
+            state[first + at] = labels + (2 * number + 1)
         return apart
+
+
+def _can_choose(X: Any) -> bool:
+    """Whether some rows can be taken at the cost of their copy."""
+    return isinstance(X, np.ndarray)
+
+
+def _rows_at(state: Any, node: int, X: Any) -> Iterator[tuple[int, NDArray[np.intp], Any]]:
+    """Rows at a node, some at a time: the first of some neighbours, which of these, and they.
+
+    In memory that is used again: new memory is dearer than the copy.
+    """
+    room: Any = None
+    for some in row_slices(len(state), max(_AT_ONCE // max(X.shape[1], 1), 1)):
+        (at,) = np.nonzero(state[some] == node)
+        if len(at) == some.stop - some.start:
+            yield some.start, at, X[some]
+        elif len(at):
+            room = np.empty_like(X[some]) if room is None else room
+            # Out of range is checked for where the mode is not "clip".
+            yield some.start, at, X[some].take(at, axis=0, out=room[: len(at)], mode="clip")
 
 
 def _weights_in(rows: BatchRows, node: int) -> Any:
@@ -106,11 +139,23 @@ class InLeaf(Statistic):
         return self.asked.shape(model)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        weight = _weights_in(rows, self.leaf)
-        some = BatchRows(rows.X, None, weight, rows.key, rows.block, rows.first)
-        if self.asked.state is not None:
-            some.state = self.asked.state.make(model, some, backend)
-        return self.asked.add(model, some, out, backend)
+        loss = 0.0
+        for some in self._some(rows):
+            if self.asked.state is not None:
+                some.state = self.asked.state.make(model, some, backend)
+            loss = loss + self.asked.add(model, some, out, backend)
+        return loss
+
+    def _some(self, rows: BatchRows) -> Iterator[BatchRows]:
+        """The rows of the leaf; where they cannot be chosen, others have no weight."""
+        if not _can_choose(rows.X):
+            weight = _weights_in(rows, self.leaf)
+            yield BatchRows(rows.X, None, weight, rows.key, rows.block, rows.first)
+            return
+        for first, at, X in _rows_at(rows.state, self.leaf, rows.X):
+            weight = None if rows.weight is None else rows.weight[first + at]
+            place = rows.block, rows.first + first
+            yield BatchRows(X, None, weight, rows.key, *place, places=at)
 
     def merge(self, total: Array, part: Array) -> None:
         self.asked.merge(total, part)

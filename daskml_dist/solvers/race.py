@@ -107,7 +107,11 @@ def drawn(
     """
     stream = np.random.PCG64(np.random.SeedSequence((*seed, rows.block + 1)))
     stream.advance(rows.first)  # a number of 64 bits each
-    uniform = np.random.Generator(stream).random(len(mass))
+    if rows.places is None:
+        uniform = np.random.Generator(stream).random(len(mass))
+    else:
+        n = int(rows.places[-1]) + 1 if len(mass) else 0
+        uniform = np.random.Generator(stream).random(n)[rows.places]
     # -log(1 - u) >= u: few rows need a logarithm.
     (at,) = np.nonzero(uniform * last < mass)
     exponential = np.maximum(-np.log1p(-uniform[at]), np.finfo(np.float64).tiny)

@@ -187,6 +187,11 @@ def test_going_on_needs_as_many_clusters() -> None:
         MiniBatchKMeans(K, init_size=2, random_state=0).fit(X)
 
 
+def test_one_init_is_one_start() -> None:
+    with pytest.warns(RuntimeWarning, match="performing only one init"):
+        MiniBatchKMeans(K, init=X[:K], n_init=3).fit(X)
+
+
 def test_as_good_as_all_rows_at_once() -> None:
     """On rows in one heap, where centres are no groups."""
     heap = np.random.default_rng(1).normal(size=(20_000, 5))
