@@ -34,12 +34,16 @@ class Part:
         Whether it is a running mean instead of something to minimise by (the statistics of a batch
         normalisation). The "gradient" of a buffer is ``rows * (old - new)``, and every policy takes
         the mean of the rows' `new`; it has neither penalty nor learning rate.
+    additive : bool, default=False
+        Whether it is a sum over the rows of all steps (counts). Its "gradient" is minus what the
+        rows add; every policy takes the sum of that, with neither penalty nor learning rate.
     """
 
     name: str
     shape: tuple[int, ...]
     penalised: bool = True
     buffer: bool = False
+    additive: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,9 @@ class FewRows:
         if group.buffer:
             self._w[index] -= grad / rows
             return
+        if group.additive:
+            self._w[index] -= grad if group.rate == 1 else group.rate * grad
+            return
         rate, charged = rate * group.rate, charged * group.rate
         if self._compiled is None:
             self._compiled = self._bound(number)

@@ -136,9 +136,7 @@ class Shard:
         rate = self._count(rows, scale)
         if rows > 0:
             if self.rule.clip is not None:
-                grad /= rows
-                self._clip(grad, index)
-                rows = 1.0
+                self._clip(grad, rows, index)
             if index is None:
                 self._step_all(grad, rows, rate)
             elif len(index):
@@ -233,13 +231,14 @@ class Shard:
             part = grad if steps.whole else grad[steps.at, ...]
             steps(part, rows, rate, self.step, self._fused)
 
-    def _clip(self, grad: Any, index: NDArray[np.int64] | None) -> None:
+    def _clip(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
         """Scale the mean gradient down to the largest norm; what is not touched has none."""
         xp = namespace(grad)
-        own = [group for group in self._groups if not group.buffer]
+        own = [group for group in self._groups if group.descends]
         at = [group.rows if index is None else rows_of(group, index) for group in own]
-        parts = [grad[rows, ...] for rows in at]
-        norm = float(sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)) ** 0.5
+        parts = [grad[some, ...] for some in at]
+        total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
+        norm = float(total) ** 0.5 / rows
         assert self.rule.clip is not None
         if norm > self.rule.clip:
             for part in parts:

@@ -26,7 +26,7 @@ from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork
 
-__all__ = ["make_fit", "make_target_shift"]
+__all__ = ["lane_batch", "make_fit", "make_target_shift"]
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
@@ -189,6 +189,17 @@ def _schedule(
             raise DivergedError("The squares of the targets overflow. Scale the targets.")
         return Constant(default * spread)
     return Constant(default) if settings.auto_rate else settings.schedule
+
+
+def lane_batch(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
+    """Rows of a batch of the largest lane, for so many rows in a step of the parameters."""
+    of_lanes = training_rows(lanes, settings.validation_fraction)
+    n_rows, policy = sum(of_lanes), settings.policy
+    if policy.lockstep:
+        n_steps = -(-n_rows // batch)
+    else:
+        n_steps = -(-max(of_lanes) * policy.push_every // batch)
+    return max(1, -(-max(of_lanes) // max(n_steps, 1)))
 
 
 def make_target_shift(loss: Loss, fit_intercept: bool, survey: Survey) -> tuple[float, ...]:

@@ -15,12 +15,13 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 
-N_ROWS, WIDTH = 12, 3
-#: Embeddings, a layer behind them at another rate, and running means.
+N_ROWS, WIDTH = 14, 3
+#: Embeddings, a layer behind them at another rate, running means, and counts.
 GROUPS = (
     Group(0, 6, Adagrad(), Penalty(0.0, 0.2), 5),
     Group(6, 10, Adam(), Penalty(0.1, 0.0), 4, rate=0.3),
     Group(10, 12, SGD(), Penalty(0.0, 0.0), 0, buffer=True),
+    Group(12, 14, SGD(), Penalty(0.0, 0.0), 0, additive=True),
 )
 
 
@@ -89,9 +90,10 @@ def test_few_rows_are_clipped_as_all_are() -> None:
         many.apply(spread, 4)
         assert np.linalg.norm(few.w - before) == pytest.approx(0.1 * 0.05)
         np.testing.assert_allclose(few.w, many.w, rtol=1e-12)
-    # Running means are no part of the norm.
+    # Neither running means nor sums are part of the norm.
     both = made(GROUPS, clip=1e-9)
     index = np.arange(N_ROWS)
     before = both.w[10:].copy()
     both.apply(np.ones((N_ROWS, WIDTH)), 2.0, index)
-    np.testing.assert_allclose(both.w[10:], before - 0.5)
+    np.testing.assert_allclose(both.w[10:12], before[:2] - 0.5)
+    np.testing.assert_allclose(both.w[12:], before[2:] - 1)
