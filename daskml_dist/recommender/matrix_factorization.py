@@ -89,9 +89,8 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
     clip : float or None, default=None
         Largest norm of a batch's mean gradient; with one server.
     dtype : {"float32", "float64"}, default="float32"
-        Of the factors and of the arithmetic.
     user_col, item_col, rating_col : str, default="user", "item", "rating"
-        Columns of a dataframe. Without a rating column (None) every row is a rating of 1.
+        As in :class:`~daskml_dist.recommender.ALS`.
     policy : str or Policy, default="sync"
         ``"sync"``, ``"ssp"`` and ``"async"`` keep the factors on servers. With ``"allreduce"``
         every trainer has all of them, and with ``"hogwild"`` trainers exchange all of them now and

@@ -160,6 +160,7 @@ class Tasks:
 
 
 def item(things: Sequence[Any], at: int) -> Any:
+    """One of some things."""
     return things[at]
 
 
