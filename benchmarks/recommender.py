@@ -1,7 +1,4 @@
-"""Time of recommenders on two worker processes, beside peers where they are installed.
-
-ALS beside `implicit` (two threads); factors by gradient steps beside scikit-surprise (one thread).
-"""
+"""Time of ALS on two worker processes, beside `implicit` (two threads) where it is installed."""
 
 from __future__ import annotations
 
@@ -19,14 +16,11 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from benchmarks._common import markdown, processes
-from daskml_dist.recommender import ALS, MatrixFactorization
+from daskml_dist.recommender import ALS
 
 #: Ratings, users, items.
 SIZE, TINY = (800_000, 6_000, 4_000), (2_000, 60, 40)
 RANKS, SWEEPS, REPEATS = (10, 64), 10, 3
-#: Of factors by gradient steps: rank, passes, penalty.
-RANK, PASSES, REG = 10, 10, 0.05
-POLICIES = ("sync", "allreduce", "ssp", "async", "hogwild")
 
 
 def run(tiny: bool = False) -> str:
@@ -56,77 +50,7 @@ def run(tiny: bool = False) -> str:
                     table.append([f"{kind}, rank {rank}, {solver}", *told])
     head = ["", "fit, s", "implicit", "ratio", "sweep, s", "implicit", "ratio"]
     title = f"ALS of {len(values):,} ratings, {SWEEPS} sweeps, 2 processes ('implicit': 2 threads)"
-    return "\n\n".join([markdown(title, head, table), _steps(tiny, repeats)])
-
-
-def _steps(tiny: bool, repeats: int) -> str:
-    """A table: gradient steps under each policy, and how soon they predict as well as ALS."""
-    frame = _tastes(*(TINY if tiny else SIZE))
-    held, rest = frame[: len(frame) // 10], frame[len(frame) // 10 :]
-    passes = 2 if tiny else PASSES
-    found = []
-    with processes(2):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sending large graph")
-            lazy = dd.from_pandas(rest, npartitions=4, sort=False).persist()
-        als = ALS(RANK, reg_param=REG, biases=True, max_iter=SWEEPS, random_state=0)
-        found.append(("ALS, 10 sweeps", *_fit(als, lazy, repeats), SWEEPS, als.score(held)))
-        for policy in POLICIES:
-            model = MatrixFactorization(
-                RANK, reg_param=REG, max_iter=passes, policy=policy, random_state=0
-            )
-            found.append((policy, *_fit(model, lazy, repeats), passes, model.score(held)))
-    alone = MatrixFactorization(RANK, reg_param=REG, max_iter=passes, random_state=0)
-    found.append(("one process", *_fit(alone, rest, repeats), passes, alone.score(held)))
-    found += _surprise(rest, held, passes)
-    table = [
-        [name, f"{fit:.3g}", f"{n * len(rest) / took / 1e6:.3g}", f"{-score:.4f}"]
-        for name, fit, took, n, score in found
-    ]
-    title = f"Factors of {len(rest):,} ratings, rank {RANK}, {passes} passes, 2 processes"
-    return markdown(title, ["", "fit, s", "M ratings/s", "held-out RMSE"], table)
-
-
-def _tastes(n: int, n_users: int, n_items: int) -> pd.DataFrame:
-    """Ratings by tastes, which can be found out, in random order."""
-    users, items, _, _ = ratings(n, n_users, n_items)
-    rng = np.random.default_rng(1)
-    taste, kind = (rng.normal(size=(m, 8)) / 8**0.25 for m in (n_users, n_items))
-    values = 3.5 + (taste[users] * kind[items]).sum(axis=1) + 0.5 * rng.normal(size=len(users))
-    frame = pd.DataFrame({"user": users, "item": items, "rating": values})
-    return frame.sample(frac=1, random_state=0)
-
-
-def _fit(model: Any, ratings: Any, repeats: int) -> tuple[float, float]:
-    """Seconds of a fit, and of its passes alone; the first fit warms up."""
-    model.fit(ratings)
-    taken, passes = [], []
-    for _ in range(repeats):
-        since = time.perf_counter()
-        model.fit(ratings)
-        taken.append(time.perf_counter() - since)
-        passes.append(statistics.median(r["seconds"] for r in model.history_) * len(model.history_))
-    return statistics.median(taken), statistics.median(passes)
-
-
-def _surprise(
-    rest: pd.DataFrame, held: pd.DataFrame, passes: int
-) -> list[tuple[str, float, float, int, float]]:
-    """The same of scikit-surprise; nothing where it is not installed."""
-    if importlib.util.find_spec("surprise") is None:
-        return []
-    from surprise import SVD, Dataset, Reader
-
-    data = Dataset.load_from_df(rest, Reader()).build_full_trainset()
-    model = SVD(n_factors=RANK, n_epochs=passes, reg_all=REG, lr_all=0.01, random_state=0)
-    since = time.perf_counter()
-    model.fit(data)
-    took = time.perf_counter() - since
-    found = [
-        model.predict(u, i, clip=False).est for u, i in zip(held["user"], held["item"], strict=True)
-    ]
-    error = float(np.sqrt(np.mean((np.array(found) - held["rating"]) ** 2)))
-    return [("scikit-surprise", took, took, passes, -error)]
+    return markdown(title, head, table)
 
 
 def ratings(
