@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,11 @@ class RatedPairs(StepModel):
     biased : bool, default=True
     offset : float, default=0.0
         Prediction of a pair of which nothing is known.
+    negatives : int, default=0
+        Items drawn at random beside each pair, which are not what its user chose.
+    pairwise : bool, default=False
+        Whether the loss is of the order of a pair and each of these: of the difference of their
+        predictions, which is to be positive.
     """
 
     n_users: int
@@ -50,14 +55,18 @@ class RatedPairs(StepModel):
     reg: float
     biased: bool = True
     offset: float = 0.0
+    negatives: int = 0
+    pairwise: bool = False
 
+    starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)
-    touches: float | None = field(default=2.0, init=False, repr=False, compare=False)
+    touches: float | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         width = self.rank + int(self.biased)
         parts = Part("user", (self.n_users, width)), Part("item", (self.n_items, width))
         object.__setattr__(self, "parameters", Parameters(parts, width))
+        object.__setattr__(self, "touches", 2.0 + self.negatives)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Ratings; -1 and +1 for losses that tell two kinds apart: +1 is any rating above 0."""
@@ -89,34 +98,80 @@ class RatedPairs(StepModel):
         return w
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Rows of the users and of the items."""
-        index, places = distinct([backend.to_numpy(piece.X) for piece in pieces])
+        """Rows of the users and of the items, drawn ones too."""
+        index, places = distinct([backend.to_numpy(self._drawn(p, backend)) for p in pieces])
         for piece, at in zip(pieces, places, strict=True):
             piece.X = backend.to_device(at)
         return index
 
+    def _drawn(self, rows: BatchRows, backend: Backend) -> Any:
+        """Numbers of users and items, and of the items that are drawn beside these."""
+        X = rows.X
+        if not self.negatives or X.shape[1] > 2:
+            return X
+        others = rows.draw().integers(self.n_items, size=(X.shape[0], self.negatives))
+        others += self.n_users
+        xp = namespace(X)
+        return xp.concat([X, cast(backend.to_device(others), X.dtype)], axis=1)
+
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """As in :class:`StepModel`; the loss is without the penalty."""
-        at, weight = rows.X, rows.weight
-        if is_host(w) and (found := self._add_compiled(w, rows, out)) is not None:
+        at, given = self._drawn(rows, backend), (rows.weight, out, backend)
+        loss: Any = 0.0 if self.pairwise else self._add(w, at[:, :2], rows.y, *given)
+        others = None if at.shape[1] == 2 else self._targets_of_others(rows.y)
+        for c in range(2, at.shape[1]):
+            if self.pairwise:
+                loss = loss + self._add_order(w, at[:, :2], at[:, c], *given)
+            else:
+                xp = namespace(at)
+                pairs = xp.stack([at[:, 0], at[:, c]], axis=1)
+                loss = loss + self._add(w, pairs, others, *given)
+        return loss
+
+    def _targets_of_others(self, y: Any) -> Any:
+        """Targets of items that are drawn: none of them was chosen."""
+        return namespace(y).full_like(y, -1.0 if self.loss.kind == "classification" else 0.0)
+
+    def _add(self, w: Any, at: Any, y: Any, weight: Any, out: Any, backend: Backend) -> Any:
+        """Add the gradient of pairs and their targets; the sum of their losses."""
+        if is_host(w) and (found := self._add_compiled(w, at, y, weight, out)) is not None:
             return found
         users, items = at[:, 0], at[:, 1]
         of_user, of_item = self._taken(w, users), self._taken(w, items)
-        losses, slope = self.loss.value_and_gradient(rows.y, self._raw(of_user, of_item))
-        reg = self.reg
-        if weight is not None:
-            losses, slope, reg = losses * weight, slope * weight, reg * weight[:, None]
-        slope = slope[:, None]
+        losses, slope, reg = self._sloped(y, self._raw(of_user, of_item), weight)
         backend.add_rows(slope * self._beside(of_item) + reg * of_user, users, None, out)
         backend.add_rows(slope * self._beside(of_user) + reg * of_item, items, None, out)
-        return scalar(total(losses, dtype=namespace(losses).float64))
+        return losses
 
-    def _add_compiled(self, w: Any, rows: BatchRows, out: Any) -> float | None:
+    def _add_order(
+        self, w: Any, at: Any, others: Any, weight: Any, out: Any, backend: Backend
+    ) -> Any:
+        """The same of pairs and other items, which are to be below (Rendle et al. 2009)."""
+        of_user, of_item = self._taken(w, at[:, 0]), self._taken(w, at[:, 1])
+        of_other = self._taken(w, others)
+        apart = self._raw(of_user, of_item) - self._raw(of_user, of_other)
+        losses, slope, reg = self._sloped(namespace(apart).ones_like(apart), apart, weight)
+        by_user, by_item = slope * (of_item - of_other), slope * self._beside(of_user)
+        if self.biased:
+            by_user[:, self.rank] = 0  # what a user adds to both
+        backend.add_rows(by_user + reg * of_user, at[:, 0], None, out)
+        backend.add_rows(by_item + reg * of_item, at[:, 1], None, out)
+        backend.add_rows(reg * of_other - by_item, others, None, out)
+        return losses
+
+    def _sloped(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any, Any]:
+        """Sum of the losses, slopes as a column, and penalties."""
+        losses, slope = self.loss.value_and_gradient(y, raw)
+        reg: Any = self.reg
+        if weight is not None:
+            losses, slope, reg = losses * weight, slope * weight, reg * weight[:, None]
+        return scalar(total(losses, dtype=namespace(losses).float64)), slope[:, None], reg
+
+    def _add_compiled(self, w: Any, at: Any, y: Any, weight: Any, out: Any) -> float | None:
         """The same in one reading; None where there is no such loop."""
         from daskml_dist.backends.pair_kernels import add_pairs
 
-        given = rows.X, rows.y, rows.weight, self.rank, self.reg, self.offset
-        return add_pairs(self.loss, w, *given, out)
+        return add_pairs(self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out)
 
     def _taken(self, w: Any, at: Any) -> Any:
         return namespace(w).take(w, at, axis=0)
@@ -141,19 +196,31 @@ class RatedPairs(StepModel):
     def identity(self) -> dict[str, Any]:
         """Loss, numbers of users and items, rank and penalty."""
         sizes = [self.n_users, self.n_items, self.rank, self.biased]
-        return {"model": "pairs", "loss": repr(self.loss), "sizes": sizes, "reg": self.reg}
+        drawn = [self.negatives, self.pairwise]
+        return {
+            "model": "pairs", "loss": repr(self.loss), "sizes": sizes, "reg": self.reg,
+            "drawn": drawn,
+        }  # fmt: skip
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Weights, and squared errors, or right signs, times these; (2,)."""
-        at = rows.X
-        raw = self._raw(self._taken(w, at[:, 0]), self._taken(w, at[:, 1]))
-        xp, y, weight = namespace(raw), rows.y, rows.weight
+        at = self._drawn(rows, backend)
+        of_user = self._taken(w, at[:, 0])
+        raws = [self._raw(of_user, self._taken(w, at[:, c])) for c in range(1, at.shape[1])]
+        ys = [rows.y, *(self._targets_of_others(rows.y) for _ in raws[1:])]
+        if self.pairwise:
+            raws, ys = [raws[0] - raw for raw in raws[1:]], [-y for y in ys[1:]]
+        sums = [self._scored(y, raw, rows.weight) for y, raw in zip(ys, raws, strict=True)]
+        return np.array(np.sum(sums, axis=0), np.float64)
+
+    def _scored(self, y: Any, raw: Any, weight: Any) -> list[float]:
+        xp = namespace(raw)
         weight = ones(y.shape, np.float64, y) if weight is None else cast(weight, xp.float64)
         if self.loss.kind == "classification":
             found = cast((raw > 0) == (y > 0), xp.float64)
         else:
             found = (cast(y, xp.float64) - self.loss.inverse_link(raw)) ** 2
-        return np.array([float(total(weight)), float(weight @ found)])
+        return [float(total(weight)), float(weight @ found)]
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
         """Minus the root mean squared error, or the share of right signs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ class Layout:
     width: int
     n_shards: int
 
-    @property
+    @cached_property
     def bounds(self) -> NDArray[np.int64]:
         """Row boundaries of the shards; shard s holds rows bounds[s] to bounds[s + 1]."""
         n_shards = max(1, min(self.n_shards, self.n_rows))

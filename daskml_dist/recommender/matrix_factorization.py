@@ -16,7 +16,6 @@ from daskml_dist._steps import BaseSteps
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.keyed.cut import Numbered
-from daskml_dist.data.keyed.ids import positions
 from daskml_dist.data.keyed.pairs import NumberedPairs, PairCollection
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.losses import LOSSES, Loss, get_loss
@@ -25,6 +24,7 @@ from daskml_dist.optimizers import Optimizer
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._base import BaseRecommender, predictions, scored
+from daskml_dist.recommender._moving import moved
 from daskml_dist.recommender._scores import Fitted
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.engine import Engine
@@ -47,8 +47,7 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
 
     A rating is predicted by the mean of all, what its user and its item add to it, and the product
     of their factors. Users and items are rows of one matrix, which servers hold by ranges; a batch
-    of ratings pulls and pushes the rows of its own users and items alone, and ratings stay on the
-    workers that hold them. Any loss will do.
+    pulls and pushes those of its own users and items alone, and ratings stay where they lie.
 
     Parameters
     ----------
@@ -64,6 +63,14 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         ratings above 0 from others.
     biases : bool, default=True
         Learn what each user and each item adds to the mean.
+    implicit : bool, default=False
+        Rows are what users did, at least 0: each is a target above what was not done. Beside each,
+        `negatives` items are drawn at random, with targets of 0, or -1 for a loss that tells two
+        kinds of ratings apart; take ``loss="log_loss"``.
+    negatives : int, default=1
+    pairwise : bool, default=False
+        The loss is of the difference between a chosen item and a drawn one: with ``"log_loss"``
+        Bayesian personalised ranking (BPR). Implicit ratings alone.
     max_iter : int, default=20
         Passes over the ratings.
     tol : float or None, default=None
@@ -82,9 +89,8 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
     clip : float or None, default=None
         Largest norm of a batch's mean gradient; with one server.
     dtype : {"float32", "float64"}, default="float32"
-        Of the factors and of the arithmetic.
     user_col, item_col, rating_col : str, default="user", "item", "rating"
-        Columns of a dataframe. Without a rating column (None) every row is a rating of 1.
+        As in :class:`~daskml_dist.recommender.ALS`.
     policy : str or Policy, default="sync"
         ``"sync"``, ``"ssp"`` and ``"async"`` keep the factors on servers. With ``"allreduce"``
         every trainer has all of them, and with ``"hogwild"`` trainers exchange all of them now and
@@ -102,8 +108,8 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
     user_biases_, item_biases_ : ndarray of shape (n_users,), (n_items,)
         With `biases`.
     mean_ : float
-        Prediction of a pair of which nothing is known: of the default loss, the mean of all ratings
-        (of a loss with a link, before it).
+        Prediction of a pair of which nothing is known, before any link of the loss: by default the
+        mean of all ratings.
     n_iter_ : int
         Passes.
     history_ : History
@@ -115,7 +121,8 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
     References
     ----------
     Y. Koren, R. Bell and C. Volinsky, "Matrix factorization techniques for recommender systems",
-    IEEE Computer 2009. M. Li et al., "Scaling distributed machine learning with the parameter
+    IEEE Computer 2009. S. Rendle et al., "BPR: Bayesian personalized ranking from implicit
+    feedback", UAI 2009. M. Li et al., "Scaling distributed machine learning with the parameter
     server", OSDI 2014.
 
     Examples
@@ -142,6 +149,9 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         reg_param: float = 0.1,
         loss: str | Loss = "squared_error",
         biases: bool = True,
+        implicit: bool = False,
+        negatives: int = 1,
+        pairwise: bool = False,
         max_iter: int = 20,
         tol: float | None = None,
         shuffle: bool = True,
@@ -169,6 +179,9 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         self.reg_param = reg_param
         self.loss = loss
         self.biases = biases
+        self.implicit = implicit
+        self.negatives = negatives
+        self.pairwise = pairwise
         self.max_iter = max_iter
         self.tol = tol
         self.shuffle = shuffle
@@ -238,10 +251,11 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         -------
         float
             Minus the root mean squared error of :meth:`predict`; of a loss that tells two kinds of
-            ratings apart, the share of ratings on whose side it is.
+            ratings apart, the share of ratings on whose side it is; of implicit ratings the
+            :func:`~daskml_dist.metrics.ndcg_at_k` of ten items a user that are new to him.
         """
         self._check_fitted()
-        if self._last_model.loss.kind != "classification":
+        if self.implicit or self._last_model.loss.kind != "classification":
             return super().score(X, y)
         right, n = self._reduced(partial(_right, self._fitted(), self._names), X)
         return float(right.sum() / n.sum())
@@ -255,7 +269,15 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
     def _settings(self, policy: str | Policy | None) -> Settings:
         check_count("rank", self.rank)
         check_number("reg_param", self.reg_param)
-        check_flag("biases", self.biases)
+        check_count("negatives", self.negatives)
+        for name in ("biases", "implicit", "pairwise"):
+            check_flag(name, getattr(self, name))
+        if self.pairwise and not (self.implicit and self._loss().kind == "classification"):
+            raise InvalidParameterError(
+                f"pairwise=True with loss={self.loss!r} and implicit={self.implicit}: it compares "
+                'what users chose with what they did not. Set implicit=True and loss="log_loss" or '
+                '"hinge".'
+            )
         self._loss()
         settings = super()._settings(policy)
         if settings.policy.averages:
@@ -284,14 +306,17 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
     def _model(self, rows: Rows, last: RatedPairs | None) -> RatedPairs:
         loss, survey = self._loss(), rows.survey
         loss.check_target(survey.target_range)
-        if last is not None:
+        if self.implicit:
+            offset = 0.0  # most items are not chosen
+        elif last is not None:
             offset = last.offset  # which the factors are about
         else:
             near = make_target_shift(loss, True, survey)
             offset = near[0] if near else loss.constant(float(survey.target_mean))
         n_users, n_items = map(len, self._ids)
         reg, biased = float(self.reg_param), bool(self.biases)
-        return RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset)
+        drawn = (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
+        return RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset, *drawn)
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
         if not settings.auto_rate:
@@ -318,25 +343,14 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
                 "them as they were, or set warm_start=False."
             )
         w = model.init(settings.seed, state.w.dtype)
-        slots = settings.optimizer.init(w) if state.slots else {}
-        first, before = 0, 0
-        for old, new in zip((self.user_ids_, self.item_ids_), self._ids, strict=True):
-            at = positions(old, new)
-            known = np.flatnonzero(at >= 0)
-            for name, array in {"": w, **slots}.items():
-                source = state.slots[name] if name else state.w
-                array[first + known] = source[before + at[known]]
-            first, before = first + len(new), before + len(old)
-        return replace(state, w=w, slots=slots)
+        fresh = ShardState(w, settings.optimizer.init(w) if state.slots else {})
+        return moved(state, fresh, (self.user_ids_, self.item_ids_), self._ids)
 
     # -- what was fitted -----------------------------------------------------------------------
 
     @property
     def _row_shape(self) -> tuple[int, ...]:
         return (2,)
-
-    def _set_row_shape(self, shape: tuple[int, ...]) -> None:
-        """Nothing: pairs have no features."""
 
     def _set_parameters(self, w: NDArray[Any], model: RatedPairs, rows: Rows) -> None:
         if not np.isfinite(w).all():
@@ -365,6 +379,8 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         if loss.kind == "classification":
             return replace(fitted, link=partial(_probability, loss) if loss.proba else None)
         return replace(fitted, link=loss.inverse_link)
+
+    def _set_row_shape(self, shape: tuple[int, ...]) -> None: ...  # pairs have no features
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         return partial(predictions, self._fitted(), self._names)

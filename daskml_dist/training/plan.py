@@ -32,8 +32,9 @@ __all__ = ["lane_batch", "make_fit", "make_target_shift"]
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
 #: Distance of the quartiles of a normal distribution, in standard deviations.
 _QUARTILES = 1.349
-#: Rows of an automatic batch at most; a sparse one is a message and little work.
-_DENSE_ROWS, _SPARSE_ROWS = 256, 512
+#: Rows of an automatic batch at most; a sparse one is a message and little work, one whose rows
+#: touch a few rows of the parameters each still less.
+_DENSE_ROWS, _SPARSE_ROWS, _PAIRED_ROWS = 256, 512, 2048
 #: Rows of the parameters from which a batch may push and pull only those that it touches.
 _MANY = 2048
 #: ...if it touches at most this share of them.
@@ -75,8 +76,7 @@ def make_fit(
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
         settings = replace(settings, policy=settings.policy.of_single_rows())
     single_rows = _steps_row_by_row(settings, survey, model)
-    most = _SPARSE_ROWS if _touches_few(model, _SPARSE_ROWS) else _DENSE_ROWS
-    batch_size = _batch_size(settings.batch_size, lanes, streaming, most)
+    batch_size = _batch_size(settings.batch_size, lanes, streaming, _most_rows(model))
     if single_rows and not settings.policy.average_every:
         batch_size = _rows_at_a_time(lanes)
     steps = pass_steps(lanes, batch_size, fraction)
@@ -256,6 +256,12 @@ def _batch_size(
     few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, widest))
     most = _MANY_STEPS if streaming is None else _STREAMED_STEPS
     return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / most))))
+
+
+def _most_rows(model: StepModel) -> int:
+    """Rows of an automatic batch at most."""
+    many = (_SPARSE_ROWS,) if model.linear is not None else (_PAIRED_ROWS, _SPARSE_ROWS)
+    return next((n for n in many if _touches_few(model, n)), _DENSE_ROWS)
 
 
 def _steps_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:

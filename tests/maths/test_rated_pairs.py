@@ -69,6 +69,50 @@ def check_gradient(loss: Loss, weighted: bool, biased: bool) -> None:
         assert out.flat[at] == pytest.approx(slope, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.parametrize("pairwise", [True, False])
+def test_gradient_with_drawn_items(pairwise: bool) -> None:
+    rng, backend, h, loss = np.random.default_rng(0), get_backend("cpu"), 1e-6, LOSSES["log_loss"]()
+    model = RatedPairs(N_USERS, N_ITEMS, RANK, loss, 0.3, True, 0.0, 2, pairwise)
+    rows = pairs_of(rng, loss, weighted=True)
+    rows.y, given = np.ones(N_ROWS), rows.X
+    w = rng.normal(size=model.parameters.shape)
+    out = np.zeros_like(w)
+    found = model.add_gradient(w, rows, out, backend)
+    drawn = rows.draw().integers(N_ITEMS, size=(N_ROWS, 2)) + N_USERS
+
+    def objective(w: Any) -> float:
+        u, v = w[given[:, 0]], w[given[:, 1]]
+
+        def raw(v: Any) -> Any:
+            return (u[:, :RANK] * v[:, :RANK]).sum(axis=1) + u[:, RANK] + v[:, RANK]
+
+        total, one = np.zeros(N_ROWS), np.ones(N_ROWS)
+        squares = [(rows_**2).sum(axis=1) for rows_ in (u, v)]
+        if not pairwise:
+            total += loss.value(one, raw(v)) + 0.15 * sum(squares)
+        for other in drawn.T:
+            o = w[other]
+            square = 0.15 * (o**2).sum(axis=1)
+            if pairwise:
+                total += loss.value(one, raw(v) - raw(o)) + 0.15 * sum(squares) + square
+            else:
+                total += loss.value(-one, raw(o)) + 0.15 * squares[0] + square
+        return float(rows.weight @ total)
+
+    for at in rng.choice(w.size, 20, replace=False):
+        step = np.zeros(w.size)
+        step[at] = h
+        step = step.reshape(w.shape)
+        slope = (objective(w + step) - objective(w - step)) / (2 * h)
+        assert out.flat[at] == pytest.approx(slope, rel=1e-5, abs=1e-5)
+    # Of few rows alone, the same are drawn.
+    index = model.touched([rows], backend)
+    few = np.zeros((len(index), RANK + 1))
+    assert model.add_gradient(w[index], rows, few, backend) == pytest.approx(found)
+    np.testing.assert_allclose(few, out[index], rtol=1e-12)
+    assert set(index) == set(given.ravel()) | set(drawn.ravel())
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("loss", ["squared_error", "plain"])
 def test_few_rows_are_a_part_of_all(backend: Backend, loss: str, dtype: Any) -> None:

@@ -183,6 +183,24 @@ def test_losses(loss: str) -> None:
     )
 
 
+@pytest.mark.parametrize("pairwise", quick([True, False], True))
+def test_items_that_were_not_chosen(pairwise: bool, client: Client) -> None:
+    """Who likes one half of the items is recommended others of it."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(0, 400, 16_000), rng.integers(0, 100, 16_000)
+    chosen = pd.DataFrame({"user": users, "item": 2 * items + users % 2, "rating": 1.0})
+    model = made(
+        implicit=True, loss="log_loss", pairwise=pairwise, max_iter=10, early_stopping=True
+    ).fit(lazy(chosen))
+    # Half of those that are drawn are of the half that is liked.
+    assert 0.65 < model.history_[-1]["val_score"] < 0.8
+    best = model.recommend([0, 1, 2], 5)
+    assert (best["item"] % 2 == best["user"] % 2).mean() > 0.9
+    assert model.score(chosen.sample(300, random_state=0)) >= 0
+    cold = model.predict(pd.DataFrame({"user": [-1], "item": [-1]}))
+    assert cold == pytest.approx([0.5])
+
+
 def test_it_goes_on_with_new_ids() -> None:
     first = made(max_iter=4, warm_start=True).fit(SOME)
     before = {
@@ -245,6 +263,8 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "loss": ({"loss": "no"}, SOME, InvalidParameterError, "loss='no'"),
     "average": ({"policy": "average"}, SOME, InvalidParameterError, "takes the mean of what lanes"),
     "local": ({"policy": "local"}, SOME, InvalidParameterError, 'Use "sync"'),
+    "negative": ({"implicit": True}, SOME.assign(rating=-1.0), InvalidDataError, "at least 0"),
+    "pairwise": ({"pairwise": True}, SOME, InvalidParameterError, "Set implicit=True and loss"),
     "columns": ({"user_col": "who"}, SOME, InvalidDataError, "no column 'who'"),
     "nan rating": ({}, SOME.assign(rating=NAN), InvalidDataError, "'rating' holds NaN"),
     "infinite": ({}, lazy(SOME.assign(rating=INF)), InvalidDataError, "holds NaN or inf"),

@@ -160,7 +160,7 @@ class Tasks:
 
 
 def item(things: Sequence[Any], at: int) -> Any:
-    """One of several things, as a task."""
+    """One of some things."""
     return things[at]
 
 
