@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.als import Regressors
 from daskml_dist.models.base import Model
+from daskml_dist.models.hashed import mixed
 
 __all__ = ["Factors"]
 
@@ -62,7 +63,7 @@ class Factors(Model):
         """
         number = np.arange(at.start + 1, at.stop + 1, dtype=np.uint64)[:, np.newaxis]
         column = np.arange(self.rank, dtype=np.uint64)
-        draw = _mixed(_mixed(number) + column + _mixed(np.array([seed], np.uint64)))
+        draw = mixed(mixed(number) + column + mixed(np.array([seed], np.uint64)))
         uniform = (draw >> np.uint64(11)) * 2.0**-53
         factors = np.zeros((len(number), self.width), self.dtype)
         factors[:, : self.rank] = (uniform - 0.5) * np.sqrt(12 / self.rank)
@@ -99,15 +100,3 @@ class Factors(Model):
 
 #: Factors that are squared in float64 at once.
 _ROWS = 1 << 14
-
-
-def _mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash of 64 bits of each number.
-
-    S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
-    pseudorandom number generators", OOPSLA 2014.
-    """
-    number = number * np.uint64(0x9E3779B97F4A7C15)
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return number ^ (number >> np.uint64(31))

@@ -25,8 +25,9 @@ from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solver
 from daskml_dist.solvers.keyed import KeyedSolver
+from daskml_dist.solvers.own_rows import RowSolver
 
-__all__ = ["KeyedWork", "RoundWork", "StepWork", "Work"]
+__all__ = ["KeyedWork", "OwnRowsWork", "RoundWork", "StepWork", "Work"]
 
 #: Steps of a pass from which on the last push of every pass is not compressed.
 _MANY_STEPS = 32
@@ -338,6 +339,52 @@ class RoundWork(Work):
         if self.start is not None:
             return self.start.astype(np.float64)
         return None if self.shape is None else np.zeros(self.shape)
+
+    @property
+    def replays(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class OwnRowsWork(Work):
+    """What a solver finds that trainers run on their own rows, together.
+
+    Parameters
+    ----------
+    model : Model
+    solver : RowSolver
+    stopping : StoppingRule
+    first_rows : ndarray of int64
+        Of each block, the number of its first row among all.
+    seed : int, default=0
+    """
+
+    model: Model
+    solver: RowSolver
+    stopping: StoppingRule
+    first_rows: NDArray[np.int64]
+    seed: int = 0
+    first_pass: int = 0
+
+    #: Servers keep the passes alone.
+    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
+    n_steps: ClassVar[int] = 1  # type: ignore[misc]
+    shuffle: ClassVar[bool] = False  # type: ignore[misc]
+    compression: ClassVar[None] = None  # type: ignore[misc]
+    micro_batch: ClassVar[None] = None  # type: ignore[misc]
+    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:
+        return "own rows"
+
+    @property
+    def loop(self) -> str:
+        return "own_rows"
+
+    @property
+    def carried(self) -> int:
+        return 0
 
     @property
     def replays(self) -> bool:

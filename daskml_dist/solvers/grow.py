@@ -1,0 +1,399 @@
+"""Growth of a tree, the leaf of the largest gain first, on the rows of all trainers.
+
+Histograms are whole numbers, so that their sums depend on no order. Of each feature's sums one
+trainer becomes the owner, finds the best split, and all learn the best of all: every trainer grows
+the same tree. Of two children the histogram of the smaller is made of rows, the other is what is
+left of their parent's.
+
+References
+----------
+G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.hashed import draws
+from daskml_dist.models.trees import Tree, goes_left
+from daskml_dist.solvers.binned_rows import BinnedRows
+from daskml_dist.solvers.own_rows import OwnRows
+
+__all__ = ["Grower", "Growth", "Leaf"]
+
+Array = NDArray[Any]
+#: Numbers that trainers tell of their best split: its gain, what `best_split` found, categories.
+_TOLD = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """Bounds of a tree's growth; see `HistGradientBoostingRegressor`.
+
+    Parameters
+    ----------
+    max_leaf_nodes, max_depth : int or None
+    min_samples_leaf : int
+    l2_regularization : float
+    max_features : float
+        Share of the features that a split may use, drawn anew at each node.
+    signs : ndarray of int8 of shape (n_features,)
+        Of monotonic constraints.
+    groups : tuple of tuple of int, or None
+        Features that may meet on a way from the root to a leaf.
+    min_hessian : float
+    """
+
+    max_leaf_nodes: int | None
+    max_depth: int | None
+    min_samples_leaf: int
+    l2_regularization: float
+    max_features: float
+    signs: NDArray[np.int8]
+    groups: tuple[tuple[int, ...], ...] | None = None
+    min_hessian: float = 1e-3
+
+
+@dataclass(eq=False)
+class Leaf:
+    """Node of a growing tree.
+
+    Parameters
+    ----------
+    number : int
+        Among the tree's nodes.
+    depth : int
+    at : list of slice
+        Of the index of each own lane, where its rows are.
+    totals : ndarray of int64 of shape (3,)
+        Sums of gradients, hessians and rows.
+    value, low, high : float
+        What it answers, and the bounds of what its children may.
+    groups : tuple of int
+        Which groups of features may still be used.
+    path : int
+        Number that its way from the root has.
+    hist : ndarray of int64 of shape (m, n_bins, channels) or None
+        Of the features whose owner this trainer is.
+    split : tuple or None
+        Gain, what `best_split` found, and categories.
+    """
+
+    number: int
+    depth: int
+    at: list[slice]
+    totals: NDArray[np.int64]
+    value: float
+    low: float = -math.inf
+    high: float = math.inf
+    groups: tuple[int, ...] = ()
+    path: int = 1
+    hist: Array | None = None
+    gain: float = -1.0
+    found: list[int] = field(default_factory=list)
+    bitset: NDArray[np.uint64] | None = None
+
+    def __lt__(self, other: Leaf) -> bool:
+        return (-self.gain, self.number) < (-other.gain, other.number)
+
+
+class Grower:
+    """Grows trees on the same binned rows.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    rooms : sequence of BinnedRows
+        Of each own lane. In ``extra["index"]`` are numbers of rows in the order of the leaves of
+        the last tree, in ``extra["packed"]`` their gradients (`tree_kernels.quantise`).
+    bins : Bins
+    growth : Growth
+    missing : ndarray of uint8 of shape (n_features,)
+        Whether a feature has missing values.
+    constant : bool
+        Whether all hessians are 1.
+    """
+
+    def __init__(
+        self, rows: OwnRows, rooms: Sequence[BinnedRows], bins: Bins, growth: Growth,
+        missing: NDArray[np.uint8], constant: bool,
+    ) -> None:  # fmt: skip
+        self._rows, self._rooms, self._bins, self._growth = rows, list(rooms), bins, growth
+        d = bins.n_features
+        self._own = rows.ranges(d)[rows.rank]
+        self._constant = constant
+        self._missing = missing
+        self._categorical = bins.categorical.astype(np.uint8)
+        shape = d, bins.n_bins, 2 if constant else 3
+        self._scratch = [_Scratch(room, shape) for room in self._rooms]
+        self._all = np.ones(d, np.uint8)
+
+    def grow(self, output: int, scales: tuple[float, float], *seed: int) -> tuple[Tree, list[Leaf]]:
+        """A tree of the gradients of an output, its values not shrunk yet, and its leaves.
+
+        Parameters
+        ----------
+        output : int
+        scales : tuple of float
+            What a unit of gradients, and of hessians, is.
+        *seed : int
+            Of the features that are drawn at nodes.
+        """
+        self._output, self._scales, self._seed = output, np.array(scales), seed
+        self._tree = _TreeBuilder(self._bins)
+        root = self._root()
+        open_: list[Leaf] = []
+        leaves: list[Leaf] = []
+        self._push([root], open_, leaves)
+        most = self._growth.max_leaf_nodes or 2**31
+        while open_:
+            if len(open_) + len(leaves) >= most:
+                leaves += open_
+                break
+            leaf = heapq.heappop(open_)
+            last = len(open_) + len(leaves) + 2 >= most
+            self._push(self._split(leaf, last), open_, leaves)
+        return self._tree.made(leaves), leaves
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def _root(self) -> Leaf:
+        for room in self._rooms:
+            index = room.extra["index"]
+            index[:] = np.arange(room.n, dtype=np.int32)
+        at = [slice(0, room.n) for room in self._rooms]
+        whole = self._rows.map(lambda s: s.whole(self._output), self._scratch)
+        hist = _added(whole)
+        totals = self._rows.sum(hist[0].sum(axis=0))
+        n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
+        leaf = Leaf(0, 0, at, np.array([totals[0], h, n]), 0.0)
+        growth = self._growth
+        if growth.groups is not None:
+            leaf.groups = tuple(range(len(growth.groups)))
+        if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
+            leaf.hist = self._rows.sum_own(hist)
+            self._find([leaf])
+        self._tree.add(leaf)
+        return leaf
+
+    def _push(self, some: Sequence[Leaf], open_: list[Leaf], leaves: list[Leaf]) -> None:
+        for leaf in some:
+            if leaf.gain > 0:
+                heapq.heappush(open_, leaf)
+            else:
+                leaves.append(leaf)
+
+    def _split(self, leaf: Leaf, last: bool) -> tuple[Leaf, Leaf]:
+        """Split a leaf; the children's own best splits are found unless they are the last."""
+        left, right = self._children(leaf)
+        growth = self._growth
+        may = [
+            not last
+            and (growth.max_depth is None or child.depth < growth.max_depth)
+            and child.totals[2] >= 2 * growth.min_samples_leaf
+            for child in (left, right)
+        ]
+        smaller_left = left.totals[2] < right.totals[2]
+        table = goes_left(leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins)
+        side = (0 if smaller_left else 1) if any(may) else -1
+
+        def part(i: int) -> Array | None:
+            return self._scratch[i].part(leaf.found[0], table, leaf.at[i], side, self._output)
+
+        parts = self._rows.map(part, range(len(self._rooms)))
+        for i, scratch in enumerate(self._scratch):
+            at, middle = leaf.at[i], scratch.middle
+            left.at.append(slice(at.start, middle))
+            right.at.append(slice(middle, at.stop))
+        if side >= 0:
+            own = self._rows.sum_own(_added([p for p in parts if p is not None]))
+            small, large = (left, right) if smaller_left else (right, left)
+            assert leaf.hist is not None
+            leaf.hist -= own
+            small.hist, large.hist = own, leaf.hist
+            self._find([child for child, m in zip((left, right), may, strict=True) if m])
+        leaf.hist = None
+        for child, m in zip((left, right), may, strict=True):
+            child.hist = child.hist if m else None
+        return left, right
+
+    def _children(self, leaf: Leaf) -> tuple[Leaf, Leaf]:
+        """Both children, as far as the split alone tells of them."""
+        feature, _, _, g, h, n, _ = leaf.found
+        of_left = np.array([g, h, n])
+        children = []
+        for side, totals in enumerate((of_left, leaf.totals - of_left)):
+            child = Leaf(0, leaf.depth + 1, [], totals, 0.0, path=2 * leaf.path + side)
+            child.value = self._value(totals, leaf)
+            child.low, child.high = leaf.low, leaf.high
+            children.append(child)
+        left, right = children
+        if sign := int(self._growth.signs[feature]):
+            middle = (left.value + right.value) / 2
+            lower, upper = (left, right) if sign > 0 else (right, left)
+            lower.high, upper.low = middle, middle
+        if self._growth.groups is not None:
+            kept = tuple(i for i in leaf.groups if feature in self._growth.groups[i])
+            left.groups = right.groups = kept
+        if not self._missing[feature]:
+            # Nothing is known of missing values: they go with most rows.
+            leaf.found[2] = int(left.totals[2] > right.totals[2])
+        self._tree.split(leaf, left, right)
+        return left, right
+
+    def _value(self, totals: NDArray[np.int64], leaf: Leaf) -> float:
+        g, h = float(totals[0] * self._scales[0]), float(totals[1] * self._scales[1])
+        value = -g / (h + self._growth.l2_regularization + 1e-15)
+        return min(max(value, leaf.low), leaf.high)
+
+    # -- splits --------------------------------------------------------------------------------
+
+    def _find(self, some: Sequence[Leaf]) -> None:
+        """Find the best split of some leaves, of all trainers' features."""
+        from daskml_dist.backends.tree_kernels import best_split
+
+        growth, told = self._growth, np.zeros((self._rows.size, len(some), _TOLD), np.int64)
+        for leaf, own in zip(some, told[self._rows.rank], strict=True):
+            facts = np.array(
+                [leaf.value, leaf.low, leaf.high, growth.l2_regularization, growth.min_hessian,
+                 growth.min_samples_leaf]
+            )  # fmt: skip
+            gain = best_split(
+                leaf.hist, self._own.start, self._bins.counts, self._missing, self._categorical,
+                growth.signs, self._allowed(leaf), leaf.totals, self._scales, facts, own[1:8],
+                own[8:].view(np.uint64),
+            )  # fmt: skip
+            own[:1].view(np.float64)[0] = gain
+        if self._rows.size > 1:
+            told = self._rows.sum(told)
+        gains = np.ascontiguousarray(told[:, :, 0]).view(np.float64)
+        # Of equal gains the first feature's: ranges are in the order of the ranks.
+        best = gains.argmax(axis=0)
+        for i, leaf in enumerate(some):
+            found = told[best[i], i]
+            leaf.gain, leaf.found = float(gains[best[i], i]), found[1:8].tolist()
+            leaf.bitset = found[8:].copy().view(np.uint64) if leaf.found[6] else None
+
+    def _allowed(self, leaf: Leaf) -> NDArray[np.uint8]:
+        """Features that a leaf may be split by."""
+        growth, allowed = self._growth, self._all
+        if growth.groups is not None:
+            allowed = np.zeros_like(allowed)
+            for i in leaf.groups:
+                allowed[list(growth.groups[i])] = 1
+        if growth.max_features < 1:
+            (features,) = np.nonzero(allowed)
+            n = max(1, math.ceil(growth.max_features * len(features)))
+            drawn = draws(features, *self._seed, leaf.path)
+            allowed = np.zeros_like(allowed)
+            allowed[features[np.argsort(drawn, kind="stable")[:n]]] = 1
+        return allowed
+
+
+class _Scratch:
+    """Room for a lane's histograms."""
+
+    def __init__(self, room: BinnedRows, shape: tuple[int, int, int]) -> None:
+        d, _, channels = shape
+        self._room = room
+        self._two = np.zeros((d, 256) if channels == 2 else (0, 0), np.int64)
+        self._three = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
+        self._tile = np.zeros((128, room.rows.shape[1]), np.uint8)
+        self._out = np.zeros(shape, np.int64)
+        self.middle = 0
+
+    def whole(self, output: int) -> Array:
+        """Histograms of all rows; good until the next ones."""
+        from daskml_dist.backends.tree_kernels import sum_all
+
+        self._out[:] = 0
+        packed = self._room.extra["packed"][output]
+        sum_all(self._room.rows, packed, self._two, self._three, self._out)
+        return self._out
+
+    def part(
+        self, feature: int, table: NDArray[np.uint8], at: slice, side: int, output: int
+    ) -> Array | None:
+        """Part the rows of a node, and sum those of a side (0 left, 1 right, -1 neither)."""
+        from daskml_dist.backends.tree_kernels import part_rows, sum_some
+
+        extra = self._room.extra
+        index = extra["index"][at]
+        n_left = part_rows(self._room.columns[feature], table, index, extra["spare"])
+        self.middle = at.start + n_left
+        if side < 0:
+            return None
+        self._out[:] = 0
+        some = index[n_left:] if side else index[:n_left]
+        sum_some(
+            self._room.words, extra["packed"][output], some, self._two, self._three, self._tile,
+            self._out,
+        )  # fmt: skip
+        return self._out
+
+
+def _added(parts: Sequence[Array]) -> Array:
+    total, *others = parts
+    for part in others:
+        total += part
+    return total
+
+
+class _TreeBuilder:
+    """Nodes of a growing tree, by the names of `Tree`."""
+
+    def __init__(self, bins: Bins) -> None:
+        self._bins = bins
+        self._nodes: list[Leaf] = []
+        self._left: list[int] = []
+        self._value: list[float] = []
+
+    def add(self, leaf: Leaf) -> None:
+        """Add a node."""
+        leaf.number = len(self._nodes)
+        self._nodes.append(leaf)
+        self._left.append(leaf.number)
+
+    def split(self, leaf: Leaf, left: Leaf, right: Leaf) -> None:
+        """Add the children of a node."""
+        self._left[leaf.number] = len(self._nodes)
+        self.add(left)
+        self.add(right)
+
+    def made(self, leaves: Sequence[Leaf]) -> Tree:
+        """The tree."""
+        nodes, n = self._nodes, len(self._nodes)
+        is_leaf = np.zeros(n, bool)
+        is_leaf[[leaf.number for leaf in leaves]] = True
+        inner = [None if a else leaf for a, leaf in zip(is_leaf, nodes, strict=True)]
+        found = np.array([[-1] * 7 if leaf is None else leaf.found for leaf in inner]).T
+        bitsets = [None if leaf is None else leaf.bitset for leaf in inner]
+        given = [bitset for bitset in bitsets if bitset is not None]
+        number = np.cumsum([bitset is not None for bitset in bitsets]) - 1
+        return Tree(
+            feature=found[0].astype(np.int32),
+            bin=found[1].astype(np.int32),
+            threshold=np.array(
+                [
+                    np.inf if leaf is None else self._bins.threshold(*leaf.found[:2])
+                    for leaf in inner
+                ]
+            ),
+            left=np.array(self._left, np.int32),
+            missing_left=found[2] > 0,
+            category=np.where([b is None for b in bitsets], -1, number).astype(np.int32),
+            value=np.array([[leaf.value] for leaf in nodes]),
+            gain=np.array([-1.0 if leaf is None else leaf.gain for leaf in inner]),
+            count=np.array([int(leaf.totals[2]) for leaf in nodes], np.int64),
+            weight=np.array([float(leaf.totals[1]) for leaf in nodes]),
+            depth=np.array([leaf.depth for leaf in nodes], np.int32),
+            bitsets=np.array(given, np.uint64).reshape(-1, 4),
+        )
