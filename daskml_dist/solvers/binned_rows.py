@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins
+from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["BinnedRows", "binned"]
@@ -41,6 +42,8 @@ class BinnedRows:
         The same by feature.
     y : ndarray of float64 of shape (n,)
     weight : ndarray of float64 of shape (n,) or None
+    salt : ndarray of uint32 of shape (n,)
+        A hash of each row's number among all.
     extra : dict
         What a solver keeps of them beside.
     """
@@ -56,10 +59,14 @@ class BinnedRows:
         self._columns = room((d, most), np.uint8)
         self._y = room((most,), np.float64)
         self._weight: NDArray[Any] | None = None
+        self._salt = room((most,), np.uint32)
         self.extra: dict[str, Any] = {}
 
-    def add(self, X: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None) -> None:
-        """Add some rows; weights come with all of them, or with none."""
+    def add(
+        self, X: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
+        numbers: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Add some rows and their numbers among all; weights come with all of them, or none."""
         from daskml_dist.backends.tree_kernels import to_bins
 
         if not len(X):
@@ -70,6 +77,7 @@ class BinnedRows:
             self._rows[at], self._columns[:, at],
         )  # fmt: skip
         self._y[at] = y
+        self._salt[at] = (draws(numbers) >> np.uint64(32)).astype(np.uint32)
         if weight is not None:
             if self._weight is None:
                 self._weight = self.room((len(self._y),), np.float64)
@@ -94,6 +102,10 @@ class BinnedRows:
         return self._y[: self.n]
 
     @property
+    def salt(self) -> NDArray[np.uint32]:
+        return self._salt[: self.n]
+
+    @property
     def weight(self) -> NDArray[np.float64] | None:
         return None if self._weight is None else self._weight[: self.n]
 
@@ -105,14 +117,16 @@ def binned(
     most = rows.count(lane)
     own = BinnedRows(most, bins, rows.room)
     if aside is None:
-        for _, block in rows.blocks(lane):
-            own.add(block.X, block.y, block.weight)
+        for first, block in rows.blocks(lane):
+            numbers = np.arange(first, first + len(block.X))
+            own.add(block.X, block.y, block.weight, numbers)
         return own, None
     held = BinnedRows(most, bins, rows.room)
     for first, block in rows.blocks(lane):
-        is_held = aside(np.arange(first, first + len(block.X)))
+        numbers = np.arange(first, first + len(block.X))
+        is_held = aside(numbers)
         for kept, which in ((own, ~is_held), (held, is_held)):
-            kept.add(*chosen(block, which))
+            kept.add(*chosen(block, which), numbers[which])
     return own, held
 
 

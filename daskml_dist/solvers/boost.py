@@ -2,7 +2,10 @@
 
 What decides is a sum of whole numbers, or follows from a row alone; draws are hashed from the
 number that a row has among all. Gradients of a tree are brought to 31 bits, hessians to 24, by a
-power of two that follows from the largest of all rows.
+power of two that follows from the largest of all rows. Of more rows than bins are made of, 13 and
+12 bits are enough: each is rounded up or down by a draw, so that sums are right in the mean, and
+histograms take half the time (Shi et al., "Quantized training of gradient boosting decision
+trees", NeurIPS 2022).
 
 References
 ----------
@@ -24,7 +27,7 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
-from daskml_dist.solvers.bin_sample import find_bins
+from daskml_dist.solvers.bin_sample import SAMPLE, find_bins
 from daskml_dist.solvers.binned_rows import Aside, BinnedRows, binned
 from daskml_dist.solvers.boost_losses import BoostLoss
 from daskml_dist.solvers.grow import Grower, Growth, Leaf
@@ -36,10 +39,12 @@ Array = NDArray[Any]
 
 #: Rows whose gradients are made at once, so that they stay in a cache.
 _TILE = 8192
-#: Bits of a gradient and of a hessian.
-_G_BITS, _H_BITS = 30, 24
+#: Bits of a gradient and of a hessian: all digits of float32, or few of many rows.
+_BITS, _FEW_BITS = (30, 24), (12, 12)
+#: Mean square of gradients, and mean of hessians, in units of the last bit, for which few do.
+_LEAST_SQUARE, _LEAST = 256, 4
 #: Names these uses of a seed.
-_HELD, _FEATURES = 2, 3
+_HELD, _FEATURES, _ROUNDING = 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -259,11 +264,11 @@ class _Boosting:
         stopped = solver.stopping is not None and self._ends()
         n_iter = len(self._trees) // k
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
-            scales = self._gradients()
+            packed = self._gradients(n_iter * k)
             trees = []
             for output in range(k):
                 tree, leaves = grower.grow(
-                    output, scales[output], solver.seed, _FEATURES, n_iter * k + output
+                    output, *packed[output], solver.seed, _FEATURES, n_iter * k + output
                 )
                 tree.value *= solver.learning_rate
                 trees.append(tree)
@@ -286,8 +291,8 @@ class _Boosting:
             _state, self._trees, self._loss.n_outputs, self._bins, self._baseline, scores
         )
 
-    def _gradients(self) -> list[tuple[float, float]]:
-        """Make the gradients of all rows; what a unit of each output's is."""
+    def _gradients(self, number: int) -> list[tuple[int, tuple[float, float]]]:
+        """Make the gradients of all rows for some trees; how each output's are packed."""
         made = self._rows.map(self._gradients_of, self._rooms)
         largest = self._rows.largest(np.max([found for _, found in made], axis=0))
         if not np.isfinite(largest).all():
@@ -295,21 +300,44 @@ class _Boosting:
                 "The gradients became NaN or infinite: the targets, or learning_rate, are too "
                 "large. Scale the targets, or lower learning_rate."
             )
-        g_units, h_units = largest.reshape(2, -1)
-        g_scale = np.ldexp(1.0, _G_BITS - np.frexp(g_units)[1])
-        h_scale = np.ldexp(1.0, _H_BITS - np.frexp(h_units)[1])
+        units = largest.reshape(2, -1)
+        given = [g_h for g_h, _ in made]
+        return [self._packed(k, given, units[:, k], number + k) for k in range(units.shape[1])]
 
-        def pack(i: int) -> None:
-            from daskml_dist.backends.tree_kernels import quantise
+    def _packed(
+        self, k: int, given: Sequence[tuple[Array, Array]], units: Array, number: int
+    ) -> tuple[int, tuple[float, float]]:
+        """Pack the gradients of an output, rounded where they are enough; how, and the units."""
+        from daskml_dist.backends.tree_kernels import CONSTANT, EXACT, ROUNDED
 
-            (g, h), _ = made[i]
-            for k, out in enumerate(self._rooms[i].extra["packed"]):
-                quantise(g[k], h[k] if len(h) else g[k, :0], g_scale[k], h_scale[k], out)
+        if not self._constant and self._n_train > SAMPLE:
+            squares, sums = self._pack(k, given, ROUNDED, units, _FEW_BITS, number)
+            if squares >= _LEAST_SQUARE * self._n_train and sums >= _LEAST * self._n_train:
+                return ROUNDED, _scales(units, _FEW_BITS)
+        mode = CONSTANT if self._constant else EXACT
+        self._pack(k, given, mode, units, _BITS, number)
+        of_g, of_h = _scales(units, _BITS)
+        return mode, (of_g, 1.0 if self._constant else of_h)
 
-        self._rows.map(pack, range(len(self._rooms)))
-        if self._constant:
-            h_scale = np.ones_like(h_scale)
-        return [(1 / float(g), 1 / float(h)) for g, h in zip(g_scale, h_scale, strict=True)]
+    def _pack(
+        self, k: int, given: Sequence[tuple[Array, Array]], mode: int, units: Array,
+        bits: tuple[int, int], number: int,
+    ) -> list[int]:  # fmt: skip
+        """Pack the gradients of an output; the squares of rounded ones, and rounded hessians."""
+        from daskml_dist.backends.tree_kernels import quantise
+
+        key = np.uint32(draws([number], self._solver.seed, _ROUNDING)[0] >> np.uint64(32))
+        of_g, of_h = _scales(units, bits)
+
+        def pack(i: int) -> Any:
+            (g, h), room = given[i], self._rooms[i]
+            h = h[k] if len(h) else g[k, :0]
+            out = room.extra["packed"][k]
+            return quantise(g[k], h, 1 / of_g, 1 / of_h, mode, room.salt, key, out)
+
+        found = np.sum(self._rows.map(pack, range(len(given))), axis=0, dtype=np.int64)
+        total: list[int] = (self._rows.sum(found) if found.any() else found).tolist()
+        return total
 
     def _gradients_of(self, room: BinnedRows) -> tuple[tuple[Array, Array], Array]:
         """Gradients and hessians in float32, and the largest of each output."""
@@ -362,6 +390,12 @@ class _Boosting:
         assert stopping is not None
         name = "train_score" if self._aside is None else "validation_score"
         return stopping.ends(self._scores[name])
+
+
+def _scales(units: Array, bits: tuple[int, int]) -> tuple[float, float]:
+    """Units of gradients and hessians of so many bits, powers of two."""
+    g, h = (float(np.ldexp(1.0, int(np.frexp(u)[1]) - b)) for u, b in zip(units, bits, strict=True))
+    return g, h
 
 
 def _weight(room: BinnedRows) -> Array:

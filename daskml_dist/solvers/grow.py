@@ -119,7 +119,7 @@ class Grower:
     missing : ndarray of uint8 of shape (n_features,)
         Whether a feature has missing values.
     constant : bool
-        Whether all hessians are 1.
+        Whether all hessians are 1; their sums are then the numbers of rows.
     """
 
     def __init__(
@@ -136,18 +136,22 @@ class Grower:
         self._scratch = [_Scratch(room, shape) for room in self._rooms]
         self._all = np.ones(d, np.uint8)
 
-    def grow(self, output: int, scales: tuple[float, float], *seed: int) -> tuple[Tree, list[Leaf]]:
+    def grow(
+        self, output: int, mode: int, scales: tuple[float, float], *seed: int
+    ) -> tuple[Tree, list[Leaf]]:
         """A tree of the gradients of an output, its values not shrunk yet, and its leaves.
 
         Parameters
         ----------
         output : int
+        mode : int
+            How these are packed; see `tree_kernels.quantise`.
         scales : tuple of float
             What a unit of gradients, and of hessians, is.
         *seed : int
             Of the features that are drawn at nodes.
         """
-        self._output, self._scales, self._seed = output, np.array(scales), seed
+        self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
         self._tree = _TreeBuilder(self._bins)
         root = self._root()
         open_: list[Leaf] = []
@@ -170,7 +174,7 @@ class Grower:
             index = room.extra["index"]
             index[:] = np.arange(room.n, dtype=np.int32)
         at = [slice(0, room.n) for room in self._rooms]
-        whole = self._rows.map(lambda s: s.whole(self._output), self._scratch)
+        whole = self._rows.map(lambda s: s.whole(*self._packed), self._scratch)
         hist = _added(whole)
         totals = self._rows.sum(hist[0].sum(axis=0))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
@@ -206,7 +210,7 @@ class Grower:
         side = (0 if smaller_left else 1) if any(may) else -1
 
         def part(i: int) -> Array | None:
-            return self._scratch[i].part(leaf.found[0], table, leaf.at[i], side, self._output)
+            return self._scratch[i].part(leaf.found[0], table, leaf.at[i], side, *self._packed)
 
         parts = self._rows.map(part, range(len(self._rooms)))
         for i, scratch in enumerate(self._scratch):
@@ -304,23 +308,23 @@ class _Scratch:
     def __init__(self, room: BinnedRows, shape: tuple[int, int, int]) -> None:
         d, _, channels = shape
         self._room = room
-        self._two = np.zeros((d, 256) if channels == 2 else (0, 0), np.int64)
-        self._three = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
+        self._one = np.zeros((d, 256), np.int64)
+        self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
         self._tile = np.zeros((128, room.rows.shape[1]), np.uint8)
         self._out = np.zeros(shape, np.int64)
         self.middle = 0
 
-    def whole(self, output: int) -> Array:
+    def whole(self, mode: int, output: int) -> Array:
         """Histograms of all rows; good until the next ones."""
         from daskml_dist.backends.tree_kernels import sum_all
 
         self._out[:] = 0
         packed = self._room.extra["packed"][output]
-        sum_all(self._room.rows, packed, self._two, self._three, self._out)
+        sum_all(mode, self._room.rows, packed, self._one, self._two, self._out)
         return self._out
 
     def part(
-        self, feature: int, table: NDArray[np.uint8], at: slice, side: int, output: int
+        self, feature: int, table: NDArray[np.uint8], at: slice, side: int, mode: int, output: int
     ) -> Array | None:
         """Part the rows of a node, and sum those of a side (0 left, 1 right, -1 neither)."""
         from daskml_dist.backends.tree_kernels import part_rows, sum_some
@@ -334,8 +338,8 @@ class _Scratch:
         self._out[:] = 0
         some = index[n_left:] if side else index[:n_left]
         sum_some(
-            self._room.words, extra["packed"][output], some, self._two, self._three, self._tile,
-            self._out,
+            mode, self._room.words, extra["packed"][output], some, self._one, self._two,
+            self._tile, self._out,
         )  # fmt: skip
         return self._out
 
