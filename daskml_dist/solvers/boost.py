@@ -352,7 +352,8 @@ class _Boosting:
                 g_at = g_at * room.weight[at]
                 h_at = np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * room.weight[at]
             g[:, at] = g_at
-            np.maximum(largest[0], np.abs(g[:, at]).max(axis=1), out=largest[0])
+            for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
+                np.maximum(largest[0], end, out=largest[0])
             if not self._constant:
                 h[:, at] = h_at
                 np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
