@@ -11,6 +11,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.prefetch import prefetch
+
 __all__ = [
     "CONSTANT", "CONSTANT_HESSIAN", "EXACT", "ROUNDED", "add_to_leaf", "best_split", "part_rows",
     "quantise", "sum_all", "sum_some", "to_bins",
@@ -27,14 +29,15 @@ CONSTANT_HESSIAN = 2
 _MOST, _MOST_ROUNDED = 65_535, 8_191
 #: Cells of a feature's grid, which tells roughly in which bin a value is.
 _CELLS = 1024
-#: Rows that are copied together before they are counted.
-_TILE = 128
+#: Rows that a loop asks for before it reads them.
+_AHEAD = 16
 
 
 @_exact
 def to_bins(
-    X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any
-) -> None:
+    X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
+    seen: Any,
+) -> None:  # fmt: skip
     """Bins of some rows.
 
     Parameters
@@ -47,6 +50,8 @@ def to_bins(
     rows : ndarray of uint8 of shape (n, at least n_features)
     columns : ndarray of uint8 of shape (n_features, n)
         Where they go, in both orders.
+    seen : ndarray of uint8 of shape (n_features,)
+        Becomes 1 where a feature has missing values.
     """
     n, d = X.shape
     starts = np.zeros((d, _CELLS + 2), np.int32)
@@ -84,6 +89,8 @@ def to_bins(
                         b += edges[e] < value
                     if categorical[j] and (b >= n_edges[j] or edges[b] != value):
                         b = missing
+                if b == missing:
+                    seen[j] = 1
                 rows[i, j] = b
                 columns[j, i] = b
 
@@ -198,9 +205,7 @@ def sum_all(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> 
 
 
 @_exact
-def sum_some(
-    mode: int, words: Any, packed: Any, index: Any, one: Any, two: Any, tile: Any, out: Any
-) -> None:
+def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, out: Any) -> None:
     """Add the histograms of some rows to `out`.
 
     Parameters
@@ -208,47 +213,38 @@ def sum_some(
     mode : {CONSTANT, EXACT, ROUNDED}
         How gradients and hessians are packed, by :func:`quantise`. CONSTANT: hessians are 1, and
         `out` has no sums of them.
-    words : ndarray of uint64 of shape (n, width / 8)
-        The bins of each row, eight a word.
+    rows : ndarray of uint8 of shape (n, width)
+        The bins of each row.
     packed : ndarray of int64 of shape (n,)
     index : ndarray of int32 of shape (m,)
         Which rows.
     one, two : ndarray of int64 of shape (n_features, 256), and (n_features, 256, 2) for EXACT
         Room for packed sums, of zeros; left as zeros.
-    tile : ndarray of uint8 of shape (128, width)
     out : ndarray of int64 of shape (n_features, n_bins, 2 or 3)
         Sums of gradients, of hessians, and rows.
     """
     n, d = len(index), out.shape[0]
-    tile_words = tile.view(np.uint64)
-    width = words.shape[1]
-    values = np.empty(_TILE, np.int64)
     most = _MOST_ROUNDED if mode == ROUNDED else _MOST
-    since = 0
-    for start in range(0, n, _TILE):
-        c = min(_TILE, n - start)
-        for q in range(c):
-            i = index[start + q]
-            values[q] = packed[i]
-            for k in range(width):
-                tile_words[q, k] = words[i, k]
-        if mode != EXACT:
-            for q in range(c):
-                v = values[q]
+    for start in range(0, n, most):
+        stop = min(n, start + most)
+        for q in range(start, stop):
+            if q + _AHEAD < n:
+                soon = np.intp(index[q + _AHEAD])
+                prefetch(rows, soon)
+                prefetch(packed, soon)
+            i = index[q]
+            v = packed[i]
+            if mode != EXACT:
                 for j in range(d):
-                    one[j, tile[q, j]] += v
-        else:
-            for q in range(c):
-                g = values[q] >> 32
-                v = ((values[q] & 0xFFFFFFFF) << 16) + 1
+                    one[j, rows[i, j]] += v
+            else:
+                g = v >> 32
+                h = ((v & 0xFFFFFFFF) << 16) + 1
                 for j in range(d):
-                    b = tile[q, j]
+                    b = rows[i, j]
                     two[j, b, 0] += g
-                    two[j, b, 1] += v
-        since += c
-        if since > most - _TILE or start + _TILE >= n:
-            since = 0
-            _flush(mode, one, two, out)
+                    two[j, b, 1] += h
+        _flush(mode, one, two, out)
 
 
 @_exact

@@ -15,7 +15,7 @@ from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["BinnedRows", "binned"]
 
-#: Bytes of a row's bins are copied eight at a time.
+#: Rows of bins begin where a word does, so that few reach over a processor's lines.
 _WORD = 8
 #: Numbers of rows: says of each whether it is kept aside.
 Aside = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
@@ -36,8 +36,10 @@ class BinnedRows:
     ----------
     n : int
         Rows.
+    missing : ndarray of uint8 of shape (n_features,)
+        Whether a feature has missing values.
     rows : ndarray of uint8 of shape (n, width)
-        The bins of each row, behind them zeros up to whole words.
+        The bins of each row, and zeros up to whole words.
     columns : ndarray of uint8 of shape (n_features, n)
         The same by feature.
     y : ndarray of float64 of shape (n,)
@@ -53,6 +55,7 @@ class BinnedRows:
     ) -> None:
         d = bins.n_features
         self.n = 0
+        self.missing = np.zeros(d, np.uint8)
         self.bins = bins
         self.room = room
         self._rows = room((most, -(-d // _WORD) * _WORD), np.uint8)
@@ -74,7 +77,7 @@ class BinnedRows:
         bins, at = self.bins, slice(self.n, self.n + len(X))
         to_bins(
             np.ascontiguousarray(X), bins.table, bins.n_edges, bins.categorical, bins.max_bins,
-            self._rows[at], self._columns[:, at],
+            self._rows[at], self._columns[:, at], self.missing,
         )  # fmt: skip
         self._y[at] = y
         self._salt[at] = (draws(numbers) >> np.uint64(32)).astype(np.uint32)
@@ -87,11 +90,6 @@ class BinnedRows:
     @property
     def rows(self) -> NDArray[np.uint8]:
         return self._rows[: self.n]
-
-    @property
-    def words(self) -> NDArray[np.uint64]:
-        """The same rows, eight bins a word."""
-        return self.rows.view(np.uint64)
 
     @property
     def columns(self) -> NDArray[np.uint8]:

@@ -38,7 +38,7 @@ __all__ = ["BoostSolver", "Stopping"]
 Array = NDArray[Any]
 
 #: Rows whose gradients are made at once, so that they stay in a cache.
-_TILE = 8192
+_TILE = 15_000
 #: Bits of a gradient and of a hessian: all digits of float32, or few of many rows.
 _BITS, _FEW_BITS = (30, 24), (12, 12)
 #: Mean square of gradients, and mean of hessians, in units of the last bit, for which few do.
@@ -196,9 +196,7 @@ class _Boosting:
             )
 
     def _features_missing(self) -> NDArray[np.uint8]:
-        missing = np.zeros(self._bins.n_features)
-        for room in self._rooms:
-            missing = np.maximum(missing, (room.columns == self._bins.max_bins).any(axis=1))
+        missing = np.max([room.missing for room in self._rooms], axis=0)
         return np.asarray(self._rows.largest(missing), np.uint8)
 
     def _bring_up(self, room: BinnedRows) -> None:
@@ -342,8 +340,7 @@ class _Boosting:
     def _gradients_of(self, room: BinnedRows) -> tuple[tuple[Array, Array], Array]:
         """Gradients and hessians in float32, and the largest of each output."""
         k, n = self._loss.n_outputs, room.n
-        g = np.empty((k, n), np.float32)
-        h = np.empty((0, n) if self._constant else (k, n), np.float32)
+        g, h = self._room_of(room)
         largest = np.zeros((2, k))
         for start in range(0, n, _TILE):
             at = slice(start, min(n, start + _TILE))
@@ -358,6 +355,15 @@ class _Boosting:
                 h[:, at] = h_at
                 np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
         return (g, h), largest.ravel()
+
+    def _room_of(self, room: BinnedRows) -> tuple[Array, Array]:
+        """Room for gradients and hessians: pages that are new are dearer than what they hold."""
+        shape = self._loss.n_outputs, room.n
+        if "given" not in room.extra:
+            of_h = (0, room.n) if self._constant else shape
+            room.extra["given"] = room.room(shape, np.float32), room.room(of_h, np.float32)
+        found: tuple[Array, Array] = room.extra["given"]
+        return found
 
     def _answer(self, tree: Tree, leaves: Sequence[Leaf], output: int) -> None:
         """Add the leaves' values to the raw predictions of their rows."""

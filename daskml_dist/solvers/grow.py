@@ -339,17 +339,16 @@ class _Scratch:
         self._rows, self._shape = room, shape
         self._one = np.zeros((d, 256), np.int64)
         self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
-        self._tile = np.zeros((128, room.rows.shape[1]), np.uint8)
-        self._out = np.zeros((d, 0, *shape[1:]), np.int64)
+        self._out = np.zeros(0, np.int64)
 
     def room(self, n: int) -> Array:
         """Zeros for the histograms of `n` leaves; good until the next."""
-        d, *rest = self._shape
-        if self._out.shape[1] != n:
-            self._out = np.zeros((d, n, *rest), np.int64)
-        else:
-            self._out[:] = 0
-        return self._out
+        (d, *rest), size = self._shape, n * math.prod(self._shape)
+        if len(self._out) < size:
+            self._out = np.empty(size, np.int64)
+        out = self._out[:size].reshape(d, n, *rest)
+        out[:] = 0
+        return out
 
     def whole(self, mode: int, output: int) -> Array:
         """Histograms of all rows."""
@@ -377,8 +376,8 @@ class _Scratch:
         n_left = part_rows(self._rows.columns[feature], table, index, extra["spare"])
         if out is not None:
             sum_some(
-                mode, self._rows.words, extra["packed"][output],
-                index[n_left:] if side else index[:n_left], self._one, self._two, self._tile, out,
+                mode, self._rows.rows, extra["packed"][output],
+                index[n_left:] if side else index[:n_left], self._one, self._two, out,
             )  # fmt: skip
         return at.start + int(n_left)
 
@@ -389,7 +388,7 @@ def _likely(some: Sequence[Leaf], left: int) -> list[Leaf]:
     What one sum tells of several leaves need not be waited for several times.
     """
     fresh = sorted(leaf for leaf in some if leaf.gain > 0 and not leaf.children)
-    return fresh[: min(max(1, left // 2), _AT_ONCE)]
+    return fresh[: min(max(1, left // 3), _AT_ONCE)]
 
 
 def _added(parts: Sequence[Array]) -> Array:
