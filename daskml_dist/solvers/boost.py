@@ -30,6 +30,7 @@ from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.bin_sample import SAMPLE, find_bins
 from daskml_dist.solvers.binned_rows import Aside, BinnedRows, binned
 from daskml_dist.solvers.boost_losses import BoostLoss
+from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
 from daskml_dist.solvers.grow import Grower, Growth, Leaf
 from daskml_dist.solvers.own_rows import OwnRows, RowSolver
 
@@ -142,8 +143,10 @@ class _Boosting:
         self._check_rows()
         bins = self._rooms[0].bins
         self._bins = bins
-        weighted = rows.largest(np.array([float(r.weight is not None) for r in self._rooms[:1]]))
-        self._constant = self._loss.constant_hessian and not weighted[0]
+        # A trainer's rows may all be held out.
+        weighted = float(any(room.weight is not None for room in self._rooms))
+        self._weighted = bool(rows.largest(np.array([weighted]))[0])
+        self._constant = self._loss.constant_hessian and not self._weighted
         self._missing = self._features_missing()
         self._baseline = self._start() if kept is None else kept["baseline"]
         self._trees = self._before
@@ -237,7 +240,8 @@ class _Boosting:
     def _start(self) -> NDArray[np.float64]:
         """The raw prediction of no tree."""
         if self._loss.quantile is not None:
-            raise NotImplementedError
+            whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
+            return self._quantiles(whole, 1)
         targets = [self._loss.of_target(room.y) for room in self._rooms]
         weights = [_weight(room) for room in self._rooms]
         sums = self._totals(
@@ -248,6 +252,22 @@ class _Boosting:
                 "All weights of the rows to train on are zero. Give some rows a positive weight."
             )
         return self._loss.start(sums[:-1] / sums[-1])
+
+    def _quantiles(self, given: Sequence[Given], n_groups: int) -> NDArray[np.float64]:
+        share = self._loss.quantile
+        assert share is not None
+        return group_quantiles(self._rows, given, n_groups, share, middle=not self._weighted)
+
+    def _residuals(self, leaves: Sequence[Leaf]) -> NDArray[np.float64]:
+        """The quantile of the residuals of each leaf's rows."""
+
+        def of_room(i: int) -> Given:
+            room, groups = self._rooms[i], np.zeros(self._rooms[i].n, np.int64)
+            for number, leaf in enumerate(leaves):
+                groups[room.extra["index"][leaf.at[i]]] = number
+            return room.y - room.extra["raw"][0], groups, room.weight
+
+        return self._quantiles(self._rows.map(of_room, range(len(self._rooms))), len(leaves))
 
     # -- iterations ----------------------------------------------------------------------------
 
@@ -268,6 +288,9 @@ class _Boosting:
                 tree, leaves = grower.grow(
                     output, *packed[output], solver.seed, _FEATURES, n_iter * k + output
                 )
+                if self._loss.quantile is not None:
+                    numbers = [leaf.number for leaf in leaves]
+                    tree.value[numbers, 0] = self._residuals(leaves)
                 tree.value *= solver.learning_rate
                 trees.append(tree)
                 self._answer(tree, leaves, output)
