@@ -92,6 +92,7 @@ class BoostSolver(RowSolver):
     growth : Growth
     max_bins : int
     categories : tuple of ndarray of float64, or None, a feature
+        Sorted; empty where they are to be looked for. None: the feature is a number.
     seed : int
     stopping : Stopping or None
         None: all iterations are made.
