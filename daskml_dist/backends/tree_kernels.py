@@ -11,7 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from daskml_dist.backends.prefetch import prefetch
+from daskml_dist.backends.pointers import prefetch
 
 __all__ = [
     "CONSTANT", "CONSTANT_HESSIAN", "EXACT", "ROUNDED", "add_to_leaf", "best_split", "part_rows",
@@ -96,7 +96,7 @@ def to_bins(
 
 
 @_exact
-def _cell(value: float, low: float, scale: float) -> int:
+def _cell(value: Any, low: Any, scale: Any) -> Any:
     """Cell of a value in an even grid; a larger value has no lower cell."""
     at = (value - low) * scale
     if at >= _CELLS:
@@ -223,15 +223,16 @@ def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, 
     out : ndarray of int64 of shape (n_features, n_bins, 2 or 3)
         Sums of gradients, of hessians, and rows.
     """
-    n, d = len(index), out.shape[0]
+    n, d, width = len(index), out.shape[0], rows.shape[1]
+    rows_at, packed_at = rows.ctypes.data, packed.ctypes.data
     most = _MOST_ROUNDED if mode == ROUNDED else _MOST
     for start in range(0, n, most):
         stop = min(n, start + most)
         for q in range(start, stop):
             if q + _AHEAD < n:
-                soon = np.intp(index[q + _AHEAD])
-                prefetch(rows, soon)
-                prefetch(packed, soon)
+                soon = np.int64(index[q + _AHEAD])
+                prefetch(rows_at + soon * width)
+                prefetch(packed_at + soon * 8)
             i = index[q]
             v = packed[i]
             if mode != EXACT:
@@ -248,7 +249,7 @@ def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, 
 
 
 @_exact
-def part_rows(column: Any, table: Any, index: Any, spare: Any) -> int:
+def part_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
     """Bring the rows that go left before the others, in place and in their order; how many do.
 
     Parameters
@@ -261,8 +262,7 @@ def part_rows(column: Any, table: Any, index: Any, spare: Any) -> int:
         Rows of a node.
     spare : ndarray of int32 of shape (at least m,)
     """
-    left = 0
-    right = 0
+    left, right = np.int64(0), np.int64(0)
     for q in range(len(index)):
         i = index[q]
         goes = np.int64(table[column[i]])

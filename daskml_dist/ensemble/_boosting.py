@@ -284,9 +284,8 @@ class BaseBoosting(BaseRounds):
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
         self.n_features_in_ = model.n_features
-        self.is_categorical_ = self._trees.bins.categorical
-        if not self.is_categorical_.any():
-            self.is_categorical_ = None
+        categorical = self._trees.bins.categorical
+        self.is_categorical_ = categorical if categorical.any() else None
 
     @property
     def n_trees_per_iteration_(self) -> int:

@@ -346,7 +346,7 @@ class _Boosting:
         bits: tuple[int, int], number: int,
     ) -> list[int]:  # fmt: skip
         """Pack the gradients of an output; the squares of rounded ones, and rounded hessians."""
-        from daskml_dist.backends.tree_kernels import quantise
+        from daskml_dist.backends.tree_kernels import ROUNDED, quantise
 
         key = np.uint32(draws([number], self._solver.seed, _ROUNDING)[0] >> np.uint64(32))
         of_g, of_h = _scales(units, bits)
@@ -357,8 +357,8 @@ class _Boosting:
             out = room.extra["packed"][k]
             return quantise(g[k], h, 1 / of_g, 1 / of_h, mode, room.salt, key, out)
 
-        found = np.sum(self._rows.map(pack, range(len(given))), axis=0, dtype=np.int64)
-        total: list[int] = (self._rows.sum(found) if found.any() else found).tolist()
+        found = np.array(self._rows.map(pack, range(len(given))), np.int64).sum(axis=0)
+        total: list[int] = (self._rows.sum(found) if mode == ROUNDED else found).tolist()
         return total
 
     def _gradients_of(self, room: BinnedRows) -> tuple[tuple[Array, Array], Array]:

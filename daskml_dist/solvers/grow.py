@@ -379,7 +379,8 @@ class _Scratch:
                 mode, self._rows.rows, extra["packed"][output],
                 index[n_left:] if side else index[:n_left], self._one, self._two, out,
             )  # fmt: skip
-        return at.start + int(n_left)
+        middle: int = at.start + int(n_left)
+        return middle
 
 
 def _likely(some: Sequence[Leaf], left: int) -> list[Leaf]:
