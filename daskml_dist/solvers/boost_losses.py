@@ -187,7 +187,7 @@ class Multinomial(BoostLoss):
         return self.n_classes
 
     def of_target(self, y: Array) -> Array:
-        return (y[:, None] == np.arange(self.n_classes)).astype(np.float64)
+        return np.asarray(y[:, None] == np.arange(self.n_classes), np.float64)
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         logs = np.log(np.clip(mean, _EPS, 1 - _EPS))

@@ -153,7 +153,7 @@ def test_rows_rounded_by_draws_are_as_good(monkeypatch: pytest.MonkeyPatch) -> N
     labels = Y > 0
     given = {"max_iter": 20, "early_stopping": False, "random_state": 0}
     exact = HistGradientBoostingClassifier(**given).fit(X, labels)
-    monkeypatch.setattr("daskml_dist.solvers.boost.SAMPLE", 1_000)
+    monkeypatch.setattr("daskml_dist.solvers.gradients.SAMPLE", 1_000)
     found = [
         HistGradientBoostingClassifier(**given, run=Run(n_lanes=n)).fit(X, labels) for n in (1, 3)
     ]

@@ -40,7 +40,7 @@ def killing(solver: BoostSolver, folder: Path, at: list[int]) -> BoostSolver:
 
             self._sums += 1
             mark = folder / f"killed {self._n_iter}"
-            if self._n_iter in at and self._sums == 4 and 1 in self._rows.lanes:
+            if self._n_iter in at and self._sums == 12 and 1 in self._rows.lanes:
                 if not mark.exists():
                     mark.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
