@@ -16,11 +16,11 @@ from daskml_dist.solvers.keyed import KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.work import Work
 
-__all__ = ["KeyedWork", "OwnRowsWork", "RoundWork"]
+__all__ = ["KeyedWork", "OwnRowsWork", "RoundWork", "SolverWork"]
 
 
-class _SolverWork(Work):
-    """Base class of the work of solvers, which make no steps."""
+class SolverWork(Work):
+    """Base class of a solver's work: servers keep the passes alone, and there are no steps."""
 
     #: Servers keep the passes alone.
     layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
@@ -40,7 +40,7 @@ class _SolverWork(Work):
 
 
 @dataclass(frozen=True)
-class RoundWork(_SolverWork):
+class RoundWork(SolverWork):
     """Sums over all rows, asked for by a solver.
 
     Parameters
@@ -98,7 +98,7 @@ class RoundWork(_SolverWork):
 
 
 @dataclass(frozen=True)
-class OwnRowsWork(_SolverWork):
+class OwnRowsWork(SolverWork):
     """What a solver finds that trainers run on their own rows, together.
 
     Parameters
@@ -128,7 +128,7 @@ class OwnRowsWork(_SolverWork):
 
 
 @dataclass(frozen=True)
-class KeyedWork(_SolverWork):
+class KeyedWork(SolverWork):
     """Values of keys, found by a solver on all trainers together.
 
     Parameters
