@@ -191,9 +191,12 @@ class Model(ABC):
     ----------
     flushes : bool
         Whether numbers too small to be normal count as 0, wherever the host computes for it.
+    takes_missing : bool
+        Whether rows may hold NaN and infinity.
     """
 
     flushes: ClassVar[bool] = False
+    takes_missing: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.als import Regressors
 from daskml_dist.models.base import Model
+from daskml_dist.models.hashed import mixed
 
-__all__ = ["Factors", "mixed"]
+__all__ = ["Factors"]
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,3 @@ class Factors(Model):
 
 #: Factors that are squared in float64 at once.
 _ROWS = 1 << 14
-
-
-def mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash of 64 bits of each number.
-
-    S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
-    pseudorandom number generators", OOPSLA 2014.
-    """
-    number = number * np.uint64(0x9E3779B97F4A7C15)
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return number ^ (number >> np.uint64(31))

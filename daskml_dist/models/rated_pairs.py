@@ -13,7 +13,7 @@ from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scala
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
 from daskml_dist.models.distinct import distinct
-from daskml_dist.models.factors import mixed
+from daskml_dist.models.hashed import mixed  #
 
 __all__ = ["RatedPairs"]
 

@@ -6,16 +6,18 @@ from math import prod
 from typing import Any
 
 import dask
+import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.models.base import Model, StepModel
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.solvers import RangedSolver, Solver
+from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_work import OwnRowsWork, RoundWork
 from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
-from daskml_dist.training.work import RoundWork
 
 __all__ = ["Rows", "make_solver_fit"]
 
@@ -26,7 +28,7 @@ _RANGES_FROM = 2**20
 
 def make_solver_fit(
     model: Model,
-    solver: Solver,
+    solver: Solver | RowSolver,
     rows: Rows,
     lanes: list[LaneSpec],
     start: NDArray[Any] | None,
@@ -39,7 +41,7 @@ def make_solver_fit(
     Parameters
     ----------
     model : Model
-    solver : Solver
+    solver : Solver or RowSolver
     rows : Rows
     lanes : list of LaneSpec
     start : ndarray or None
@@ -55,6 +57,11 @@ def make_solver_fit(
     InvalidParameterError
         As :meth:`Survey.device`.
     """
+    dtype = "float32" if run.compute_dtype else rows.survey.dtype
+    spec = rows.spec(dtype, training_rows(lanes), streaming, 0.0, run.compute_dtype)
+    if isinstance(solver, RowSolver):
+        work = _on_own_rows(model, solver, rows, seed)
+        return FitSpec(spec, work, RunSpec.of(run, rows.survey))
     shape = model.parameters.shape if isinstance(model, StepModel) else None
     # In the order of the lanes, sums are gathered whole.
     in_ranges = (
@@ -63,11 +70,20 @@ def make_solver_fit(
         and not run.deterministic
         and prod(shape) >= int(dask.config.get("daskml_dist.ranges_from", _RANGES_FROM))
     )
-    dtype = "float32" if run.compute_dtype else rows.survey.dtype
     return FitSpec(
-        rows.spec(dtype, training_rows(lanes), streaming, 0.0, run.compute_dtype),
+        spec,
         RoundWork(
             model, solver, shape, start, StoppingRule(solver.max_passes, None), in_ranges, seed
         ),
         RunSpec.of(run, rows.survey),
     )
+
+
+def _on_own_rows(model: Model, solver: RowSolver, rows: Rows, seed: int) -> OwnRowsWork:
+    infos = sorted(rows.survey.infos, key=lambda info: info.index)
+    first = np.zeros(infos[-1].index + 1, np.int64)
+    for info in infos:
+        first[info.index] = info.n_rows
+    first = first.cumsum() - first
+    # Rows are read twice at least: for their bins' edges, and for the bins.
+    return OwnRowsWork(model, solver, StoppingRule(max(2, solver.max_passes), None), first, seed)

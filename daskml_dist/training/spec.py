@@ -16,8 +16,9 @@ from daskml_dist.data.batches import LaneSpec, held_out_rows
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_work import KeyedWork, OwnRowsWork, RoundWork
 from daskml_dist.training.survey import Survey
-from daskml_dist.training.work import KeyedWork, RoundWork, StepWork, Work
+from daskml_dist.training.work import StepWork, Work
 
 __all__ = [
     "FitSpec",
@@ -146,7 +147,7 @@ class FitSpec:
     Parameters
     ----------
     rows : RowsSpec
-    work : StepWork, RoundWork or KeyedWork
+    work : StepWork, RoundWork, OwnRowsWork or KeyedWork
     run : RunSpec
     """
 
@@ -168,6 +169,11 @@ class FitSpec:
     def keyed(self) -> KeyedWork:
         """The work of a fit over keys; its loop alone asks."""
         return cast(KeyedWork, self.work)
+
+    @property
+    def own_rows(self) -> OwnRowsWork:
+        """The work of a fit by trainers on their own rows; its loop alone asks."""
+        return cast(OwnRowsWork, self.work)
 
     def start_state(self, rows: slice = slice(None)) -> ShardState:
         """Fresh state of some rows of the parameters of a fit by steps."""

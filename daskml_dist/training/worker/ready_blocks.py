@@ -123,7 +123,8 @@ def _features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
     lying = block.on_device if backend.device == "gpu" and not fit.rows.compute_dtype else None
     if lying is not None and lying.dtype == fit.rows.rows_dtype:
         X = fit.work.model.prepare(lying, fit.rows.dtype)
-        check_finite_rows(X, block.index)
+        if not fit.work.model.takes_missing:
+            check_finite_rows(X, block.index)
         return X
     # Aligned before anything reads it: NumPy is several times slower over what is not.
     X = block.X.astype(fit.rows.rows_dtype, copy=False)
@@ -132,7 +133,8 @@ def _features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
         X = fit.work.model.prepare(X, fit.rows.dtype)
     if lies:
         return X
-    check_finite_rows(X, block.index)
+    if not fit.work.model.takes_missing:
+        check_finite_rows(X, block.index)
     floats = isinstance(X, np.ndarray) and X.dtype.kind == "f"
     if fit.rows.compute_dtype and backend.device == "gpu" and floats:
         X = _stored(X, fit.rows.compute_dtype, block.index)

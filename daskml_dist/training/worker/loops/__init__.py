@@ -10,6 +10,7 @@ from daskml_dist.training.worker.loops.bulk import run_bulk
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.free import run_free
 from daskml_dist.training.worker.loops.keyed import run_keyed
+from daskml_dist.training.worker.loops.own_rows import run_own_rows
 from daskml_dist.training.worker.loops.ranges import run_ranges
 from daskml_dist.training.worker.loops.replicas import run_replicas
 from daskml_dist.training.worker.loops.shared import run_shared
@@ -26,4 +27,5 @@ LOOPS: dict[str, Callable[[Context], ShardState | StateParts | Solution | None]]
     "solver": run_solver,
     "ranges": run_ranges,
     "keyed": run_keyed,
+    "own_rows": run_own_rows,
 }

@@ -1,0 +1,318 @@
+"""Base class of gradient boosting: parameters, held-out rows, staged predictions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
+from daskml_dist._rounds import BaseRounds
+from daskml_dist.data.collection import Collection, take_columns
+from daskml_dist.ensemble._categories import categories_of, numbered, which_are_categorical
+from daskml_dist.ensemble._constraints import groups_of, signs_of
+from daskml_dist.ensemble._validation import joined
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.grown import Grown
+from daskml_dist.models.raw_trees import RawTrees
+from daskml_dist.models.trees import Trees
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.boost import BoostSolver
+from daskml_dist.solvers.boost_losses import BoostLoss
+from daskml_dist.solvers.leaves import Growth
+from daskml_dist.solvers.stopping import Stopping
+from daskml_dist.training.engine import Engine
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseBoosting"]
+
+#: Rows from which on early stopping is automatic.
+_MANY_ROWS = 10_000
+
+
+class BaseBoosting(BaseRounds):
+    """Base class of gradient boosting of trees over binned features."""
+
+    loss: Any
+    max_iter: int
+    warm_start: bool
+    early_stopping: Any
+    validation_fraction: Any
+    random_state: Any
+    n_iter_: int
+    _trees: Trees
+    _baseline: NDArray[np.float64]
+    #: Which features are categories, and the categories of a frame's columns.
+    _mask: NDArray[np.bool_] | None
+    _categories: dict[Any, NDArray[Any]]
+    categorical_features: Any
+    max_bins: int
+    #: How many rows, or blocks, come before those held out by the user, during a fit.
+    _before_held: tuple[str, int] | None = None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = False
+        return tags
+
+    @abstractmethod
+    def _boost_loss(self, rows: Rows) -> BoostLoss:
+        """The loss of some rows, which are checked for it."""
+
+    # -- categories ----------------------------------------------------------------------------
+
+    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        self._learn_categories(take_columns(X, y, sample_weight)[0])
+        return super()._collection(X, y, sample_weight, reset=reset)
+
+    def _learn_categories(self, X: Any) -> None:
+        """Find which features are categories, and those of a frame."""
+        if self.warm_start and "_trees" in vars(self):
+            return
+        X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
+        self._mask, self._categories = None, {}
+        if len(getattr(X, "shape", (0, 0))) != 2:
+            return  # which is told of elsewhere
+        self._mask = which_are_categorical(X, self.categorical_features)
+        if is_dataframe_like(X):
+            self._categories = categories_of(X, self._mask, int(self.max_bins))
+
+    def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        return super()._aligned(numbered(X, self._categories), y, sample_weight)
+
+    def _known_categories(self, rows: Rows) -> tuple[NDArray[np.float64] | None, ...]:
+        """Categories of each feature, None where it is a number; none where they are looked for."""
+        mask = self._mask
+        if mask is None:
+            return (None,) * rows.survey.n_features
+        known = [np.arange(float(len(found))) for found in self._categories.values()]
+        given = iter(known or [np.empty(0)] * int(mask.sum()))
+        return tuple(next(given) if is_one else None for is_one in mask)
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+        client: Any = None,
+    ) -> Self:
+        """Boost.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`, but that X is dense and may
+            hold NaN, which is a missing value.
+        X_val, y_val, sample_weight_val
+            Rows to stop early by, beside those of the fit, in the same forms.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Naming the remedy.
+        TrainingError
+            When the fit cannot go on.
+        """
+        if (X_val is None) != (y_val is None):
+            given, lacks = ("X_val", "y_val") if y_val is None else ("y_val", "X_val")
+            raise InvalidDataError(f"{given} is provided, but {lacks} was not provided. Give both.")
+        if X_val is not None:
+            if self.early_stopping is False:
+                raise InvalidParameterError(
+                    "X_val and y_val are passed to fit while at the same time early_stopping is "
+                    'False. Set it to True or "auto".'
+                )
+            rows, self._before_held = joined(
+                (X, y, sample_weight), (X_val, y_val, sample_weight_val)
+            )
+            X, y, sample_weight = rows
+        try:
+            self._forget()
+            self._fit(X, y, sample_weight, client)
+        finally:
+            self.__dict__.pop("_before_held", None)
+        return self
+
+    def _forget(self) -> None:
+        if not self.warm_start:
+            self.__dict__.pop("_trees", None)
+
+    def _check_params(self) -> None:
+        p = self._params()
+        check_number("learning_rate", p["learning_rate"], lambda v: v > 0, "> 0")
+        check_count("max_iter", p["max_iter"])
+        for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
+            value = p[name]
+            if value is not None and (not _is_count(value) or value < least):
+                raise InvalidParameterError(
+                    f"{name}={value!r}: use an integer >= {least}, or None for no bound."
+                )
+        check_count("min_samples_leaf", p["min_samples_leaf"])
+        check_number("l2_regularization", p["l2_regularization"])
+        check_number("max_features", p["max_features"], lambda v: 0 < v <= 1, "of (0, 1]")
+        if not _is_count(p["max_bins"]) or not 2 <= p["max_bins"] <= 255:
+            raise InvalidParameterError(
+                f"max_bins={p['max_bins']!r}: use an integer from 2 to 255: a bin is a byte, and "
+                "one is for missing values."
+            )
+        check_flag("warm_start", p["warm_start"])
+        if not (isinstance(p["early_stopping"], str) and p["early_stopping"] == "auto"):
+            check_flag("early_stopping", p["early_stopping"])
+        if p["scoring"] != "loss":
+            raise InvalidParameterError(
+                f'scoring={p["scoring"]!r}: early stopping knows "loss" alone, which is exact on '
+                "any number of workers."
+            )
+        self._check_fraction(p["validation_fraction"])
+        check_count("n_iter_no_change", p["n_iter_no_change"])
+        check_number("tol", p["tol"])
+        check_one_of("device", p["device"], ("auto", "cpu"))
+
+    def _check_fraction(self, value: Any) -> None:
+        if value is None or (_is_count(value) and value >= 1):
+            return
+        check_number("validation_fraction", value, lambda v: 0 < v < 1, "of (0, 1)")
+
+    def _rows(
+        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+    ) -> Rows:
+        """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
+        rows = super()._rows(engine, run, classes, class_weight, weighted)
+        if any(info.sparse for info in rows.survey.infos):
+            raise InvalidDataError(
+                "X is sparse, and trees need dense rows. Convert it: X.map_blocks(lambda b: "
+                "b.toarray())."
+            )
+        return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
+
+    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+        p, d = self._params(), rows.survey.n_features
+        loss = self._boost_loss(rows)
+        growth = Growth(
+            max_leaf_nodes=p["max_leaf_nodes"],
+            max_depth=p["max_depth"],
+            min_samples_leaf=int(p["min_samples_leaf"]),
+            l2_regularization=float(p["l2_regularization"]),
+            max_features=float(p["max_features"]),
+            signs=signs_of(self, p["monotonic_cst"], d, loss.n_outputs),
+            groups=groups_of(p["interaction_cst"], d),
+        )
+        begin = self._begin(loss)
+        if begin is None:
+            self._seed = seed_of(self.random_state)
+        solver = BoostSolver(
+            loss=loss,
+            learning_rate=float(p["learning_rate"]),
+            max_iter=int(p["max_iter"]),
+            growth=growth,
+            max_bins=int(p["max_bins"]),
+            categories=self._known_categories(rows),
+            seed=self._seed,
+            stopping=self._stopping(rows),
+            begin=begin,
+        )
+        return Grown(d), solver
+
+    def _begin(self, loss: BoostLoss) -> dict[str, NDArray[Any]] | None:
+        """State of the fit before, where this one goes on from it."""
+        trees: Trees | None = vars(self).get("_trees")
+        if trees is None or not self.warm_start:
+            return None
+        if self.max_iter < self.n_iter_:
+            raise InvalidParameterError(
+                f"max_iter={self.max_iter} must be larger than or equal to n_iter_={self.n_iter_} "
+                "when warm_start=True. Raise it, or set warm_start=False."
+            )
+        if trees.n_per_iteration != loss.n_outputs:
+            raise InvalidDataError(
+                "warm_start=True goes on with the classes of the fit before, and y has others. "
+                "Set warm_start=False."
+            )
+        return {
+            **trees.packed(),
+            "baseline": self._baseline,
+            "train_score": self.train_score_,
+            "validation_score": self.validation_score_,
+        }
+
+    def _stopping(self, rows: Rows) -> Stopping | None:
+        p, n_rows = self._params(), rows.survey.n_rows
+        n_train = self._n_train(rows)
+        stops = p["early_stopping"]
+        if isinstance(stops, str):
+            stops = (n_train or n_rows) > _MANY_ROWS
+        self.do_early_stopping_ = bool(stops)
+        if not stops:
+            return None
+        share = p["validation_fraction"]
+        if share is not None and share >= 1:
+            share = min(float(share) / n_rows, 1.0)
+        if n_train is not None:
+            share = None
+        return Stopping(int(p["n_iter_no_change"]), float(p["tol"]), share, n_train)
+
+    def _n_train(self, rows: Rows) -> int | None:
+        """Rows before those that the user holds out; None where there are none."""
+        if self._before_held is None:
+            return None
+        kind, n = self._before_held
+        if kind == "rows":
+            return n
+        infos = sorted(rows.survey.infos, key=lambda info: info.index)
+        return sum(info.n_rows for info in infos[:n])
+
+    def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
+        state = solution.extra
+        self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
+        self.train_score_ = state["train_score"]
+        self.validation_score_ = state["validation_score"]
+        self.n_features_in_ = model.n_features
+        categorical = self._trees.bins.categorical
+        self.is_categorical_ = categorical if categorical.any() else None
+
+    @property
+    def n_trees_per_iteration_(self) -> int:
+        """Trees of an iteration: one, or one a class."""
+        self._check_fitted()
+        return self._trees.n_per_iteration
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def _map(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        self._check_fitted(X)
+        return super()._map(then, numbered(X, self._categories), dtype, n_outputs)
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        return RawTrees(self._trees, self._baseline)
+
+    def _stages(self) -> list[Any]:
+        """The estimator as it was after each iteration."""
+        found = []
+        for n in range(1, self._trees.n_iter + 1):
+            stage = object.__new__(type(self))
+            stage.__dict__.update(self.__dict__)
+            stage._trees = self._trees.first(n)
+            found.append(stage)
+        return found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

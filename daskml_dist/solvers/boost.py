@@ -1,0 +1,328 @@
+"""Gradient boosting of trees on the rows of all trainers: the same trees on any number of them.
+
+What decides is a sum of whole numbers, or follows from a row alone; draws are hashed from the
+number that a row has among all. Gradients of a tree are brought to 31 bits, hessians to 24, by a
+power of two that follows from the largest of all rows. Of more rows than bins are made of, 13 and
+12 bits are enough: each is rounded up or down by a draw, so that sums are right in the mean, and
+histograms take half the time (Shi et al., "Quantized training of gradient boosting decision
+trees", NeurIPS 2022).
+
+References
+----------
+T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.trees import Tree, Trees
+from daskml_dist.solvers.base import Solution
+from daskml_dist.solvers.bin_sample import find_bins
+from daskml_dist.solvers.binned_rows import BinnedRows, binned
+from daskml_dist.solvers.boost_losses import BoostLoss
+from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
+from daskml_dist.solvers.gradients import Gradients
+from daskml_dist.solvers.grow import Grower
+from daskml_dist.solvers.leaves import Growth, Leaf
+from daskml_dist.solvers.own_rows import OwnRows, RowSolver
+from daskml_dist.solvers.stopping import Stopping
+
+__all__ = ["BoostSolver", "Stopping"]
+
+Array = NDArray[Any]
+
+#: Names this use of a seed.
+_FEATURES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class BoostSolver(RowSolver):
+    """Boosting of trees.
+
+    Parameters
+    ----------
+    loss : BoostLoss
+    learning_rate : float
+    max_iter : int
+    growth : Growth
+    max_bins : int
+    categories : tuple of ndarray of float64, or None, a feature
+        Sorted; empty where they are to be looked for. None: the feature is a number.
+    seed : int
+    stopping : Stopping or None
+        None: all iterations are made.
+    begin : mapping of str to ndarray, or None
+        State of a fit to go on from.
+    """
+
+    loss: BoostLoss
+    learning_rate: float
+    max_iter: int
+    growth: Growth
+    max_bins: int
+    categories: tuple[NDArray[np.float64] | None, ...]
+    seed: int
+    stopping: Stopping | None = None
+    begin: Mapping[str, Array] | None = None
+
+    @property
+    def max_passes(self) -> int:
+        """An iteration each."""
+        return self.max_iter
+
+    def solve(self, model: Any, rows: OwnRows) -> Solution:
+        """Boost.
+
+        Returns
+        -------
+        Solution
+            With the arrays of `Trees.packed`, the "baseline", and the scores ("train_score",
+            "validation_score").
+        """
+        return _Boosting(self, rows).run()
+
+
+class _Boosting:
+    """Boosting on one trainer's rows."""
+
+    def __init__(self, solver: BoostSolver, rows: OwnRows) -> None:
+        self._solver, self._rows, self._loss = solver, rows, solver.loss
+        stopping = solver.stopping
+        self._aside = None if stopping is None else stopping.aside(solver.seed)
+        kept = rows.kept or solver.begin
+        self._before: list[Tree] = []
+        self._scores: dict[str, list[float]] = {"train_score": [], "validation_score": []}
+        bins = None
+        if kept is not None:
+            trees = Trees.unpacked(kept)
+            bins, self._before = trees.bins, [trees.tree(i) for i in range(len(trees))]
+            self._scores = {name: kept[name].tolist() for name in self._scores}
+        self._rooms, self._held = self._binned(bins)
+        self._check_rows()
+        bins = self._rooms[0].bins
+        self._bins = bins
+        # A trainer's rows may all be held out.
+        weighted = float(any(room.weight is not None for room in self._rooms))
+        self._weighted = bool(rows.largest(np.array([weighted]))[0])
+        self._constant = self._loss.constant_hessian and not self._weighted
+        self._missing = self._features_missing()
+        self._baseline = self._start() if kept is None else kept["baseline"]
+        self._trees = self._before
+        rows.map(self._bring_up, [*self._rooms, *self._held])
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _binned(self, bins: Bins | None) -> tuple[list[BinnedRows], list[BinnedRows]]:
+        """The binned rows of the own lanes, and those held out."""
+        rows, solver, aside = self._rows, self._solver, self._aside
+        made: dict[int, Any] = rows.memory.setdefault("binned", {})
+        if bins is None:
+            bins = rows.memory.get("bins")
+        # Who has come after a loss knows none.
+        if rows.largest(np.array([float(bins is None)]))[0]:
+            stopping, n = solver.stopping, float(rows.n_rows)
+            n_used = n if stopping is None else stopping.n_used(rows.n_rows)
+            bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n_used)
+        assert bins is not None
+        rows.memory["bins"] = bins
+        for lane in set(made) - set(rows.lanes):
+            del made[lane]
+        new = [lane for lane in rows.lanes if lane not in made]
+        found = rows.map(lambda lane: binned(rows, lane, bins, aside), new)
+        made.update(zip(new, found, strict=True))
+        own = [made[lane][0] for lane in rows.lanes]
+        held = [made[lane][1] for lane in rows.lanes if made[lane][1] is not None]
+        return own, held
+
+    def _check_rows(self) -> None:
+        n = self._rows.sum(np.array([sum(r.n for r in self._rooms), sum(r.n for r in self._held)]))
+        self._n_train, self._n_held = n.tolist()
+        if not self._n_train or (self._aside is not None and not self._n_held):
+            raise InvalidDataError(
+                f"Early stopping leaves {self._n_train} rows to train on and {self._n_held} to "
+                "validate with. Change validation_fraction, or set early_stopping=False."
+            )
+
+    def _features_missing(self) -> NDArray[np.uint8]:
+        missing = np.max([room.missing for room in self._rooms], axis=0)
+        return np.asarray(self._rows.largest(missing), np.uint8)
+
+    def _bring_up(self, room: BinnedRows) -> None:
+        """Make what is kept of each row, as all trees so far leave it."""
+        k, extra = self._loss.n_outputs, room.extra
+        if "raw" not in extra or extra["n_trees"] > len(self._trees):
+            extra["raw"] = room.room((k, room.n), np.float64)
+            extra["raw"] += self._baseline[:, None]
+            extra["n_trees"] = 0
+            extra["packed"] = room.room((k, room.n), np.int64)
+            extra["index"] = room.room((room.n,), np.int32)
+            extra["spare"] = room.room((room.n,), np.int32)
+        for number in range(extra["n_trees"], len(self._trees)):
+            _add_tree(room, self._trees[number], number % k)
+        extra["n_trees"] = len(self._trees)
+
+    # -- exact sums ----------------------------------------------------------------------------
+
+    def _totals(self, parts: Iterable[Array]) -> NDArray[np.float64]:
+        """Sums of columns over the rows of all trainers, the same in any order of rows.
+
+        Parameters
+        ----------
+        parts : iterable of ndarray of shape (n, m)
+        """
+        own = list(parts)
+        largest = self._rows.largest(
+            np.max([np.abs(p).max(axis=0, initial=0.0) for p in own], axis=0)
+        )
+        if not np.isfinite(largest).all():
+            return np.full(len(largest), np.nan)
+        # So many bits that no sum of so many numbers overflows.
+        bits = 61 - int(self._rows.n_rows).bit_length()
+        scales = np.ldexp(1.0, bits - np.frexp(largest)[1])
+        total = np.sum([np.rint(p * scales).astype(np.int64).sum(axis=0) for p in own], axis=0)
+        return np.asarray(self._rows.sum(total) / scales)
+
+    def _start(self) -> NDArray[np.float64]:
+        """The raw prediction of no tree."""
+        if self._loss.quantile is not None:
+            whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
+            return self._quantiles(whole, 1)
+        targets = [self._loss.of_target(room.y) for room in self._rooms]
+        weights = [_weight(room) for room in self._rooms]
+        sums = self._totals(
+            np.column_stack([t * w[:, None], w]) for t, w in zip(targets, weights, strict=True)
+        )
+        if not sums[-1] > 0:
+            raise InvalidDataError(
+                "All weights of the rows to train on are zero. Give some rows a positive weight."
+            )
+        return self._loss.start(sums[:-1] / sums[-1])
+
+    def _quantiles(self, given: Sequence[Given], n_groups: int) -> NDArray[np.float64]:
+        share = self._loss.quantile
+        assert share is not None
+        return group_quantiles(self._rows, given, n_groups, share, middle=not self._weighted)
+
+    def _residuals(self, leaves: Sequence[Leaf]) -> NDArray[np.float64]:
+        """The quantile of the residuals of each leaf's rows."""
+
+        def of_room(i: int) -> Given:
+            room, groups = self._rooms[i], np.zeros(self._rooms[i].n, np.int64)
+            for number, leaf in enumerate(leaves):
+                groups[room.extra["index"][leaf.at[i]]] = number
+            return room.y - room.extra["raw"][0], groups, room.weight
+
+        return self._quantiles(self._rows.map(of_room, range(len(self._rooms))), len(leaves))
+
+    # -- iterations ----------------------------------------------------------------------------
+
+    def run(self) -> Solution:
+        """Make the iterations."""
+        solver, k = self._solver, self._loss.n_outputs
+        grower = Grower(
+            self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant
+        )
+        gradients = Gradients(
+            self._rows, self._rooms, self._loss, solver.seed, self._constant, self._n_train
+        )
+        if solver.stopping is not None and not self._scores["train_score"]:
+            self._score()
+        stopped = solver.stopping is not None and self._ends()
+        n_iter = len(self._trees) // k
+        while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
+            packed = gradients.make(n_iter * k)
+            trees = []
+            for output in range(k):
+                tree, leaves = grower.grow(
+                    output, *packed[output], solver.seed, _FEATURES, n_iter * k + output
+                )
+                if self._loss.quantile is not None:
+                    numbers = [leaf.number for leaf in leaves]
+                    tree.value[numbers, 0] = self._residuals(leaves)
+                tree.value *= solver.learning_rate
+                trees.append(tree)
+                self._answer(tree, leaves, output)
+            self._trees = [*self._trees, *trees]
+            n_iter += 1
+            if solver.stopping is not None:
+                self._rows.map(self._bring_up, self._held)
+                self._score()
+                stopped = self._ends()
+            self._rows.keep(n_iter, self._state())
+        return Solution(np.empty(0), n_iter, extra=self._state()())
+
+    def _state(self) -> Any:
+        """Function that makes the state as it is now."""
+        scores = {name: list(values) for name, values in self._scores.items()}
+        return partial(
+            _state, self._trees, self._loss.n_outputs, self._bins, self._baseline, scores
+        )
+
+    def _answer(self, tree: Tree, leaves: Sequence[Leaf], output: int) -> None:
+        """Add the leaves' values to the raw predictions of their rows."""
+        from daskml_dist.backends.tree_kernels import add_to_leaf
+
+        def add(i: int) -> None:
+            extra = self._rooms[i].extra
+            # Whoever goes on from an iteration before makes them anew.
+            extra["n_trees"] += 1
+            for leaf in leaves:
+                value = tree.value[leaf.number, 0]
+                add_to_leaf(extra["raw"][output], extra["index"][leaf.at[i]], value)
+
+        self._rows.map(add, range(len(self._rooms)))
+
+    # -- early stopping ------------------------------------------------------------------------
+
+    def _score(self) -> None:
+        """Note minus the mean loss of the rows, and of those held out."""
+        given = {"train_score": self._rooms}
+        if self._aside is not None:
+            given["validation_score"] = self._held
+        for name, rooms in given.items():
+            sums = self._totals(self._rows.map(self._losses_of, rooms) or [np.zeros((0, 2))])
+            self._scores[name].append(float(-sums[0] / sums[1]) if sums[1] else 0.0)
+
+    def _losses_of(self, room: BinnedRows) -> Array:
+        weight = _weight(room)
+        return np.column_stack([self._loss.losses(room.y, room.extra["raw"]) * weight, weight])
+
+    def _ends(self) -> bool:
+        stopping = self._solver.stopping
+        assert stopping is not None
+        name = "train_score" if self._aside is None else "validation_score"
+        return stopping.ends(self._scores[name])
+
+
+def _weight(room: BinnedRows) -> Array:
+    return np.ones(room.n) if room.weight is None else room.weight
+
+
+def _add_tree(room: BinnedRows, tree: Tree, output: int) -> None:
+    """Add a tree's values to the raw predictions of binned rows."""
+    from daskml_dist.backends.tree_predict import add_binned
+
+    tables = np.stack([tree.goes_left(i, room.bins) for i in range(len(tree.feature))])
+    add_binned(
+        room.rows, tree.feature, tree.left, tables, tree.value[:, 0], room.extra["raw"][output]
+    )
+
+
+def _state(
+    trees: Sequence[Tree], k: int, bins: Bins, baseline: Array,
+    scores: Mapping[str, Sequence[float]],
+) -> dict[str, Array]:  # fmt: skip
+    return {
+        **Trees.of(trees, k, bins).packed(),
+        "baseline": baseline,
+        **{name: np.array(values, np.float64) for name, values in scores.items()},
+    }

@@ -1,0 +1,204 @@
+"""Losses of boosting: where it starts, gradients and hessians of rows, what leaves answer.
+
+They are those of scikit-learn's ``HistGradientBoosting``, in its numbers. A loss is written for
+some rows at a time; it must give the same bits for a row whatever its neighbours are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "AbsoluteError", "Binomial", "BoostLoss", "Gamma", "Multinomial", "Pinball", "Poisson",
+    "SquaredError",
+]  # fmt: skip
+
+Array = NDArray[Any]
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class BoostLoss(ABC):
+    """Base class of the losses of boosting.
+
+    Attributes
+    ----------
+    constant_hessian : bool
+        Whether the hessian of every row without a weight is 1.
+    quantile : float or None
+        Of the residuals of a leaf's rows, which is what the leaf then answers; None: a Newton step.
+    """
+
+    constant_hessian: ClassVar[bool] = False
+    quantile: float | None = None
+
+    @property
+    def n_outputs(self) -> int:
+        """Columns of a raw prediction."""
+        return 1
+
+    def of_target(self, y: Array) -> Array:
+        """Numbers whose means over all rows tell where to start: of shape (n, n_outputs)."""
+        return y[:, None]
+
+    @abstractmethod
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The raw prediction of no tree, of these means."""
+
+    @abstractmethod
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        """Gradients and hessians of rows, of shape (n_outputs, n).
+
+        Parameters
+        ----------
+        y : ndarray of float64 of shape (n,)
+        raw : ndarray of float64 of shape (n_outputs, n)
+        """
+
+    @abstractmethod
+    def losses(self, y: Array, raw: Array) -> Array:
+        """Loss of each row."""
+
+
+class SquaredError(BoostLoss):
+    """Half the squared error."""
+
+    constant_hessian = True
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        return mean
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        return raw - y, None
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        return np.asarray(0.5 * (raw[0] - y) ** 2)
+
+
+class AbsoluteError(BoostLoss):
+    """Absolute error: leaves answer the median."""
+
+    constant_hessian = True
+    quantile = 0.5
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        return mean
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        return np.where(raw > y, 1.0, -1.0), None
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        return np.asarray(np.abs(raw[0] - y))
+
+
+@dataclass
+class Pinball(BoostLoss):
+    """Pinball loss: leaves answer a quantile.
+
+    Parameters
+    ----------
+    quantile : float
+    """
+
+    quantile: float | None = 0.5
+    constant_hessian: ClassVar[bool] = True
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        return mean
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        assert self.quantile is not None
+        return np.where(y >= raw, -self.quantile, 1 - self.quantile), None
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        assert self.quantile is not None
+        over = y - raw[0]
+        return np.asarray(np.where(over >= 0, self.quantile * over, (self.quantile - 1) * over))
+
+
+class Poisson(BoostLoss):
+    """Half the Poisson deviance, with a log link."""
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.log(np.maximum(mean, _EPS)))
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        mean = np.exp(raw)
+        return mean - y, mean
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        return np.asarray(np.exp(raw[0]) - y * raw[0])
+
+
+class Gamma(BoostLoss):
+    """Half the gamma deviance, with a log link."""
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.log(np.maximum(mean, _EPS)))
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        ratio = y * np.exp(-raw)
+        return 1 - ratio, ratio
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        return np.asarray(raw[0] + y * np.exp(-raw[0]))
+
+
+class Binomial(BoostLoss):
+    """Log loss of two classes, 0 and 1."""
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        share = np.clip(mean, _EPS, 1 - _EPS)
+        return np.asarray(np.log(share / (1 - share)))
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        # Of the smaller of both, so that nothing overflows.
+        small = np.abs(raw)
+        np.exp(np.negative(small, out=small), out=small)
+        larger = 1 / (1 + small)
+        small *= larger
+        share = np.where(raw >= 0, larger, small)
+        share -= y
+        larger *= small
+        return share, larger
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        raw = raw[0]
+        return np.asarray(np.maximum(raw, 0) + np.log1p(np.exp(-np.abs(raw))) - y * raw)
+
+
+@dataclass
+class Multinomial(BoostLoss):
+    """Log loss of several classes, numbered from 0.
+
+    Parameters
+    ----------
+    n_classes : int
+    """
+
+    n_classes: int
+
+    @property
+    def n_outputs(self) -> int:
+        return self.n_classes
+
+    def of_target(self, y: Array) -> Array:
+        return np.asarray(y[:, None] == np.arange(self.n_classes), np.float64)
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        logs = np.log(np.clip(mean, _EPS, 1 - _EPS))
+        return np.asarray(logs - logs.mean())
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        share = np.exp(raw - raw.max(axis=0))
+        share /= share.sum(axis=0)
+        return share - (np.arange(self.n_classes)[:, None] == y), share * (1 - share)
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        most = raw.max(axis=0)
+        own = np.take_along_axis(raw, y.astype(np.intp)[None], axis=0)[0]
+        return np.asarray(np.log(np.exp(raw - most).sum(axis=0)) + most - own)

@@ -1,0 +1,313 @@
+"""Growth of a tree, the leaf of the largest gain first, on the rows of all trainers.
+
+Histograms are whole numbers, so that their sums depend on no order. Of each feature's sums one
+trainer becomes the owner, finds the best split, and all learn the best of all: every trainer grows
+the same tree. Of two children the histogram of the smaller is made of rows, the other is what is
+left of their parent's.
+
+References
+----------
+G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.hashed import draws
+from daskml_dist.models.trees import Tree, goes_left
+from daskml_dist.solvers.binned_rows import BinnedRows
+from daskml_dist.solvers.leaves import Growth, Leaf, TreeBuilder
+from daskml_dist.solvers.own_rows import OwnRows
+
+__all__ = ["Grower"]
+
+Array = NDArray[Any]
+#: Numbers that trainers tell of their best split: its gain, what `best_split` found, categories.
+_TOLD = 12
+#: Leaves whose children are made at once at most.
+_AT_ONCE = 8
+
+
+class Grower:
+    """Grows trees on the same binned rows.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    rooms : sequence of BinnedRows
+        Of each own lane. In ``extra["index"]`` are numbers of rows in the order of the leaves of
+        the last tree, in ``extra["packed"]`` their gradients (`tree_kernels.quantise`).
+    bins : Bins
+    growth : Growth
+    missing : ndarray of uint8 of shape (n_features,)
+        Whether a feature has missing values.
+    constant : bool
+        Whether all hessians are 1; their sums are then the numbers of rows.
+    """
+
+    def __init__(
+        self, rows: OwnRows, rooms: Sequence[BinnedRows], bins: Bins, growth: Growth,
+        missing: NDArray[np.uint8], constant: bool,
+    ) -> None:  # fmt: skip
+        self._rows, self._rooms, self._bins, self._growth = rows, list(rooms), bins, growth
+        d = bins.n_features
+        self._own = rows.ranges(d)[rows.rank]
+        self._constant = constant
+        self._missing = missing
+        self._categorical = bins.categorical.astype(np.uint8)
+        shape = d, bins.n_bins, 2 if constant else 3
+        self._scratch = [_Scratch(room, shape) for room in self._rooms]
+        self._all = np.ones(d, np.uint8)
+
+    def grow(
+        self, output: int, mode: int, scales: tuple[float, float], *seed: int
+    ) -> tuple[Tree, list[Leaf]]:
+        """A tree of the gradients of an output, its values not shrunk yet, and its leaves.
+
+        Parameters
+        ----------
+        output : int
+        mode : int
+            How these are packed; see `tree_kernels.quantise`.
+        scales : tuple of float
+            What a unit of gradients, and of hessians, is.
+        *seed : int
+            Of the features that are drawn at nodes.
+        """
+        self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
+        self._tree = TreeBuilder(self._bins)
+        open_ = [self._root()]
+        leaves: list[Leaf] = []
+        most = self._growth.max_leaf_nodes or 2**31
+        while open_:
+            leaf = heapq.heappop(open_)
+            left = most - len(open_) - len(leaves) - 1
+            if leaf.gain <= 0 or not left:
+                leaves.append(leaf)
+                continue
+            if not leaf.children:
+                self._split(_likely([leaf, *open_], left), left)
+            self._tree.split(leaf)
+            for child in leaf.children:
+                heapq.heappush(open_, child)
+        return self._tree.made(leaves), leaves
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def _root(self) -> Leaf:
+        for room in self._rooms:
+            index = room.extra["index"]
+            index[:] = np.arange(room.n, dtype=np.int32)
+        at = [slice(0, room.n) for room in self._rooms]
+        hist = _added(self._rows.map(lambda s: s.whole(*self._packed), self._scratch))
+        totals = self._rows.sum(hist[0, 0].sum(axis=0))
+        n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
+        leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
+        growth = self._growth
+        if growth.groups is not None:
+            leaf.groups = tuple(range(len(growth.groups)))
+        if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
+            leaf.hist = self._rows.sum_own(hist)[:, 0]
+            self._find([leaf])
+        self._tree.add(leaf)
+        return leaf
+
+    def _split(self, some: Sequence[Leaf], left: int) -> None:
+        """Make the children of some leaves, and find their own best splits.
+
+        `left`: splits that the tree may still make; after the last one nobody asks for these.
+        """
+        growth, tasks = self._growth, []
+        for leaf in some:
+            leaf.children = self._children(leaf)
+            leaf.may = [
+                left > 1
+                and (growth.max_depth is None or child.depth < growth.max_depth)
+                and bool(child.totals[2] >= 2 * growth.min_samples_leaf)
+                for child in leaf.children
+            ]
+            table = goes_left(leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins)
+            side = leaf.smaller if any(leaf.may) else -1
+            tasks.append((leaf.found[0], table, leaf.at, side))
+        parts = self._rows.map(lambda i: self._parts(i, tasks), range(len(self._rooms)))
+        for number, leaf in enumerate(some):
+            for i, at in enumerate(leaf.at):
+                middle = parts[i][1][number]
+                leaf.children[0].at.append(slice(at.start, middle))
+                leaf.children[1].at.append(slice(middle, at.stop))
+        summed = [leaf for leaf in some if any(leaf.may)]
+        if summed:
+            own = self._rows.sum_own(_added([hist for hist, _ in parts]))
+            for number, leaf in enumerate(summed):
+                assert leaf.hist is not None
+                small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
+                small.hist, large.hist = own[:, number], leaf.hist - own[:, number]
+            self._find(
+                [
+                    child
+                    for leaf in summed
+                    for child, may in zip(leaf.children, leaf.may, strict=True)
+                    if may
+                ]
+            )
+        for leaf in some:
+            leaf.hist = None
+
+    def _parts(
+        self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int]]
+    ) -> tuple[Array, list[int]]:
+        """Part a lane's rows of some leaves; histograms, and where the right children begin."""
+        scratch, summed = self._scratch[i], [side for *_, side in tasks if side >= 0]
+        hist, middles, number = scratch.room(len(summed)), [], 0
+        for feature, table, at, side in tasks:
+            out = hist[:, number] if side >= 0 else None
+            middles.append(scratch.part(feature, table, at[i], side, out, *self._packed))
+            number += side >= 0
+        return hist, middles
+
+    def _children(self, leaf: Leaf) -> tuple[Leaf, Leaf]:
+        """Both children, as far as the split alone tells of them."""
+        feature, _, _, g, h, n, _ = leaf.found
+        of_left = np.array([g, h, n])
+        children = []
+        for side, totals in enumerate((of_left, leaf.totals - of_left)):
+            child = Leaf(leaf.depth + 1, [], totals, 0.0, path=2 * leaf.path + side)
+            child.value = self._value(totals, leaf)
+            child.low, child.high = leaf.low, leaf.high
+            children.append(child)
+        left, right = children
+        if sign := int(self._growth.signs[feature]):
+            middle = (left.value + right.value) / 2
+            lower, upper = (left, right) if sign > 0 else (right, left)
+            lower.high, upper.low = middle, middle
+        if self._growth.groups is not None:
+            kept = tuple(i for i in leaf.groups if feature in self._growth.groups[i])
+            left.groups = right.groups = kept
+        if not self._missing[feature]:
+            # Nothing is known of missing values: they go with most rows.
+            leaf.found[2] = int(left.totals[2] > right.totals[2])
+        return left, right
+
+    def _value(self, totals: NDArray[np.int64], leaf: Leaf) -> float:
+        g, h = float(totals[0] * self._scales[0]), float(totals[1] * self._scales[1])
+        value = -g / (h + self._growth.l2_regularization + 1e-15)
+        return min(max(value, leaf.low), leaf.high)
+
+    # -- splits --------------------------------------------------------------------------------
+
+    def _find(self, some: Sequence[Leaf]) -> None:
+        """Find the best split of some leaves, of all trainers' features."""
+        from daskml_dist.backends.tree_splits import best_split
+
+        growth, told = self._growth, np.zeros((self._rows.size, len(some), _TOLD), np.int64)
+        for leaf, own in zip(some, told[self._rows.rank], strict=True):
+            facts = np.array(
+                [leaf.value, leaf.low, leaf.high, growth.l2_regularization, growth.min_hessian,
+                 growth.min_samples_leaf]
+            )  # fmt: skip
+            gain = best_split(
+                leaf.hist, self._own.start, self._bins.counts, self._missing, self._categorical,
+                growth.signs, self._allowed(leaf), leaf.totals, self._scales, facts, own[1:8],
+                own[8:].view(np.uint64),
+            )  # fmt: skip
+            own[:1].view(np.float64)[0] = gain
+        if self._rows.size > 1:
+            told = self._rows.sum(told)
+        gains = np.ascontiguousarray(told[:, :, 0]).view(np.float64)
+        # Of equal gains the first feature's: ranges are in the order of the ranks.
+        best = gains.argmax(axis=0)
+        for i, leaf in enumerate(some):
+            found = told[best[i], i]
+            leaf.gain, leaf.found = float(gains[best[i], i]), found[1:8].tolist()
+            leaf.bitset = found[8:].copy().view(np.uint64) if leaf.found[6] else None
+
+    def _allowed(self, leaf: Leaf) -> NDArray[np.uint8]:
+        """Features that a leaf may be split by."""
+        growth, allowed = self._growth, self._all
+        if growth.groups is not None:
+            allowed = np.zeros_like(allowed)
+            for i in leaf.groups:
+                allowed[list(growth.groups[i])] = 1
+        if growth.max_features < 1:
+            (features,) = np.nonzero(allowed)
+            n = max(1, math.ceil(growth.max_features * len(features)))
+            drawn = draws(features, *self._seed, leaf.path)
+            allowed = np.zeros_like(allowed)
+            allowed[features[np.argsort(drawn, kind="stable")[:n]]] = 1
+        return allowed
+
+
+class _Scratch:
+    """Room for a lane's histograms."""
+
+    def __init__(self, room: BinnedRows, shape: tuple[int, int, int]) -> None:
+        d, _, channels = shape
+        self._rows, self._shape = room, shape
+        self._one = np.zeros((d, 256), np.int64)
+        self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
+        self._out = np.zeros(0, np.int64)
+
+    def room(self, n: int) -> Array:
+        """Zeros for the histograms of `n` leaves; good until the next."""
+        (d, *rest), size = self._shape, n * math.prod(self._shape)
+        if len(self._out) < size:
+            self._out = np.empty(size, np.int64)
+        out = self._out[:size].reshape(d, n, *rest)
+        out[:] = 0
+        return out
+
+    def whole(self, mode: int, output: int) -> Array:
+        """Histograms of all rows."""
+        from daskml_dist.backends.tree_kernels import sum_all
+
+        out, packed = self.room(1), self._rows.extra["packed"][output]
+        sum_all(mode, self._rows.rows, packed, self._one, self._two, out[:, 0])
+        return out
+
+    def part(
+        self, feature: int, table: NDArray[np.uint8], at: slice, side: int, out: Array | None,
+        mode: int, output: int,
+    ) -> int:  # fmt: skip
+        """Part the rows of a leaf, and sum those of a side (0 left, 1 right) where it is asked for.
+
+        Returns
+        -------
+        int
+            Where the rows of the right child begin.
+        """
+        from daskml_dist.backends.tree_kernels import part_rows, sum_some
+
+        extra = self._rows.extra
+        index = extra["index"][at]
+        n_left = part_rows(self._rows.columns[feature], table, index, extra["spare"])
+        if out is not None:
+            sum_some(
+                mode, self._rows.rows, extra["packed"][output],
+                index[n_left:] if side else index[:n_left], self._one, self._two, out,
+            )  # fmt: skip
+        middle: int = at.start + int(n_left)
+        return middle
+
+
+def _likely(some: Sequence[Leaf], left: int) -> list[Leaf]:
+    """Leaves that will probably be split, where `left` more may be: the best first.
+
+    What one sum tells of several leaves need not be waited for several times.
+    """
+    fresh = sorted(leaf for leaf in some if leaf.gain > 0 and not leaf.children)
+    return fresh[: min(max(1, left // 3), _AT_ONCE)]
+
+
+def _added(parts: Sequence[Array]) -> Array:
+    total, *others = parts
+    for part in others:
+        total += part
+    return total

@@ -1,0 +1,135 @@
+"""Solvers that every trainer runs on the rows of its own lanes, together with all others.
+
+A solver of sums (`solvers.base`) asks the rows from outside. One that keeps much for each row, and
+decides often, lives beside them: it goes through its rows once, makes of them what it needs, and
+what decides is summed over all trainers, who therefore decide alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Solution
+
+__all__ = ["OwnRows", "RowSolver"]
+
+Array = NDArray[Any]
+#: Makes all that a solver needs to go on from where it is, as arrays by name.
+State = Callable[[], Mapping[str, Array]]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class OwnRows(Protocol):
+    """The rows of a fit, as one of the trainers sees them that solve together.
+
+    All trainers make the same calls in the same order. What is to be the same on any number of
+    workers must depend on no order of rows: sums of whole numbers, and draws hashed from the
+    number that a row has among all.
+
+    Attributes
+    ----------
+    n_rows : int
+        Of all trainers.
+    lanes : list of int
+        Numbers of the own lanes.
+    n_done : int
+        Iterations that were made before, where a fit goes on after a loss; 0 at the start.
+    kept : mapping of str to ndarray, or None
+        What :meth:`keep` was given then.
+    should_stop : bool
+        Whether the user asked the fit to end, as far as the last :meth:`largest` told; the same
+        in all trainers.
+    memory : dict
+        What a solver leaves for itself after a loss: it may come back with other lanes.
+    rank, size : int
+        Of this trainer, and how many there are.
+    """
+
+    n_rows: int
+    lanes: list[int]
+    n_done: int
+    kept: Mapping[str, Array] | None
+    should_stop: bool
+    memory: dict[str, Any]
+    rank: int
+    size: int
+
+    def count(self, lane: int) -> int:
+        """Rows of an own lane."""
+
+    def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
+        """The rows of an own lane, some neighbours at a time, and the number of their first."""
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Apply a function to items (one a lane) in the trainer's compute threads."""
+
+    def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Array of zeros for what is made of rows; on disk where these do not fit in memory."""
+
+    def sum(self, array: Array) -> Array:
+        """Sum of all trainers' arrays; of whole numbers, the same on any number of them."""
+
+    def sum_own(self, array: Array) -> Array:
+        """The own range of the sum along the first axis (:meth:`ranges`), in a new array."""
+
+    def ranges(self, n: int) -> list[slice]:
+        """The range of `n` things that is each trainer's."""
+
+    def largest(self, values: Array) -> Array:
+        """Largest of all trainers' numbers, one by one."""
+
+    def gather(self, arrays: list[Array]) -> list[list[Array]]:
+        """The arrays of every trainer."""
+
+    def deal(self, arrays: list[Array]) -> list[Array]:
+        """The arrays that all trainers have for this one, of those that each has for each."""
+
+    def keep(self, n_iter: int, state: State, loss: float = float("nan")) -> None:
+        """Take note that an iteration ended: each counts as a pass of the fit.
+
+        After a loss, and where the user interrupts it, the fit goes on from (ends with) the last
+        one that any trainer has kept.
+
+        Parameters
+        ----------
+        n_iter : int
+            Iterations so far, those before a loss included.
+        state : callable
+            Makes what is the same in all trainers; called only when it is needed.
+        loss : float, optional
+            Sum over all rows, for the history.
+        """
+
+
+class RowSolver(ABC):
+    """Base class of solvers that trainers run on their own rows. Immutable: it travels.
+
+    Attributes
+    ----------
+    max_passes : int
+        Calls of :meth:`OwnRows.keep` at most.
+    """
+
+    @property
+    @abstractmethod
+    def max_passes(self) -> int: ...
+
+    @abstractmethod
+    def solve(self, model: Any, rows: OwnRows) -> Solution:
+        """Solve together with other trainers, which make the same calls.
+
+        Where ``rows.kept`` is not None it goes on from there, as if iteration ``rows.n_done`` had
+        just ended. All trainers find the same solution.
+        """
+
+    def interrupted(self, n_iter: int, state: Mapping[str, Array]) -> Solution:
+        """Solution of a fit that ends after some iterations."""
+        extra = dict(state)
+        return Solution(np.empty(0), n_iter, converged=False, message="interrupted", extra=extra)

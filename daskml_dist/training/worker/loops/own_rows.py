@@ -1,0 +1,220 @@
+"""Rows of their own: each trainer runs the solver on its lanes' rows, and what decides is summed.
+
+All trainers hold the same result at any time, so after a loss the one that is furthest hands it to
+the others, and they go on from there. What a solver made of the rows stays with the trainers
+that have them; of lanes that come from others it is made again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.packing import pack_object, unpack_object
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.own_rows import State
+from daskml_dist.training.spec import Left
+from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.lane_sums import SumReports
+
+__all__ = ["run_own_rows"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+Array = NDArray[Any]
+
+
+def run_own_rows(context: Context) -> Solution | None:
+    """Run the fit's solver on this trainer's rows; rank 0 returns the solution."""
+    # The first trainer reports for all.
+    connection = None if context.rank else context.connect()
+    try:
+        rows = _Rows(context, connection)
+        found: Solution = context.fit.own_rows.solver.solve(context.fit.work.model, rows)
+        rows.end()
+    finally:
+        if connection is not None:
+            connection.close()
+    return None if context.rank else found
+
+
+@dataclass
+class _Kept:
+    """Iteration that ended, as every trainer knows it.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows of the fit then.
+    n_iter : int
+    state : callable or None
+    reports : sequence of ndarray
+        What was reported of each iteration up to there.
+    """
+
+    n_rows: int
+    n_iter: int = 0
+    state: State | None = None
+    reports: Sequence[Array] = field(default_factory=list)
+
+
+class _Rows:
+    """A trainer's rows, as the solver sees them (`solvers.own_rows.OwnRows`)."""
+
+    def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
+        self._context = context
+        self._communicator = context.communicator
+        self._to_ledger = None if connection is None else SumReports(context, connection)
+        self.rank, self.size = self._communicator.rank, self._communicator.size
+        self.n_rows = sum(context.lane_rows)
+        self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
+        self.lanes = list(self._of_number)
+        self.should_stop = False
+        self._moved = 0, 0
+        self._extra = np.zeros(2)
+        kept = self._agree(context.memory.get("kept"))
+        # Where rows were lost for good, what was made of the others counts them otherwise.
+        made = context.memory.setdefault("made", {"n_rows": self.n_rows})
+        if made["n_rows"] != self.n_rows:
+            context.memory["made"] = made = {"n_rows": self.n_rows}
+        self.memory: dict[str, Any] = made
+        self.n_done = kept.n_iter
+        self.kept = None if kept.state is None else kept.state()
+        self._reports = list(kept.reports)
+        for extra in self._reports:
+            self._report(extra)
+
+    def _agree(self, known: _Kept | None) -> _Kept:
+        """The furthest iteration of any trainer, given to all."""
+        own = _Kept(self.n_rows) if known is None or known.n_rows != self.n_rows else known
+        if self._context.generation:
+            given = self._communicator.allgather([np.array([own.n_iter])])
+            n_iters = [int(n[0]) for (n,) in given]
+            furthest = n_iters.index(max(n_iters))
+            if min(n_iters) < max(n_iters):
+                facts: list[Array] = []
+                if self.rank == furthest:
+                    assert own.state is not None
+                    facts = [_packed(dict(own.state())), np.array(own.reports)]
+                packed, reports = self._communicator.allgather(facts)[furthest]
+                state = _unpacked(packed)
+                own = _Kept(self.n_rows, max(n_iters), lambda: state, list(reports))
+        self._context.memory["kept"] = own
+        return own
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def count(self, lane: int) -> int:
+        """Rows of an own lane."""
+        return self._of_number[lane].n_rows
+
+    def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
+        """The rows of an own lane, block by block, and the number of their first."""
+        reader, first = self._of_number[lane], self._context.fit.own_rows.first_rows
+        reader.seek(0)
+        for rows in reader.next_batch().pieces:
+            if len(rows.X):
+                yield int(first[rows.block]) + rows.first, rows
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Apply a function to items in the compute threads."""
+        return self._context.map(function, items)
+
+    def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Array of zeros; where blocks are streamed, of a file that has no name."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if self._context.fit.rows.streaming is None or not size:
+            return np.zeros(shape, dtype)
+        with tempfile.TemporaryFile() as file:
+            file.truncate(size)
+            return np.memmap(file, dtype=dtype, mode="r+", shape=shape)
+
+    # -- what all decide by --------------------------------------------------------------------
+
+    def sum(self, array: Array) -> Array:
+        """Sum of all trainers' arrays."""
+        return np.asarray(self._communicator.allreduce(array))
+
+    def ranges(self, n: int) -> list[slice]:
+        """The range of `n` things that is each trainer's."""
+        return [slice(a, b) for a, b in pairwise(self._communicator.bounds(n))]
+
+    def sum_own(self, array: Array) -> Array:
+        """The own range of the sum along the first axis."""
+        if self.size == 1:
+            return array.copy()
+        n, *rest = array.shape
+        each = int(np.prod(rest))
+        bounds = [at * each for at in self._communicator.bounds(n)]
+        own = self._communicator.reduce_scatter(array.reshape(-1), bounds)
+        return np.asarray(own).reshape(-1, *rest)
+
+    def largest(self, values: Array) -> Array:
+        """Largest of all trainers' numbers."""
+        all_ = np.zeros((self.size, len(values) + 3))
+        all_[self.rank] = [*values, *self._say()]
+        found = self._communicator.allreduce(all_)
+        self.should_stop = bool(found[:, -3].any())
+        self._extra += found[:, -2:].sum(axis=0)
+        return np.asarray(found[:, :-3].max(axis=0))
+
+    def gather(self, arrays: list[Array]) -> list[list[Array]]:
+        """The arrays of every trainer."""
+        return self._communicator.allgather(arrays)
+
+    def deal(self, arrays: list[Array]) -> list[Array]:
+        """The arrays that all trainers have for this one."""
+        return self._communicator.alltoall(arrays)
+
+    def _say(self) -> tuple[float, float, float]:
+        """A wish that the first trainer alone knows of, and the bytes that this one has moved."""
+        moved = self._communicator.bytes_sent, self._communicator.bytes_received
+        sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
+        self._moved = moved
+        stops = self._to_ledger is not None and self._to_ledger.should_stop
+        return float(stops), float(sent), float(received)
+
+    # -- iterations ----------------------------------------------------------------------------
+
+    def keep(self, n_iter: int, state: State, loss: float = float("nan")) -> None:
+        """Report an iteration, and remember how to make its state."""
+        solver = self._context.fit.own_rows.solver
+        if len(self._reports) >= solver.max_passes:
+            raise InvalidParameterError(
+                f"The solver {type(solver).__name__} makes more than its max_passes="
+                f"{solver.max_passes} iterations. Let max_passes say how many it may need."
+            )
+        self._reports.append(np.array([loss, float(self.n_rows), *self._extra]))
+        self._extra = np.zeros(2)
+        self._context.memory["kept"] = _Kept(self.n_rows, n_iter, state, list(self._reports))
+        self._context.leaves(lambda: Left(solver.interrupted(n_iter, state())))
+        self._report(self._reports[-1])
+        self._context.end_pass()
+
+    def _report(self, extra: Array) -> None:
+        if self._to_ledger is not None:
+            self._to_ledger.add(extra)
+
+    def end(self) -> None:
+        """Report the last iterations."""
+        if self._to_ledger is not None:
+            self._to_ledger.send()
+
+
+def _packed(state: Mapping[str, Array]) -> NDArray[np.uint8]:
+    return np.frombuffer(pack_object(dict(state), {}), np.uint8)
+
+
+def _unpacked(packed: NDArray[np.uint8]) -> dict[str, Array]:
+    found: dict[str, Array] = unpack_object(packed, {})
+    return found
