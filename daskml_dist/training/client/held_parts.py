@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from dask.delayed import delayed
 from distributed import Client, futures_of
@@ -17,27 +17,40 @@ class HeldParts:
     Parameters
     ----------
     client : Client
+
+    Attributes
+    ----------
+    parts : list of Delayed
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._futures: list[Any] = []
+        self.parts: list[Any] = []
 
-    def hold(self, lazy: list[Any]) -> tuple[list[Any], Callable[[Any], list[Any]]]:
-        """Parts that are held from now on, and what maps a function over them."""
-        held = self._client.persist(lazy)
-        self._futures += futures_of(held)
+    def hold(self, lazy: list[Any]) -> Self:
+        """Have parts made, and hold them from now on."""
+        self.parts = list(self._client.persist(lazy))
+        self._futures += futures_of(self.parts)
+        return self
 
-        def ask(function: Callable[[Any], Any]) -> list[Any]:
-            of = delayed(function, pure=False)
-            found = self._client.compute([of(part) for part in held])
-            self._futures += found
-            return list(self._client.gather(found))
+    def ask(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Results of a picklable function of each part."""
+        of = delayed(function, pure=False)
+        found = self._client.compute([of(part) for part in self.parts])
+        self._futures += found
+        return list(self._client.gather(found))
 
-        return held, ask
+    def together(self) -> list[list[int]]:
+        """Positions of the parts that each worker holds; of one that nobody holds, by itself."""
+        held = self._client.who_has(futures_of(self.parts))
+        found: dict[Any, list[int]] = {}
+        for i, part in enumerate(self.parts):
+            found.setdefault(next(iter(held.get(part.key, ())), i), []).append(i)
+        return list(found.values())
 
     def release(self) -> None:
         """Let go of all of them."""
         for future in self._futures:
             future.release()
-        self._futures = []
+        self._futures, self.parts = [], []
