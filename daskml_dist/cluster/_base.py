@@ -5,19 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.base import ClusterMixin
 from sklearn.metrics.pairwise import euclidean_distances
 
-from daskml_dist._rounds import BaseRounds
+from daskml_dist._unlabelled import BaseUnlabelledTransformer
 from daskml_dist.backends import get_backend
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
@@ -26,7 +25,7 @@ from daskml_dist.training.survey import Survey
 __all__ = ["BaseCentres"]
 
 
-class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseRounds):
+class BaseCentres(ClusterMixin, BaseUnlabelledTransformer):
     """Base class of estimators of centres: labels, distances and scores of rows.
 
     A subclass sets ``cluster_centers_``, and `_shift`, what is taken from dense rows (or None).
@@ -44,30 +43,8 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Find the centres.
-
-        Parameters
-        ----------
-        X, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
-            repeated k times.
-        y : ignored
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._fit(X, None, sample_weight, client)
+    def _set_of_rows(self, X: Any) -> None:
         self.labels_ = self.predict(X)
-        return self
 
     def fit_predict(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
@@ -120,12 +97,6 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         """
         return self._of_rows(_Distances, X, np.float64, each=True)
 
-    def fit_transform(
-        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
-    ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
-        return self.fit(X, None, sample_weight, client=client).transform(X)
-
     def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
         """Minus the sum of the squared distances of the rows to their nearest centres, weighted.
 
@@ -135,8 +106,7 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         y : ignored
         sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         """
-        self._check_fitted(X)
-        return -float(self._score_sums(_weighted_sum, X, None, sample_weight))
+        return -self._sum_and_weight(X, sample_weight)[0]
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         """The squared distance of each row to its nearest centre."""
@@ -145,11 +115,8 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
     def _of_rows(self, kind: type[_OfCentres], X: Any, dtype: Any, *, each: bool = False) -> Any:
         """A number for each row, or for each row and centre."""
         self._check_fitted(X)
-        k = len(self.cluster_centers_)
-        return map_rows(
-            kind(self.cluster_centers_, self._shift), X, dtype=dtype, n_outputs=k if each else None,
-            row_shape=(self.n_features_in_,), name=type(self).__name__,
-        )  # fmt: skip
+        function = kind(self.cluster_centers_, self._shift)
+        return self._applied(function, X, dtype, len(self.cluster_centers_) if each else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +165,3 @@ class _Distances(_OfCentres):
 
     def __call__(self, X: Any) -> NDArray[Any]:
         return np.asarray(euclidean_distances(X, self.centres.astype(X.dtype)))
-
-
-def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:
-    return float(weight @ squares)

@@ -149,7 +149,7 @@ default="k-means||"
             oversampling=float(self.oversampling_factor),
             rounds=int(self.init_rounds),
             seed=seed_of(self.random_state),
-            sparse=any(info.sparse for info in survey.infos),
+            sparse=survey.any_sparse,
         )
 
     def _n_runs(self) -> int:

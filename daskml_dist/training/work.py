@@ -274,8 +274,23 @@ class StepWork(Work):
         return ShardState(self.model.init(self.seed, dtype)[rows, :].copy(), {})
 
 
+class SolverWork(Work):
+    """Base class of a solver's work: servers keep the passes alone, and there are no steps."""
+
+    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
+    n_steps: ClassVar[int] = 1  # type: ignore[misc]
+    shuffle: ClassVar[bool] = False  # type: ignore[misc]
+    compression: ClassVar[None] = None  # type: ignore[misc]
+    micro_batch: ClassVar[None] = None  # type: ignore[misc]
+    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
+
+    @property
+    def replays(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
-class RoundWork(Work):
+class RoundWork(SolverWork):
     """Sums over all rows, asked for by a solver.
 
     Parameters
@@ -313,14 +328,6 @@ class RoundWork(Work):
     pause_at: int | None = None
     is_stopped: bool = False
 
-    #: Servers keep the passes alone.
-    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
-    n_steps: ClassVar[int] = 1  # type: ignore[misc]
-    shuffle: ClassVar[bool] = False  # type: ignore[misc]
-    compression: ClassVar[None] = None  # type: ignore[misc]
-    micro_batch: ClassVar[None] = None  # type: ignore[misc]
-    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
-
     @property
     def name(self) -> str:
         return "rounds"
@@ -339,13 +346,9 @@ class RoundWork(Work):
             return self.start.astype(np.float64)
         return None if self.shape is None else np.zeros(self.shape)
 
-    @property
-    def replays(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
-class KeyedWork(Work):
+class KeyedWork(SolverWork):
     """Values of keys, found by a solver on all trainers together.
 
     Parameters
@@ -362,14 +365,6 @@ class KeyedWork(Work):
     seed: int = 0
     first_pass: int = 0
 
-    #: Servers keep the passes alone.
-    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
-    n_steps: ClassVar[int] = 1  # type: ignore[misc]
-    shuffle: ClassVar[bool] = False  # type: ignore[misc]
-    compression: ClassVar[None] = None  # type: ignore[misc]
-    micro_batch: ClassVar[None] = None  # type: ignore[misc]
-    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
-
     @property
     def name(self) -> str:
         return "keys"
@@ -381,7 +376,3 @@ class KeyedWork(Work):
     @property
     def carried(self) -> int:
         return 0
-
-    @property
-    def replays(self) -> bool:
-        return True
