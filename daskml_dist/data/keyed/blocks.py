@@ -52,7 +52,7 @@ class KeyedBlock(Block):
 
     @property
     def indices(self) -> NDArray[np.int32]:
-        """Where the values of the columns of all entries lie."""
+        """Places of the values of the columns of all entries."""
         found: NDArray[np.int32] = self.rows
         return found
 
