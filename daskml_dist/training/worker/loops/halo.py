@@ -141,22 +141,33 @@ class Halo:
         #: Which of the own values each rank gets.
         self._give = [owners.positions(some) for some in asked]
         self._n_touched = len(wanted)
-        self._room: Array | None = None
+        self._kept: dict[Any, list[Array]] = {}
 
     def fetch(self, values: Array) -> Array:
         """The touched values, of the own ones of all ranks; good until the next call."""
-        shape = (self._n_touched, *values.shape[1:])
-        room = self._room
-        if room is None or room.shape != shape or room.dtype != values.dtype:
-            room = self._room = np.empty(shape, values.dtype)
+        room, *given = self._rooms(values)
+        for at, some in zip(self._give, given, strict=True):
+            np.take(values, at, axis=0, out=some, mode="clip")
         rank = self._communicator.rank
         # What is the trainer's own goes nowhere.
         nothing = values[:0]
-        given = [nothing if r == rank else values[at] for r, at in enumerate(self._give)]
-        found = self._communicator.alltoall(given)
+        found = self._communicator.alltoall(
+            [nothing if r == rank else some for r, some in enumerate(given)]
+        )
         for r, at in enumerate(self._place):
-            room[at] = values[self._give[r]] if r == rank else found[r]
+            room[at] = given[r] if r == rank else found[r]
         return room
+
+    def _rooms(self, values: Array) -> list[Array]:
+        """Room for all touched values, and for those that each rank gets.
+
+        It is kept: to be given fresh memory takes longer than to fill it.
+        """
+        kind = values.dtype, values.shape[1:]
+        if kind not in self._kept:
+            sizes = [self._n_touched, *map(len, self._give)]
+            self._kept = {kind: [np.empty((n, *kind[1]), kind[0]) for n in sizes]}
+        return self._kept[kind]
 
 
 def _arranged(
