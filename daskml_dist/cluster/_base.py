@@ -1,4 +1,4 @@
-"""Base class of what finds centres of rows."""
+"""Base classes of what finds centres of rows."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.base import ClusterMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 from sklearn.metrics.pairwise import euclidean_distances
 
-from daskml_dist._unlabelled import BaseUnlabelledTransformer
+from daskml_dist._base import BaseOnRows
+from daskml_dist._checks import check_one_of
+from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.backends import get_backend
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
 from daskml_dist.training.survey import Survey
 
-__all__ = ["BaseCentres"]
+__all__ = ["BaseCentres", "OfCentres"]
 
 
-class BaseCentres(ClusterMixin, BaseUnlabelledTransformer):
+class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseOnRows):
     """Base class of estimators of centres: labels, distances and scores of rows.
 
     A subclass sets ``cluster_centers_``, and `_shift`, what is taken from dense rows (or None).
     """
 
     n_clusters: int
+    init: Any
     cluster_centers_: NDArray[np.float64]
     n_features_in_: int
     _shift: NDArray[np.float64] | None
@@ -52,6 +55,12 @@ class BaseCentres(ClusterMixin, BaseUnlabelledTransformer):
         """:meth:`fit`, and ``labels_``; parameters as there."""
         return self.fit(X, None, sample_weight, client=client).labels_
 
+    def fit_transform(
+        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
+    ) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        return self.fit(X, None, sample_weight, client=client).transform(X)
+
     def _enough(self, rows: Rows) -> Survey:
         """The survey of rows that are at least as many as the clusters."""
         if (n_rows := rows.survey.n_rows) < self.n_clusters:
@@ -61,13 +70,36 @@ class BaseCentres(ClusterMixin, BaseUnlabelledTransformer):
             )
         return rows.survey
 
-    def _set_centres(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
-        """Attributes of a solution with ``"inertia"`` and ``"shift"``."""
-        self.cluster_centers_ = solution.w
-        self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
-        self.n_features_in_ = model.n_features
-        self._n_features_out = len(solution.w)
-        self._shift = solution.extra["shift"]
+    def _check_init(self, inits: tuple[str, ...]) -> None:
+        """Check `init`; `inits` are the strings that it may be."""
+        if isinstance(self.init, str):
+            check_one_of("init", self.init, inits)
+        elif callable(self.init):
+            raise InvalidParameterError(
+                "init is a function, and rows may be more than one process holds. Give what it "
+                f"returns for some rows, or one of {list(inits)}."
+            )
+
+    def _given_centres(self, n_features: int, inits: tuple[str, ...]) -> NDArray[np.float64]:
+        """First centres that the user gives, checked; `inits` are what else `init` may be."""
+        try:
+            centres = np.asarray(self.init, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InvalidParameterError(
+                f"init={self.init!r}: use one of {list(inits)}, or an array of numbers."
+            ) from error
+        expected = self.n_clusters, n_features
+        for what, given, wanted in zip(
+            ("clusters", "features of the data"), (*centres.shape, 0, 0), expected, strict=False
+        ):
+            if centres.ndim != 2 or given != wanted:
+                raise InvalidParameterError(
+                    f"The shape of the initial centers {centres.shape} does not match the number "
+                    f"of {what} {wanted}. Give init an array of shape {expected}."
+                )
+        if not np.isfinite(centres).all():
+            raise InvalidParameterError("init holds NaN or infinity. Give it finite centres.")
+        return centres
 
     # -- functions of rows ---------------------------------------------------------------------
 
@@ -106,7 +138,8 @@ class BaseCentres(ClusterMixin, BaseUnlabelledTransformer):
         y : ignored
         sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         """
-        return -self._sum_and_weight(X, sample_weight)[0]
+        self._check_fitted(X)
+        return -float(self._score_sums(_weighted_sum, X, None, sample_weight))
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         """The squared distance of each row to its nearest centre."""
@@ -117,6 +150,18 @@ class BaseCentres(ClusterMixin, BaseUnlabelledTransformer):
         self._check_fitted(X)
         function = kind(self.cluster_centers_, self._shift)
         return self._applied(function, X, dtype, len(self.cluster_centers_) if each else None)
+
+
+class BaseCentres(OfCentres, BaseUnlabelled):
+    """Base class of those that a round solver finds."""
+
+    def _set_centres(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        """Attributes of a solution with ``"inertia"`` and ``"shift"``."""
+        self.cluster_centers_ = solution.w
+        self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
+        self.n_features_in_ = model.n_features
+        self._n_features_out = len(solution.w)
+        self._shift = solution.extra["shift"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,3 +210,7 @@ class _Distances(_OfCentres):
 
     def __call__(self, X: Any) -> NDArray[Any]:
         return np.asarray(euclidean_distances(X, self.centres.astype(X.dtype)))
+
+
+def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:
+    return float(weight @ squares)

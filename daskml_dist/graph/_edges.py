@@ -81,9 +81,10 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | Non
         raise InvalidDataError(
             f"{name} must give its vertices finite shares of at least 0, one of them above 0."
         )
+    shares /= shares.max()  # whose sum may be no finite number else
     numbers = fit.numbers(side, ids)
     if (numbers < 0).any():
-        unknown = [ids[i] for i in np.flatnonzero(numbers < 0)[:5]]
+        unknown = ids[numbers < 0][:5].tolist()
         raise InvalidDataError(
             f"{name} names what is no vertex of any edge: {unknown} (of {len(ids)} named). Name "
             "vertices that are the source or target of an edge, with ids of the same type."

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.als import Regressors
 from daskml_dist.models.base import Model
 
-__all__ = ["Factors"]
+__all__ = ["Factors", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Factors(Model):
         """
         number = np.arange(at.start + 1, at.stop + 1, dtype=np.uint64)[:, np.newaxis]
         column = np.arange(self.rank, dtype=np.uint64)
-        draw = _mixed(_mixed(number) + column + _mixed(np.array([seed], np.uint64)))
+        draw = mixed(mixed(number) + column + mixed(np.array([seed], np.uint64)))
         uniform = (draw >> np.uint64(11)) * 2.0**-53
         factors = np.zeros((len(number), self.width), self.dtype)
         factors[:, : self.rank] = (uniform - 0.5) * np.sqrt(12 / self.rank)
@@ -102,7 +102,7 @@ class Factors(Model):
 _ROWS = 1 << 14
 
 
-def _mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hash of 64 bits of each number.
 
     S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable

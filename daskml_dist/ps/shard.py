@@ -134,6 +134,10 @@ class Shard:
         """
         rate = self._count(rows, scale)
         if rows > 0:
+            if self.rule.clip is not None:
+                grad /= rows
+                self._clip(grad, index)
+                rows = 1.0
             if index is None:
                 self._step_all(grad, rows, rate)
             elif len(index):
@@ -220,10 +224,6 @@ class Shard:
         self._published = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
-        if self.rule.clip is not None:
-            grad /= rows
-            self._clip(grad)
-            rows = 1.0
         # A step is made in the same way in each run: which way, its number says.
         if not self._fused:
             n_rows, width = self.w.shape
@@ -232,10 +232,11 @@ class Shard:
             part = grad if steps.whole else grad[steps.at, ...]
             steps(part, rows, rate, self.step, self._fused)
 
-    def _clip(self, grad: Any) -> None:
-        """Scale the mean gradient down to the largest norm."""
+    def _clip(self, grad: Any, index: NDArray[np.int64] | None) -> None:
+        """Scale the mean gradient down to the largest norm; what is not touched has none."""
         xp = namespace(grad)
-        parts = [grad[group.rows, ...] for group in self._groups if not group.buffer]
+        given = [group for group in self._groups if group.descends]
+        parts = [grad] if index is not None else [grad[group.rows, ...] for group in given]
         norm = float(sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)) ** 0.5
         assert self.rule.clip is not None
         if norm > self.rule.clip:

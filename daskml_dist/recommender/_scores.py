@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,8 @@ def find_ids(table: NDArray[Any], ids: Any, name: str) -> Positions:
 def _kind(ids: NDArray[Any]) -> str:
     if ids.dtype.kind in "biuf":
         return "number"
+    if ids.dtype.kind in "mM":
+        return "datetime" if ids.dtype.kind == "M" else "timedelta"
     return "str" if ids.dtype.kind in "OUT" else ids.dtype.name
 
 
@@ -56,6 +59,8 @@ class Fitted:
         None: there are none.
     default : float
         Score of a pair of which nothing is known, and to which biases are added.
+    link : callable or None
+        What makes predictions of scores, without changing their order; None: they are.
     """
 
     user_ids: NDArray[Any]
@@ -65,6 +70,11 @@ class Fitted:
     user_biases: NDArray[Any] | None
     item_biases: NDArray[Any] | None
     default: float
+    link: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+
+    def predicted(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """Predictions of some scores."""
+        return scores if self.link is None else self.link(scores)
 
     def of_pairs(self, users: Positions, items: Positions) -> NDArray[np.float64]:
         """Score of each pair of positions; -1: unseen.
@@ -159,7 +169,7 @@ def first_items(
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     rows, items, best = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return rows, items, best
+    return rows, items, fitted.predicted(best)
 
 
 def highest(scores: NDArray[Any], n: int) -> tuple[Positions, Positions, NDArray[Any]]:

@@ -271,7 +271,7 @@ class StepWork(Work):
         """Fresh state of some rows of the parameters."""
         if self.initial is not None:
             return self.initial.part(rows)
-        return ShardState(self.model.init(self.seed, dtype)[rows, :].copy(), {})
+        return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 
 
 class SolverWork(Work):

@@ -20,7 +20,7 @@ from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.data.keyed.cut import Numbered
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["Held", "KeyedCollection"]
+__all__ = ["Held", "Holder", "KeyedCollection", "Tasks", "item"]
 
 
 #: Groups of ranges from which on parcels go by way of others: a part has few of them then.
@@ -37,6 +37,10 @@ class Held(Protocol):
 
     def together(self) -> list[list[int]]:
         """Positions of the parts that each worker holds."""
+
+
+#: Makes parts of a lazy collection, and holds them.
+Holder = Callable[[list[Delayed]], Held]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +107,7 @@ class KeyedCollection(Collection):
         """Makes a block of the parcels of its lane's group; in memory they are blocks."""
         return _as_it_is if self.kind == "memory" else partial(_made, self.sides, self.cuts)
 
-    def cut(
-        self, n_lanes: int, n_groups: int = 1, hold: Callable[[list[Delayed]], Held] | None = None
-    ) -> KeyedCollection:
+    def cut(self, n_lanes: int, n_groups: int = 1, hold: Holder | None = None) -> Collection:
         """Cut the entries by ranges of keys.
 
         Parameters
@@ -127,14 +129,19 @@ class KeyedCollection(Collection):
             n_blocks = n_lanes * len(self.sides)
             made: list[Any] = [cut.block_of(i, whole, self.sides, cuts) for i in range(n_blocks)]
         else:
-            assert hold is not None
-            tasks = _Tasks(self.sources)
-            held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
-            cuts = cut.cuts_of(held.ask(_Sample(self.sides)), n_lanes)
+            held, cuts = self.numbered(n_lanes, hold)
             parcels = _parcels(held, self.sides, cuts, groups)
             made = [parcels[g] for g, lanes in enumerate(groups) for _ in lanes for _ in self.sides]
         found = [(one, None, None) for one in made]
         return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups)
+
+    def numbered(self, n_ranges: int, hold: Holder | None) -> tuple[Held, dict[str, Any]]:
+        """Lazy parts as `numbers` numbers them, held; and where ranges of their keys are cut."""
+        assert self.numbers is not None
+        assert hold is not None
+        tasks = Tasks(self.sources)
+        held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
+        return held, cut.cuts_of(held.ask(_Sample(self.sides)), n_ranges)
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,7 @@ def _parcels(
     Tasks grow with the holders times the groups; where these are many, parcels go by way of as
     many tasks as there are holders, each of which sorts for some of the groups.
     """
-    tasks = _Tasks(held.parts)
+    tasks = Tasks(held.parts)
     step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MANY else 1
     joint = [range(some[0].start, some[-1].stop) for some in _in_steps(groups, step)]
     found: list[list[Any]] = [[] for _ in joint]
@@ -173,7 +180,7 @@ def _parcels(
         keys = [held.parts[i].key for i in numbers]
         made = tasks(cut.parcels_of, numbers, keys, sides, cuts, joint)
         for at, some in enumerate(found):
-            some.append(tasks(_item, made, at))
+            some.append(tasks(item, made, at))
     if step > 1:
         found = [
             ways
@@ -186,18 +193,18 @@ def _parcels(
 
 
 def _sorted_out(
-    tasks: _Tasks, parcels: list[Any], groups: Sequence[range], step: int
+    tasks: Tasks, parcels: list[Any], groups: Sequence[range], step: int
 ) -> list[list[Any]]:
     """Parcels for several groups, sorted by tasks for some holders' each."""
     sorted_ = [tasks(cut.sorted_out, some, groups) for some in _in_steps(parcels, step)]
-    return [[tasks(_item, made, at) for made in sorted_] for at in range(len(groups))]
+    return [[tasks(item, made, at) for made in sorted_] for at in range(len(groups))]
 
 
 def _in_steps(things: Sequence[Any], step: int) -> list[Any]:
     return [things[at : at + step] for at in range(0, len(things), step)]
 
 
-class _Tasks:
+class Tasks:
     """Makes tasks of calls; a result is known by its key.
 
     Parameters
@@ -225,5 +232,5 @@ class _Tasks:
         return [Delayed(key, graph, layer=self._name) for key in keys]
 
 
-def _item(things: Sequence[Any], at: int) -> Any:
+def item(things: Sequence[Any], at: int) -> Any:
     return things[at]

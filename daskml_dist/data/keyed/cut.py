@@ -28,10 +28,12 @@ __all__ = [
     "Piece",
     "block_of",
     "cuts_of",
+    "keys_of",
     "number_part",
     "parcels_of",
     "sample_of",
     "sorted_out",
+    "table_of",
 ]
 
 Array = NDArray[Any]

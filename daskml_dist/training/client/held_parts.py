@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from dask.delayed import delayed
 from distributed import Client, futures_of
 
-__all__ = ["HeldParts"]
+__all__ = ["HeldParts", "Parts"]
 
 
 class HeldParts:
@@ -17,22 +17,40 @@ class HeldParts:
     Parameters
     ----------
     client : Client
-
-    Attributes
-    ----------
-    parts : list of Delayed
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._futures: list[Any] = []
-        self.parts: list[Any] = []
 
-    def hold(self, lazy: list[Any]) -> Self:
+    def hold(self, lazy: list[Any]) -> Parts:
         """Have parts made, and hold them from now on."""
-        self.parts = list(self._client.persist(lazy))
-        self._futures += futures_of(self.parts)
-        return self
+        parts = list(self._client.persist(lazy))
+        self._futures += futures_of(parts)
+        return Parts(self._client, parts, self._futures)
+
+    def release(self) -> None:
+        """Let go of all of them."""
+        for future in self._futures:
+            future.release()
+        self._futures = []
+
+
+class Parts:
+    """Some parts that workers hold.
+
+    Parameters
+    ----------
+    client : Client
+    parts : list of Delayed
+    futures : list
+        Takes whatever else is to be held as long as they are.
+    """
+
+    def __init__(self, client: Client, parts: list[Any], futures: list[Any]) -> None:
+        self._client = client
+        self.parts = parts
+        self._futures = futures
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
         """Results of a picklable function of each part."""
@@ -48,9 +66,3 @@ class HeldParts:
         for i, part in enumerate(self.parts):
             found.setdefault(next(iter(held.get(part.key, ())), i), []).append(i)
         return list(found.values())
-
-    def release(self) -> None:
-        """Let go of all of them."""
-        for future in self._futures:
-            future.release()
-        self._futures, self.parts = [], []
