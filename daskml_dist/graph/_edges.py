@@ -77,7 +77,7 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | Non
         shares = np.array(list(given.values()), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidDataError(f"{name} holds what is no number: {error}.") from error
-    if not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
+    if not np.isfinite(shares).all() or (shares < 0).any() or not (shares > 0).any():
         raise InvalidDataError(
             f"{name} must give its vertices finite shares of at least 0, one of them above 0."
         )

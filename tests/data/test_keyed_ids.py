@@ -28,7 +28,7 @@ BAD = {
     "of 128 bits": (np.array([2**70], object), "more than 64 bits"),
     "UUIDs": ([uuid.UUID(int=1)], r"astype\(str\)"),
     "missing": (["a", None], "dropna"),
-    "numbers and texts": ([1, "a"], r"astype\(str\)"),
+    "numbers and texts": (np.array([1, "a"], object), r"astype\(str\)"),
 }
 
 

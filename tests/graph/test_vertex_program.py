@@ -6,6 +6,7 @@ from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from scipy.sparse.csgraph import dijkstra
