@@ -22,7 +22,7 @@ from daskml_dist.training.engine import Engine
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.work import RoundWork
 
-__all__ = ["OVERFLOW", "Settled", "begin_anew", "choose_first", "looked", "step_rows"]
+__all__ = ["OVERFLOW", "Settled", "begin_anew", "choose_first", "looked", "shift_of", "step_rows"]
 
 _Array = NDArray[np.float64]
 

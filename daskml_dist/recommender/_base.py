@@ -280,6 +280,7 @@ def _column(rows: Any, name: Any, at: int) -> Any:
 
 
 def predictions(fitted: Fitted, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
+    """Predictions of pairs: two named columns of a frame, or the columns of an array."""
     tables = fitted.user_ids, fitted.item_ids
     users, items = (
         find_ids(tables[at], _column(rows, name, at), str(name)) for at, name in enumerate(names)

@@ -233,4 +233,5 @@ class Tasks:
 
 
 def item(things: Sequence[Any], at: int) -> Any:
+    """One of several things, as a task."""
     return things[at]
