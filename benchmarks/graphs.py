@@ -1,7 +1,12 @@
-"""Time of PageRank on two worker processes, beside SciPy's power iteration and networkx in one."""
+"""Time of PageRank on two worker processes, beside SciPy's power iteration and networkx in one.
+
+``python -m benchmarks.graphs --growth``: how the time grows with edges and workers;
+``--edges 50e6``: of so many edges, without peers.
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 import warnings
@@ -43,6 +48,26 @@ def run(tiny: bool = False) -> str:
     return _table(edges, iterations, peers, ours, networkx) + "\n\n" + _components(
         edges, found, seconds
     )  # fmt: skip
+
+
+def growth(sizes: tuple[tuple[int, int], ...]) -> str:
+    """A table: seconds of the graph and of 20 iterations, by (drawn edges, workers)."""
+    rows = []
+    for n_edges, workers in sizes:
+        edges = _edges(n_edges, max(9, n_edges.bit_length() - 4))
+        with processes(workers), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sending large graph")
+            warnings.filterwarnings("ignore", "pagerank did not converge")
+            lazy = dd.from_pandas(edges, npartitions=8).persist()
+            wait(lazy)
+            n = len(edges)
+            del edges
+            _ours(lazy, 2)
+            made, looped, _ = _ours(lazy, 20)
+        told = f"{made:.2f}", f"{looped:.2f}", f"{1e9 * (made + looped) / n:.0f}"
+        rows.append([f"{n:,}", workers, *told])
+    head = ["edges", "workers", "graph from ids, s", "20 iterations, s", "ns an edge"]
+    return markdown("PageRank as it grows", head, rows)
 
 
 def _edges(n_edges: int, scale: int) -> pd.DataFrame:
@@ -149,4 +174,14 @@ def _components(edges: pd.DataFrame, found: pd.DataFrame, seconds: float) -> str
 
 
 if __name__ == "__main__":
-    print(run())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--edges", type=float)
+    chosen = parser.parse_args()
+    if chosen.edges:
+        print(growth(((int(chosen.edges), 2),)))
+    elif chosen.growth:
+        grown = [(n, 2) for n in (10**6, 2 * 10**6, 4 * 10**6, 8 * 10**6)]
+        print(growth((*grown, (4 * 10**6, 1))))
+    else:
+        print(run())

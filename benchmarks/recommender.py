@@ -1,8 +1,15 @@
-"""Time of ALS on two worker processes, beside `implicit` (two threads) where it is installed."""
+"""Time of ALS on two worker processes, beside `implicit` (two threads) where it is installed.
+
+``python -m benchmarks.recommender --growth``: how the time grows with ratings, rank and workers.
+``python -m benchmarks.recommender --memory 1GiB``: 19 million ratings and factors of rank 64 on
+workers of so much memory each, and the most that these took.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import resource
 import statistics
 import time
 import warnings
@@ -11,6 +18,7 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+from distributed import Client, LocalCluster, wait
 from numpy.typing import NDArray
 from scipy import sparse
 from threadpoolctl import threadpool_limits
@@ -21,6 +29,8 @@ from daskml_dist.recommender import ALS
 #: Ratings, users, items.
 SIZE, TINY = (800_000, 6_000, 4_000), (2_000, 60, 40)
 RANKS, SWEEPS, REPEATS = (10, 64), 10, 3
+#: Of growth: ratings (in thousands), ranks, workers; the first of each is doubled.
+GROWTH = {"ratings": (500, 1000, 2000, 4000), "rank": (8, 16, 32, 64, 128), "workers": (1, 2)}
 
 
 def run(tiny: bool = False) -> str:
@@ -31,10 +41,7 @@ def run(tiny: bool = False) -> str:
     repeats, ranks = (1, (4,)) if tiny else (REPEATS, RANKS)
     table = []
     with processes(2):
-        with warnings.catch_warnings():
-            # Ratings made here are sent to the workers once; that is what a large graph is for.
-            warnings.filterwarnings("ignore", "Sending large graph")
-            lazy = dd.from_pandas(frame, npartitions=4, sort=False).persist()
+        lazy = _lazy(frame, 4)
         for rank in ranks:
             for solver in ("cholesky", "cg"):
                 peer = _peer(matrix, rank, solver, repeats)
@@ -51,6 +58,60 @@ def run(tiny: bool = False) -> str:
     head = ["", "fit, s", "implicit", "ratio", "sweep, s", "implicit", "ratio"]
     title = f"ALS of {len(values):,} ratings, {SWEEPS} sweeps, 2 processes ('implicit': 2 threads)"
     return markdown(title, head, table)
+
+
+def growth() -> str:
+    """A table: seconds of a fit and of a sweep, by ratings, rank and workers."""
+    table = []
+    for name, values in GROWTH.items():
+        for value in values:
+            facts = {"ratings": 1000, "rank": 16, "workers": 2} | {name: value}
+            thousands = facts["ratings"]
+            users, items, given, _ = ratings(1000 * thousands, 8 * thousands, 4 * thousands)
+            frame = pd.DataFrame({"user": users, "item": items, "rating": given})
+            with processes(facts["workers"]):
+                fit, sweep = _ours(ALS(facts["rank"], random_state=0), _lazy(frame, 4), 2)
+            n = len(given)
+            table.append(
+                [f"{name} {value}", f"{fit:.2f}", f"{sweep:.4f}", f"{1e9 * sweep / n:.1f}"]
+            )
+    head = ["of 1 M ratings, rank 16, 2 workers", "fit, s", "sweep, s", "ns a rating"]
+    return markdown("ALS as it grows (ratings in thousands)", head, table)
+
+
+def memory(limit: str) -> str:
+    """A table: the most memory of each worker, whose factors and ratings lie on all of them."""
+    users, items, given, shape = ratings(19_000_000, 2_000_000, 27_000)
+    frame = pd.DataFrame({"user": users, "item": items, "rating": given})
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, memory_limit=limit, host="127.0.0.1",
+        dashboard_address=":0",
+    )  # fmt: skip
+    with cluster, Client(cluster) as client:
+        lazy = _lazy(frame, 40)
+        wait(lazy)
+        del frame, users, items, given
+        since = time.perf_counter()
+        model = ALS(64, implicit=True, max_iter=2, random_state=0).fit(lazy)
+        taken = time.perf_counter() - since
+        peaks = client.run(_peak).values()
+    nbytes = model.user_factors_.nbytes + model.item_factors_.nbytes
+    rows = [[f"{nbytes / 2**20:.0f}", f"{peak:.0f}", f"{taken:.1f}"] for peak in peaks]
+    title = f"ALS of 19 M ratings, {shape[0]:,} users, rank 64, 2 sweeps, workers of {limit}"
+    return markdown(title, ["factors, MiB", "most memory of a worker, MiB", "fit, s"], rows)
+
+
+def _peak() -> float:
+    """The most MiB that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _lazy(frame: pd.DataFrame, n: int) -> Any:
+    """Ratings on the workers."""
+    with warnings.catch_warnings():
+        # Ratings made here are sent to the workers once; that is what a large graph is for.
+        warnings.filterwarnings("ignore", "Sending large graph")
+        return dd.from_pandas(frame, npartitions=n, sort=False).persist()
 
 
 def ratings(
@@ -98,3 +159,11 @@ def _peer(matrix: Any, rank: int, solver: str, repeats: int) -> tuple[float, flo
                 found.append(time.perf_counter() - since)
     whole, one = (statistics.median(taken[sweeps]) for sweeps in (SWEEPS, 1))
     return whole, (whole - one) / (SWEEPS - 1)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--memory", metavar="LIMIT")
+    chosen = parser.parse_args()
+    print(memory(chosen.memory) if chosen.memory else growth() if chosen.growth else run())

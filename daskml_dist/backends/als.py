@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 
 __all__ = ["LeastSquares", "Ratings", "Regressors"]
 
+#: Numbers to whole ones of which factors are padded.
+_VECTOR = 16
+#: Bytes of a cache line, which a vector fills.
+_LINE = 64
 #: Ratings of a row above which it is worked on in pieces of so many.
 _PIECE = 1 << 15
 #: Smallest pivot of its diagonal entry, by the bytes of a number.
@@ -48,7 +52,24 @@ class Regressors(NamedTuple):
 
     factors: NDArray[Any]
     offsets: NDArray[Any]
-    gram: NDArray[np.float64]
+    gram: NDArray[Any]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a user or an item, and zeros behind them."""
+        return int(self.factors.shape[1])
+
+    def padded(self, dtype: Any) -> Regressors:
+        """The same in a dtype, with zeros up to whole vectors; copies what is not so."""
+        width = -(-self.width // _VECTOR) * _VECTOR
+        factors, gram = self.factors, self.gram.astype(dtype, copy=False)
+        if factors.dtype != dtype or width > self.width or factors.ctypes.data % _LINE:
+            factors = _on_lines((len(factors), width), dtype)
+            factors[:, : self.width] = self.factors
+            factors[:, self.width :] = 0
+        if len(gram) < width:
+            gram = np.pad(gram, (0, width - len(gram)))
+        return Regressors(factors, self.offsets, gram)
 
 
 @dataclass(frozen=True)
@@ -102,9 +123,9 @@ class LeastSquares:
         Squared errors of explicit ones; ``c (p - s)**2 - s**2`` of implicit ones, since a pair
         without a rating has ``s**2``.
         """
-        kernels = _kernels()
-        told = self.implicit, self.alpha
-        return float(kernels.errors_of_rows(*ratings, by.factors, by.offsets, *told, rows))
+        kernels, by = _kernels(), by.padded(rows.dtype)
+        told, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
+        return float(kernels.errors_of_rows(*ratings, by.factors, by.offsets, *told, room, rows))
 
     def _cholesky(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int]
@@ -120,37 +141,43 @@ class LeastSquares:
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
     ) -> NDArray[np.intp]:
         """Solve some rows in the arithmetic of a dtype; those whose pivots are too small."""
-        kernels = _kernels()
-        failed, room = np.empty(at[1] - at[0], np.intp), _system(by, dtype)
-        gram, least = by.gram.astype(dtype), _LEAST[np.dtype(dtype).itemsize]
-        told = (self.implicit, self.alpha, self.reg, gram, least)
-        n = kernels.solve_rows(*ratings, by.factors, by.offsets, *told, *room, out, failed, at)
+        kernels, by = _kernels(), by.padded(dtype)
+        failed, system = np.empty(at[1] - at[0], np.intp), _system(by, dtype)
+        told = self.implicit, self.alpha, self.reg, by.gram, _LEAST[np.dtype(dtype).itemsize]
+        room = _room(by, dtype)
+        n = kernels.solve_rows(
+            *ratings, by.factors, by.offsets, *told, *system, *room, out, failed, at
+        )
         return failed[:n]
 
     def _long(self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> bool:
         """Solve for a row of many ratings: sums of pieces are added up in float64."""
-        kernels = _kernels()
+        kernels, width = _kernels(), out.shape[1]
         start, stop = ratings.indptr[row : row + 2].tolist()
+        whole = by.padded(np.float64)
+        by = by.padded(out.dtype)
         A, b = _system(by, np.float64)
-        A += by.gram
+        A += whole.gram
         given = ratings.indices, ratings.values, by.factors, by.offsets, self.implicit, self.alpha
+        room, _ = _room(by, out.dtype)
         for at in range(start, stop, _PIECE):
             matrix, side = _system(by, out.dtype)
-            kernels.add_ratings(*given, matrix, side, at, min(at + _PIECE, stop))
+            last = min(at + _PIECE, stop)
+            kernels.add_ratings(*given, matrix, side, room, width, at, last)
             A += matrix
             b += side
         shift = self.reg * (1 if self.implicit else stop - start)
-        solved = bool(kernels.solve_system(A, b, shift, _LEAST[8]))
+        solved = bool(kernels.solve_system(A, b, shift, _LEAST[8], *_room(by, A.dtype), width))
         if solved:
-            out[row] = b
+            out[row] = b[0, :width]
         return solved
 
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
-        kernels = _kernels()
-        room = np.empty((4, out.shape[1]), out.dtype)
-        gram, enough = by.gram.astype(out.dtype), _ENOUGH[out.dtype.itemsize]
-        told = self.implicit, self.alpha, self.reg, gram, self.steps, enough
-        kernels.conjugate_rows(*ratings, by.factors, by.offsets, *told, room, out)
+        kernels, by = _kernels(), by.padded(out.dtype)
+        vectors, (room, _) = np.zeros((4, 1, by.width), out.dtype), _room(by, out.dtype)
+        told = self.implicit, self.alpha, self.reg, by.gram, self.steps, _ENOUGH[out.itemsize]
+        A, _ = _system(by, out.dtype)
+        kernels.conjugate_rows(*ratings, by.factors, by.offsets, *told, A, vectors, room, out)
 
 
 def _kernels() -> Any:
@@ -162,5 +189,20 @@ def _kernels() -> Any:
 
 def _system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Zeros for a matrix and its right side."""
-    width = by.factors.shape[1]
-    return np.zeros((width, width), dtype), np.zeros(width, dtype)
+    A, b = _on_lines((by.width, by.width), dtype), _on_lines((1, by.width), dtype)
+    A[...], b[...] = 0, 0
+    return A, b
+
+
+def _room(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """Room for terms of ratings and pivots; and numbers from 0."""
+    room = np.zeros((3, max(_kernels().CHUNK, by.width)), dtype)
+    return room, np.arange(by.width, dtype=np.int32)
+
+
+def _on_lines(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
+    """An array whose rows begin at cache lines."""
+    size = np.dtype(dtype).itemsize
+    room = np.empty(shape[0] * shape[1] + _LINE // size, dtype)
+    skipped = -room.ctypes.data % _LINE // size
+    return room[skipped : skipped + shape[0] * shape[1]].reshape(shape)

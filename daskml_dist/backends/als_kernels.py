@@ -3,7 +3,9 @@
 Importing this module loads numba, so it is imported at first use. A rating `v` of an entity adds
 ``w y y'`` to its matrix and ``t y`` to its right side, `y` the factors of the other side: explicit
 ratings have ``w = 1, t = v - offset``, implicit ones ``w = alpha v, t = 1 + w`` (0 where v is 0).
-Four ratings at a time are added to the lower triangle, which stays in a core's cache.
+Factors are padded with zeros to whole vectors (`vector_rows`). Of the matrix the upper triangle is
+made, 8 rows by a vector at a time, which stay in registers while some ratings go by; it is
+factored by the same sums, with rows of itself in place of ratings.
 """
 
 from __future__ import annotations
@@ -11,8 +13,24 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import numpy as np
 
-__all__ = ["add_ratings", "conjugate_rows", "errors_of_rows", "solve_rows", "solve_system"]
+from daskml_dist.backends.vector_rows import (
+    LANES,
+    add_outer,
+    add_outer_few,
+    add_row,
+    add_rows,
+    add_rows_wide,
+    dot,
+)
+
+__all__ = ["CHUNK", "add_ratings", "conjugate_rows", "errors_of_rows", "solve_rows", "solve_system"]
+
+#: Ratings that go by together, and whose factors stay in a core's cache.
+CHUNK = 128
+#: Padded factors up to which conjugate gradients make a row's matrix.
+_FEW = 2 * LANES
 
 _fast = numba.njit(
     nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
@@ -22,25 +40,31 @@ _fast = numba.njit(
 @_fast
 def solve_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    reg: float, gram: Any, least: float, A: Any, b: Any, out: Any, failed: Any, at: Any,
+    reg: float, gram: Any, least: float, A: Any, b: Any, room: Any, order: Any, out: Any,
+    failed: Any, at: Any,
 ) -> int:  # fmt: skip
     """Solve the systems of the rows ``at[0]`` to ``at[1]``; how many were nearly singular.
 
-    `A` and `b` are room for one system, and their dtype is that of its arithmetic. Rows of which a
-    pivot is below `least` of its diagonal entry are named in `failed`.
+    `A` and `b` (of one row) are room for one system, and their dtype is that of its arithmetic;
+    `Y` and `gram` are of the same. `room` has three rows of `CHUNK` entries and those of a vector
+    of factors at least; `order` counts from 0. Rows of which a pivot is below `least` of its
+    diagonal entry are named in `failed`.
     """
-    n_failed = 0
+    n_failed, n = 0, out.shape[1]
     for row in range(at[0], at[1]):
         start, stop = indptr[row], indptr[row + 1]
         if start == stop:
             out[row, :] = 0
             continue
         A[:, :] = gram
-        b[:] = 0
-        add_ratings(indices, values, Y, offsets, implicit, alpha, A, b, start, stop)
-        if solve_system(A, b, reg if implicit else reg * (stop - start), least):
-            for j in range(len(b)):
-                out[row, j] = b[j]
+        b[:, :] = 0
+        add_ratings(
+            indices, values, Y, offsets, implicit, alpha, A, b, room, n, start, stop
+        )  # fmt: skip
+        shift = reg if implicit else reg * (stop - start)
+        if solve_system(A, b, shift, least, room, order, n):
+            for j in range(n):
+                out[row, j] = b[0, j]
         else:
             failed[n_failed] = row
             n_failed += 1
@@ -50,30 +74,44 @@ def solve_rows(
 @_fast
 def add_ratings(
     indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, A: Any, b: Any,
-    start: int, stop: int,
+    room: Any, n: int, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """Add some ratings to the lower triangle of a matrix and to its right side."""
-    whole = stop - (stop - start) % 4
-    for p in range(start, whole, 4):
-        i0, i1, i2, i3 = indices[p], indices[p + 1], indices[p + 2], indices[p + 3]
-        y0, y1, y2, y3 = Y[i0], Y[i1], Y[i2], Y[i3]
-        w0, t0 = _terms(values[p], i0, offsets, implicit, alpha, b[0])
-        w1, t1 = _terms(values[p + 1], i1, offsets, implicit, alpha, b[0])
-        w2, t2 = _terms(values[p + 2], i2, offsets, implicit, alpha, b[0])
-        w3, t3 = _terms(values[p + 3], i3, offsets, implicit, alpha, b[0])
-        for j in range(len(b)):
-            a0, a1, a2, a3 = w0 * y0[j], w1 * y1[j], w2 * y2[j], w3 * y3[j]
-            b[j] += t0 * y0[j] + t1 * y1[j] + t2 * y2[j] + t3 * y3[j]
-            for k in range(j + 1):
-                A[j, k] += a0 * y0[k] + a1 * y1[k] + a2 * y2[k] + a3 * y3[k]
-    for p in range(whole, stop):
-        y = Y[indices[p]]
-        w, t = _terms(values[p], indices[p], offsets, implicit, alpha, b[0])
-        for j in range(len(b)):
-            a = w * y[j]
-            b[j] += t * y[j]
-            for k in range(j + 1):
-                A[j, k] += a * y[k]
+    """Add some ratings to the upper triangle of a matrix and to its right side."""
+    weights, targets = room[0], room[1]
+    for first in range(start, stop, CHUNK):
+        m = min(CHUNK, stop - first)
+        rows = indices[first : first + m]
+        for i in range(m):
+            weights[i], targets[i] = _terms(
+                values[first + i], rows[i], offsets, implicit, alpha, b[0, 0]
+            )
+        _add_outer(A, Y, rows, weights, 0, n, m)
+        _add_rows(b, Y, rows, targets, m)
+
+
+@_fast
+def _add_outer(A: Any, Y: Any, rows: Any, weights: Any, top: int, bottom: int, m: int) -> None:
+    """Add ``weights[i] y y'`` of m rows y to the rows `top` to `bottom` of A, from the diagonal."""
+    lanes = LANES if A.itemsize == 4 else LANES // 2
+    for j in range(top, bottom - 4, 8):
+        for k in range(j - j % lanes, A.shape[1], lanes):
+            add_outer(A, j, k, Y, rows, weights, 0, m)
+    if (bottom - top - 1) % 8 < 4:
+        j = bottom - 1 - (bottom - top - 1) % 8
+        for k in range(j - j % lanes, A.shape[1], lanes):
+            add_outer_few(A, j, k, Y, rows, weights, 0, m)
+
+
+@_fast
+def _add_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
+    """Add ``scales[i] y`` of m rows y."""
+    lanes, k = (LANES if out.itemsize == 4 else LANES // 2), 0
+    while k + 4 * lanes <= out.shape[1]:
+        add_rows_wide(out, k, Y, rows, scales, 0, m)
+        k += 4 * lanes
+    while k < out.shape[1]:
+        add_rows(out, k, Y, rows, scales, 0, m)
+        k += lanes
 
 
 @_fast
@@ -88,147 +126,158 @@ def _terms(value: Any, other: int, offsets: Any, implicit: bool, alpha: float, l
 
 
 @_fast
-def _scale(
-    value: Any, other: int, offsets: Any, implicit: bool, alpha: float, aimed: bool, product: Any
-) -> Any:
-    """Weight of a rating's factors in a product of its matrix, or in a residual."""
-    w, t = _terms(value, other, offsets, implicit, alpha, product)
-    return w * product + t if aimed else w * product
+def solve_system(
+    A: Any, b: Any, shift: float, least: float, room: Any, order: Any, n: int
+) -> bool:  # fmt: skip
+    """Solve ``(A + shift I) x = b`` by ``U' D U``, in place; False: a pivot is too small.
 
-
-@_fast
-def solve_system(A: Any, b: Any, shift: float, least: float) -> bool:
-    """Solve ``(A + shift I) x = b`` by Cholesky, in place; False: a pivot is too small.
-
-    The lower triangle of `A` is read and becomes the factor, and `b` the solution.
+    The upper triangle of `A` is read and becomes ``D U``, and `b` the solution. `room` and `order`
+    as of `solve_rows`.
     """
-    n = len(b)
+    width, number = A.shape[1], A.dtype.type
+    # Minus the inverse pivots, and the least ones.
+    inverse, ends = room[0], room[2]
     for j in range(n):
-        A[j, j] += A.dtype.type(shift)
-        pivot = A[j, j] - _dot(A[j], A[j], j)
-        if not pivot > A.dtype.type(least) * A[j, j]:
-            return False
-        pivot = pivot**0.5
-        A[j, j] = pivot
-        for i in range(j + 1, n):
-            A[i, j] = (A[i, j] - _dot(A[i], A[j], j)) / pivot
+        A[j, j] += number(shift)
+        ends[j] = number(least) * A[j, j]
+    for top in range(0, n, LANES):
+        bottom = min(top + LANES, n)
+        _add_outer(A, A, order, inverse, top, bottom, top)
+        for j in range(top, bottom):
+            if not A[j, j] > ends[j]:
+                return False
+            inverse[j] = number(-1) / A[j, j]
+            for i in range(j + 1, bottom):
+                add_row(A, i, A, j, A[j, i] * inverse[j], i - i % LANES, width)
     for j in range(n):
-        b[j] = (b[j] - _dot(A[j], b, j)) / A[j, j]
+        right = b[0, j]
+        add_row(b, 0, A, j, right * inverse[j], j - j % LANES, width)
+        b[0, j] = right
     for j in range(n - 1, -1, -1):
-        b[j] /= A[j, j]
-        for k in range(j):
-            b[k] -= A[j, k] * b[j]
+        right = b[0, j]
+        for k in range(j + 1, n):
+            right -= A[j, k] * b[0, k]
+        b[0, j] = -right * inverse[j]
     return True
 
 
 @_fast
 def conjugate_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    reg: float, gram: Any, steps: int, enough: float, room: Any, out: Any,
+    reg: float, gram: Any, steps: int, enough: float, A: Any, vectors: Any, room: Any, out: Any,
 ) -> None:  # fmt: skip
     """Make some steps of conjugate gradients for each row, in place.
 
     They begin with what `out` holds and end early at `enough` of the first residual's square.
-    `room` has four vectors of the factors' length, and its dtype is that of the arithmetic.
+    `vectors` has four matrices of one row of padded factors, whose dtype is that of the arithmetic.
+    The matrix `A` of a row that has more ratings than unknowns is made, where these are few: that
+    takes less time than going over its ratings in each step.
     """
-    x, r, p, q = room[0], room[1], room[2], room[3]
-    n = len(x)
+    x, r, p, q = vectors[0], vectors[1], vectors[2], vectors[3]
+    width, n, none = x.shape[1], out.shape[1], np.int64(0)
     for row in range(len(indptr) - 1):
         start, stop = indptr[row], indptr[row + 1]
         if start == stop:
             out[row, :] = 0
             continue
         shift = reg if implicit else reg * (stop - start)
-        x[:] = out[row]
-        _multiply_shared(gram, implicit, shift, -1.0, x, r)
+        x[:, :] = 0
+        for j in range(n):
+            x[0, j] = out[row, j]
+        shared, made, last = gram, implicit, stop
+        if width <= _FEW and stop - start > n:
+            A[:, :] = gram
+            r[:, :] = 0
+            add_ratings(
+                indices, values, Y, offsets, implicit, alpha, A, r, room, n, start, stop
+            )  # fmt: skip
+            _mirror(A, n)
+            shared, made, last = A, True, start
+        else:
+            r[:, :] = 0
+        _add_shared(shared, made, shift, -1.0, x, r)
         _add_products(
-            indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, start, stop
+            indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, room, start, last
         )  # fmt: skip
-        p[:] = r
-        square = _dot(r, r, n)
+        p[:, :] = r
+        square = dot(r, none, r, none, none, width)
         end = square * room.dtype.type(enough)
         for _ in range(steps):
             if not square > end:
                 break
-            _multiply_shared(gram, implicit, shift, 1.0, p, q)
+            q[:, :] = 0
+            _add_shared(shared, made, shift, 1.0, p, q)
             _add_products(
-                indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, start, stop
+                indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, room, start, last
             )  # fmt: skip
-            curve, before = _dot(p, q, n), square
+            curve, before = dot(p, none, q, none, none, width), square
             if not curve > 0:
                 break
             step = square / curve
-            for j in range(n):
-                x[j] += step * p[j]
-                r[j] -= step * q[j]
-            square = _dot(r, r, n)
-            for j in range(n):
-                p[j] = r[j] + square / before * p[j]
+            add_row(x, none, p, none, step, none, width)
+            add_row(r, none, q, none, -step, none, width)
+            square = dot(r, none, r, none, none, width)
+            for j in range(width):
+                p[0, j] = r[0, j] + square / before * p[0, j]
         for j in range(n):
-            out[row, j] = x[j]
+            out[row, j] = x[0, j]
 
 
 @_fast
-def _multiply_shared(
-    gram: Any, implicit: bool, shift: float, sign: float, x: Any, out: Any
-) -> None:
-    """Product of a vector and the part of a matrix that is no rating's, times a sign."""
-    n, signed = len(x), x.dtype.type(sign)
+def _mirror(A: Any, n: int) -> None:
+    """Fill in the lower triangle."""
+    for j in range(1, n):
+        for k in range(j):
+            A[j, k] = A[k, j]
+
+
+@_fast
+def _add_shared(gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any) -> None:
+    """Add the product of a vector and the part of a matrix that is there, times a sign."""
+    width, signed = x.shape[1], x.dtype.type(sign)
     scale = signed * x.dtype.type(shift)
-    for j in range(n):
-        out[j] = scale * x[j]
-    if implicit:
-        for k in range(n):
-            scaled = signed * x[k]
-            for j in range(n):
-                out[j] += scaled * gram[k, j]
+    for j in range(width):
+        out[0, j] += scale * x[0, j]
+    if made:
+        for k in range(width):
+            add_row(out, 0, gram, k, signed * x[0, k], 0, width)
 
 
 @_fast
 def _add_products(
     indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, aimed: bool,
-    sign: float, x: Any, out: Any, start: int, stop: int,
+    sign: float, x: Any, out: Any, room: Any, start: int, stop: int,
 ) -> None:  # fmt: skip
     """Add ``sign w (y x) y`` of some ratings, and ``t y`` where they are `aimed` at."""
-    n, sign = len(x), x.dtype.type(sign)
-    whole = stop - (stop - start) % 4
-    for p in range(start, whole, 4):
-        i0, i1, i2, i3 = indices[p], indices[p + 1], indices[p + 2], indices[p + 3]
-        y0, y1, y2, y3 = Y[i0], Y[i1], Y[i2], Y[i3]
-        s0 = s1 = s2 = s3 = x.dtype.type(0)
-        for j in range(n):
-            s0 += y0[j] * x[j]
-            s1 += y1[j] * x[j]
-            s2 += y2[j] * x[j]
-            s3 += y3[j] * x[j]
-        a0 = _scale(values[p], i0, offsets, implicit, alpha, aimed, sign * s0)
-        a1 = _scale(values[p + 1], i1, offsets, implicit, alpha, aimed, sign * s1)
-        a2 = _scale(values[p + 2], i2, offsets, implicit, alpha, aimed, sign * s2)
-        a3 = _scale(values[p + 3], i3, offsets, implicit, alpha, aimed, sign * s3)
-        for j in range(n):
-            out[j] += a0 * y0[j] + a1 * y1[j] + a2 * y2[j] + a3 * y3[j]
-    for p in range(whole, stop):
-        y = Y[indices[p]]
-        s = sign * _dot(y, x, n)
-        a = _scale(values[p], indices[p], offsets, implicit, alpha, aimed, s)
-        for j in range(n):
-            out[j] += a * y[j]
+    width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
+    for first in range(start, stop, CHUNK):
+        m = min(CHUNK, stop - first)
+        rows = indices[first : first + m]
+        for i in range(m):
+            scales[i] = signed * dot(x, 0, Y, np.int64(rows[i]), 0, width)
+        for i in range(m):
+            w, t = _terms(values[first + i], rows[i], offsets, implicit, alpha, signed)
+            scales[i] = w * scales[i] + t if aimed else w * scales[i]
+        _add_rows(out, Y, rows, scales, m)
 
 
 @_fast
 def errors_of_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    X: Any,
+    x: Any, X: Any,
 ) -> float:  # fmt: skip
-    """Sum over the ratings of what they add to the loss.
+    """Sum over the ratings of what they add to the loss; `x` is room for a row of padded factors.
 
     Explicit ratings: squared errors. Implicit ones: ``c (p - s)**2 - s**2`` of a score s, since a
     pair that is not there has ``s**2``.
     """
     total = 0.0
     for row in range(len(indptr) - 1):
+        for j in range(X.shape[1]):
+            x[0, j] = X[row, j]
         for i in range(indptr[row], indptr[row + 1]):
-            score, value = float(_dot(X[row], Y[indices[i]], X.shape[1])), float(values[i])
+            score = float(dot(x, 0, Y, np.int64(indices[i]), 0, x.shape[1]))
+            value = float(values[i])
             if implicit:
                 error = (1.0 if value > 0 else 0.0) - score
                 total += (1.0 + alpha * value) * error * error - score * score
@@ -237,13 +286,4 @@ def errors_of_rows(
                 if len(offsets):
                     error -= offsets[indices[i]]
                 total += error * error
-    return total
-
-
-@_fast
-def _dot(a: Any, b: Any, n: int) -> Any:
-    """Dot product of the first entries of two vectors."""
-    total = a[0] * b[0] if n else a.dtype.type(0)
-    for j in range(1, n):
-        total += a[j] * b[j]
     return total

@@ -33,10 +33,16 @@ def in_rows(
     values : ndarray or None
     """
     if len(rows) < _MANY:
-        order = np.lexsort((columns, rows))
+        order = _sorted(columns, shape[1])
+        order = order[_sorted(rows[order], shape[0])]
         indptr = np.zeros(shape[0] + 1, np.int64)
         np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
         return indptr, columns[order], None if values is None else values[order]
     from daskml_dist.backends import graph_kernels
 
     return graph_kernels.in_rows(rows, columns, values, shape)
+
+
+def _sorted(keys: Array, n_keys: int) -> NDArray[np.intp]:
+    """Order of some keys; NumPy counts keys of 16 bits instead of comparing them."""
+    return np.argsort(keys.astype(np.uint16) if n_keys <= 1 << 16 else keys, kind="stable")

@@ -87,6 +87,11 @@ class Collection:
         return self.columns is not None
 
     @property
+    def bundles(self) -> list[tuple[int, ...]]:
+        """Blocks that are made together where they are made of a graph: each by itself."""
+        return [(i,) for i in range(len(self.parts))]
+
+    @property
     def n_features(self) -> int | None:
         """Columns of X, where known."""
         return None if self.row_shape is None else self.row_shape[0]

@@ -77,13 +77,14 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | Non
         shares = np.array(list(given.values()), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidDataError(f"{name} holds what is no number: {error}.") from error
-    if not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
+    if not np.isfinite(shares).all() or (shares < 0).any() or not (shares > 0).any():
         raise InvalidDataError(
             f"{name} must give its vertices finite shares of at least 0, one of them above 0."
         )
+    shares /= shares.max()  # whose sum may be no finite number else
     numbers = fit.numbers(side, ids)
     if (numbers < 0).any():
-        unknown = [ids[i] for i in np.flatnonzero(numbers < 0)[:5]]
+        unknown = ids[numbers < 0][:5].tolist()
         raise InvalidDataError(
             f"{name} names what is no vertex of any edge: {unknown} (of {len(ids)} named). Name "
             "vertices that are the source or target of an edge, with ids of the same type."

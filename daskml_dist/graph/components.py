@@ -63,6 +63,5 @@ def connected_components(
     name = "connected_components"
     with edges_fit(edges, names, vertices, sides, run, client, name) as fit:
         solution, _, _ = fit.solve(ComponentsSolver(), CallbackList(callbacks))
-        ids = fit.ids("in")
     _, component = np.unique(solution.values["vertex"], return_inverse=True)
-    return result_frame(ids, "component", component)
+    return result_frame(solution.ids["vertex"], "component", component)

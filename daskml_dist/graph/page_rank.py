@@ -112,7 +112,6 @@ def pagerank(
             find_chosen(fit, "in", nstart, "nstart"),
         )
         solution, _, _ = fit.solve(solver, CallbackList(callbacks))
-        ids = fit.ids("in")
     if not solution.converged:
         warn_unsettled("pagerank", solution.n_iter, solution.message, "Increase max_iter, or tol.")
-    return result_frame(ids, "rank", solution.values["vertex"])
+    return result_frame(solution.ids["vertex"], "rank", solution.values["vertex"])

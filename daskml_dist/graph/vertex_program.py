@@ -168,7 +168,7 @@ class VertexProgram(ABC):
         names = source, target, weight
         with edges_fit(edges, names, vertices, sides, run, client, name) as fit:
             solution, _, _ = fit.solve(VertexSolver(self), CallbackList(callbacks))
-            ids = fit.ids(sides[0].name)
         if not solution.converged:
             warn_unsettled(name, solution.n_iter, solution.message, "Increase max_iter, or tol.")
-        return result_frame(ids, "value", solution.values[VertexSolver.space])
+        space = VertexSolver.space
+        return result_frame(solution.ids[space], "value", solution.values[space])

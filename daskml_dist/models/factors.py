@@ -92,10 +92,11 @@ class Factors(Model):
             Of the ratings, which is taken from them beside the biases.
         """
         if not self.biased:
-            return Regressors(factors, np.empty(0, factors.dtype), gram)
+            return Regressors(factors, np.empty(0, factors.dtype), gram).padded(factors.dtype)
         ones = factors.copy()
         ones[:, -1] = 1
-        return Regressors(ones, factors[:, -1] + factors.dtype.type(mean), gram)
+        offsets = factors[:, -1] + factors.dtype.type(mean)
+        return Regressors(ones, offsets, gram).padded(factors.dtype)
 
 
 #: Factors that are squared in float64 at once.

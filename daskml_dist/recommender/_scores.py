@@ -41,6 +41,8 @@ def find_ids(table: NDArray[Any], ids: Any, name: str) -> Positions:
 def _kind(ids: NDArray[Any]) -> str:
     if ids.dtype.kind in "biuf":
         return "number"
+    if ids.dtype.kind in "mM":
+        return "datetime" if ids.dtype.kind == "M" else "timedelta"
     return "str" if ids.dtype.kind in "OUT" else ids.dtype.name
 
 

@@ -187,7 +187,7 @@ class ALS(BaseRecommender):
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
         with KeyedFit(self._entries(X), settings, client) as fit:
             solution, result, spec = fit.solve(solver, self._callback_list())
-            self.user_ids_, self.item_ids_ = (fit.ids(side) for side in ("user", "item"))
+            self.user_ids_, self.item_ids_ = (solution.ids[side] for side in ("user", "item"))
             self._set_factors(solution)
             self.history_ = History(
                 result.records,

@@ -175,11 +175,11 @@ class _Sweeps:
         return self._ready[key]
 
     def _singular(self, side: str, rows: KeyedRows, row: int) -> DivergedError:
-        n, name = int(np.diff(rows.indptr)[row]), rows.range.ids[row]
+        n, name = int(np.diff(rows.indptr)[row]), rows.range.ids[row : row + 1].tolist()[0]
         return DivergedError(
             f"The least squares of {side} {name!r} are singular: there are {n} rating(s), "
             f"{self._model.width} unknowns, and reg_param={self._solver.equations.reg}. Raise "
-            "reg_param, or lower rank."
+            "reg_param, or lower rank; scale ratings that are huge."
         )
 
     def _loss(self, side: str, by: Regressors, others: NDArray[np.float64]) -> float:

@@ -230,24 +230,40 @@ class KeyedSolution(Solution):
     ----------
     values : dict of str to ndarray of shape (n, ...)
         By space: of a trainer's own keys in its solution, of all keys once trainers' are joined.
+    ids : dict of str to ndarray of shape (n,)
+        What the user calls these keys; the engine fills it.
     lanes : dict of str to dict of int to slice
         By space and lane, where the own keys lie in `values`; the engine fills it.
     """
 
     values: dict[str, Array] = field(default_factory=dict)
+    ids: dict[str, Array] = field(default_factory=dict)
     lanes: dict[str, dict[int, slice]] = field(default_factory=dict)
 
     @staticmethod
     def join(some: Sequence[KeyedSolution]) -> KeyedSolution:
         """The values of all keys, of the solutions of all trainers."""
         first = some[0]
-        first.values = {space: _joined(some, space) for space in first.values}
+        places = [one.lanes for one in some]
+        for space in first.values:
+            first.values[space] = _joined([one.values[space] for one in some], space, places)
+        # A lane without keys does not know of what type they are.
+        for space in first.ids:
+            first.ids[space] = _joined([one.ids[space] for one in some], space, places, True)
         first.lanes = {}
         return first
 
 
-def _joined(some: Sequence[KeyedSolution], space: str) -> Array:
-    parts = {lane: one.values[space][at] for one in some for lane, at in one.lanes[space].items()}
+def _joined(
+    arrays: Sequence[Array], space: str, places: Sequence[Any], filled: bool = False
+) -> Array:
+    """Values of all lanes, in the order of these; of those alone that have some where `filled`."""
+    parts = {
+        lane: array[at]
+        for array, of in zip(arrays, places, strict=True)
+        for lane, at in of[space].items()
+        if at.stop > at.start or not filled
+    }
     return np.concatenate([parts[lane] for lane in sorted(parts)])
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Keyed, KeyedRows, KeyedSolution, KeyedSolver, KeyRange, Side
 
 __all__ = ["Chosen", "PageRankSolver"]
@@ -122,7 +123,13 @@ class _Lane:
 
         strength = at.strengths[0]
         self.without = np.flatnonzero(strength == 0)
-        self.inverse = np.divide(1.0, strength, out=np.zeros_like(strength), where=strength > 0)
+        with np.errstate(over="ignore"):
+            self.inverse = np.divide(1.0, strength, out=np.zeros_like(strength), where=strength > 0)
+        if not (np.isfinite(strength).all() and np.isfinite(self.inverse).all()):
+            raise InvalidDataError(
+                "The weights of some vertex's edges add up to infinity, or to so little that "
+                "nothing can be divided by it. Scale the weights: their ratios alone count."
+            )
         jumps = shares(solver.jumps)
         self.fixed = (1.0 - solver.damping) * jumps
         self.spread = jumps if solver.dangling is None else shares(solver.dangling)

@@ -83,6 +83,12 @@ class VertexSolver(KeyedSolver):
         )
         if keyed.kept is not None:
             values = keyed.kept[_SPACE].copy()
+        (wrong,) = keyed.sum([[np.isnan(values[at.own]).sum()] for at in ranges])
+        if wrong:
+            raise DivergedError(
+                f"`start` of {type(program).__name__} made NaN of {wrong:.0f} vertices. Give each "
+                "a number to begin with, or infinity."
+            )
         of_sender = {side: keyed.touched(side, degrees).copy() for side in sides}
         n_iter, changed = keyed.n_done, np.inf
         total = np.empty_like(values)
@@ -147,6 +153,8 @@ class _Gather:
 def _checked(found: Any, n: int, method: str) -> Array:
     """Numbers that a user's method gave, one for each; a single one is for all."""
     try:
+        if np.iscomplexobj(found):
+            raise TypeError("they are complex")
         array = np.asarray(found, dtype=np.float64)
         if array.ndim and array.shape != (n,):
             raise ValueError(f"its array is of shape {array.shape}")

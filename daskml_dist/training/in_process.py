@@ -61,7 +61,7 @@ class InProcessEngine(Engine):
         assert isinstance(self._collection, KeyedCollection)
         if n_lanes is None:
             n_lanes = min(_n_cores(), 1 + self._collection.n_entries // _ENTRIES)
-        self._collection = self._collection.cut(n_lanes, _held_nowhere)
+        self._collection = self._collection.cut(n_lanes)
         return self._collection
 
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
@@ -174,10 +174,6 @@ def _kept(
         return None
     partial = ledger.partial_rows + left.rows
     return FitResult(left.state, ledger.records, ledger.rule, partial, interrupted=error)
-
-
-def _held_nowhere(lazy: list[Any]) -> Any:
-    raise AssertionError("Dask collections are never trained without a cluster")
 
 
 def _n_cores() -> int:

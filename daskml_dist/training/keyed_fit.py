@@ -84,14 +84,14 @@ class KeyedFit:
             names.index(side) :: len(names)
         ]
 
-    def ids(self, side: str) -> NDArray[Any]:
-        """All row keys of a side as the user calls them, sorted."""
-        return np.concatenate([part for part in self.ask(side, _ids) if len(part)])
-
     def numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Numbers of some row keys of a side; -1 for ids that are none."""
-        parts = self.ask(side, _Numbers(ids))
-        return np.asarray(np.max(parts, axis=0), np.int64)
+        found = np.full(len(ids), -1)
+        first = 0
+        for at, n in self.ask(side, _Positions(ids)):
+            found[at >= 0] = at[at >= 0] + first
+            first += n
+        return found
 
     def solve(
         self, solver: KeyedSolver, callbacks: CallbackList
@@ -127,16 +127,11 @@ class _OfSide:
         return self._function(block) if block.index % self._n_sides == self._at else None
 
 
-def _ids(block: KeyedBlock) -> NDArray[Any]:
-    return block.ids
-
-
-class _Numbers:
-    """Numbers of some ids, where a block has them."""
+class _Positions:
+    """Positions of some ids among those of a block, and how many it has."""
 
     def __init__(self, ids: NDArray[Any]) -> None:
         self._ids = ids
 
-    def __call__(self, block: KeyedBlock) -> NDArray[np.int64]:
-        at = positions(block.ids, self._ids)
-        return np.where(at < 0, -1, at + block.bounds[block.lane])
+    def __call__(self, block: KeyedBlock) -> tuple[NDArray[np.int64], int]:
+        return positions(block.ids, self._ids), len(block.ids)

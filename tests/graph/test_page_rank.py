@@ -152,3 +152,16 @@ def test_the_votes_of_wikipedia(data_dir: Path) -> None:
     first = ranks.iloc[0]
     assert first["vertex"] == 4037
     assert first["rank"] == pytest.approx(0.004607, abs=1e-5)
+
+
+@pytest.mark.parametrize("weight", [1e308, 1e-320])
+def test_weights_whose_sums_nothing_can_be_divided_by_are_refused(weight: float) -> None:
+    edges = pd.DataFrame({"source": list("aab"), "target": list("bca"), "weight": weight})
+    with pytest.raises(InvalidDataError, match="Scale the weights"):
+        pagerank(edges, weight="weight")
+
+
+def test_huge_shares_are_shares() -> None:
+    edges = pd.DataFrame({"source": ["a"], "target": ["b"]})
+    found = pagerank(edges, personalization={"a": 1e308, "b": 1e308})
+    pd.testing.assert_frame_equal(found, pagerank(edges))

@@ -6,6 +6,7 @@ from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from scipy.sparse.csgraph import dijkstra
@@ -127,3 +128,27 @@ def test_what_it_refuses(case: str) -> None:
     parts, error, match = BAD[case]
     with pytest.raises(error, match=match):
         wrong(**parts).run(EDGES)
+
+
+def test_a_start_without_a_number_is_told() -> None:
+    class Nowhere(VertexProgram):
+        def start(self, vertices: Any, degree: Any) -> Any:
+            return np.nan
+
+        def apply(self, old: Any, total: Any) -> Any:
+            return old
+
+    with pytest.raises(DivergedError, match="`start` of Nowhere made NaN of 2 vertices"):
+        Nowhere().run(pd.DataFrame({"source": ["a"], "target": ["b"]}))
+
+
+def test_complex_numbers_are_refused() -> None:
+    class Imagined(VertexProgram):
+        def start(self, vertices: Any, degree: Any) -> Any:
+            return 0.0
+
+        def apply(self, old: Any, total: Any) -> Any:
+            return old + 1j
+
+    with pytest.raises(InvalidParameterError, match="they are complex"):
+        Imagined().run(pd.DataFrame({"source": ["a"], "target": ["b"]}))

@@ -22,47 +22,50 @@ class KeyedBlock(Block):
     ----------
     side : Side
     lane : int
-    bounds, column_bounds : ndarray of int64 of shape (n_lanes + 1,)
-        Number of the first row, and column, key of each lane, and how many keys there are.
+    column_cuts : ndarray
+        Last id of each lane's range of column keys, but the last lane's.
     ids : ndarray of shape (n,)
         What the user calls the row keys; sorted.
     strengths : ndarray of float64 of shape (2, n)
         Of each row key, the sum of the values of all entries whose first, and second, key it is.
     indptr : ndarray of int64 of shape (n + 1,)
     indices : ndarray of int32 of shape (n_entries,)
-        Positions in `touched`; the entries of a row are in the order of their column keys.
-    touched : ndarray of int64
-        Numbers of the column keys of all entries, each once; those of most entries first, since
-        the values of all do not fit in a processor's cache.
+        Where the values of column keys lie; the entries of a row are in the order of these keys.
+    touched : ndarray
+        Ids of the column keys of all entries, sorted.
+    place : ndarray of int32
+        Where the value of each of `touched` lies: those of most entries first, since the values of
+        all do not fit in a processor's cache.
     values : ndarray of float64 of shape (n_entries,), or None
     """
 
     # All of them are given by name; `Block` has fields with defaults.
     side: Side = None  # type: ignore[assignment]
     lane: int = 0
-    bounds: NDArray[np.int64] = None  # type: ignore[assignment]
-    column_bounds: NDArray[np.int64] = None  # type: ignore[assignment]
+    column_cuts: NDArray[Any] = None  # type: ignore[assignment]
     ids: NDArray[Any] = None  # type: ignore[assignment]
     strengths: NDArray[np.float64] = None  # type: ignore[assignment]
     indptr: NDArray[np.int64] = None  # type: ignore[assignment]
-    touched: NDArray[np.int64] = None  # type: ignore[assignment]
+    touched: NDArray[Any] = None  # type: ignore[assignment]
+    place: NDArray[np.int32] = None  # type: ignore[assignment]
     values: NDArray[np.float64] | None = None
 
     @property
     def indices(self) -> NDArray[np.int32]:
-        """Positions in `touched` of all entries."""
+        """Places of the values of the columns of all entries."""
         found: NDArray[np.int32] = self.rows
         return found
 
     @property
     def nbytes(self) -> int:
         """Bytes of all the arrays."""
-        arrays = [self.rows, self.ids, self.strengths, self.indptr, self.touched, self.values]
+        arrays = [self.rows, self.ids, self.strengths, self.indptr, self.touched, self.place]
+        arrays += [self.values]
         return sum(int(array.nbytes) for array in arrays if array is not None)
 
     def aligned(self) -> KeyedBlock:
         """The block with arrays that begin at whole words: NumPy is slower over others."""
-        names = ("rows", "strengths", "indptr", "touched", "values")
+        names = ("rows", "strengths", "indptr", "place", "values")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name, array in found.items():
             if array is not None:
@@ -70,9 +73,9 @@ class KeyedBlock(Block):
         return replace(self, **found)
 
 
-def by_use(uses: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Positions in the order of their uses, most first, and the place of each in that order."""
+def by_use(uses: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Place of each in the order of their uses, most first."""
     order = np.argsort(-uses, kind="stable")
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
-    return order, place
+    return place

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 from dask._task_spec import convert_legacy_graph
@@ -17,14 +20,27 @@ from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.data.keyed.cut import Numbered
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["Holder", "KeyedCollection", "Tasks", "item"]
+__all__ = ["Held", "Holder", "KeyedCollection", "Tasks", "item"]
 
 
-class Holder(Protocol):
-    """Whoever makes parts of a lazy collection and holds them."""
+#: Groups of ranges from which on parcels go by way of others: a part has few of them then.
+_MANY = 16
 
-    def __call__(self, lazy: list[Delayed]) -> tuple[list[Delayed], Callable[[Any], list[Any]]]:
-        """Parts that are held from now on, and what maps a function over them."""
+
+class Held(Protocol):
+    """Parts of a lazy collection that workers hold."""
+
+    parts: list[Delayed]
+
+    def ask(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Results of a picklable function of each part."""
+
+    def together(self) -> list[list[int]]:
+        """Positions of the parts that each worker holds."""
+
+
+#: Makes parts of a lazy collection, and holds them.
+Holder = Callable[[list[Delayed]], Held]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +60,18 @@ class KeyedCollection(Collection):
         Numbers one of them (`Numbered`). Picklable.
     lanes : int or None
         Lanes that it has been cut for.
+    cuts : dict of str to ndarray
+        Last id of each lane's range but the last one's, by space.
+    groups : tuple of range
+        Lanes whose blocks are made together.
     """
 
     sides: tuple[Side, ...] = ()
     sources: tuple[Any, ...] = ()
     numbers: Callable[[Any], Numbered] | None = None
     lanes: int | None = None
+    cuts: dict[str, Any] = field(default_factory=dict)
+    groups: tuple[range, ...] = ()
 
     @classmethod
     def of(
@@ -75,39 +97,51 @@ class KeyedCollection(Collection):
         return [0.0] * len(self.parts)
 
     @property
-    def block_maker(self) -> Callable[..., KeyedBlock]:
-        """The block itself."""
-        return _as_it_is
+    def bundles(self) -> list[tuple[int, ...]]:
+        """Blocks that are made together, of the same parcels."""
+        n = len(self.sides)
+        return [tuple(range(some.start * n, some.stop * n)) for some in self.groups]
 
-    def cut(self, n_lanes: int | None, hold: Holder) -> Collection:
+    @property
+    def block_maker(self) -> Callable[..., KeyedBlock]:
+        """Makes a block of the parcels of its lane's group; in memory they are blocks."""
+        return _as_it_is if self.kind == "memory" else partial(_made, self.sides, self.cuts)
+
+    def cut(self, n_lanes: int, n_groups: int = 1, hold: Holder | None = None) -> Collection:
         """Cut the entries by ranges of keys.
 
         Parameters
         ----------
-        n_lanes : int or None
-            None: as many as `hold` has threads.
-        hold : Holder
-            Of lazy parts.
+        n_lanes : int
+        n_groups : int, default=1
+            Of neighbouring lanes, whose blocks one task makes.
+        hold : callable
+            Makes lazy parts and holds them.
         """
         assert self.numbers is not None
+        n_groups = min(n_groups, n_lanes)
+        edges = [g * n_lanes // n_groups for g in range(n_groups + 1)]
+        groups = tuple(range(a, b) for a, b in pairwise(edges))
         if self.kind == "memory":
             parts = [self.numbers(source) for source in self.sources]
-            samples = [cut.sample_of(part, self.sides) for part in parts]
-            blocks = _cut(_Here(), parts, self.sides, cut.cuts_of(samples, n_lanes or 1))
+            cuts = cut.cuts_of([cut.sample_of(part, self.sides) for part in parts], n_lanes)
+            whole = cut.parcels_of(range(len(parts)), parts, self.sides, cuts, [range(n_lanes)])
+            n_blocks = n_lanes * len(self.sides)
+            made: list[Any] = [cut.block_of(i, whole, self.sides, cuts) for i in range(n_blocks)]
         else:
-            held, cuts = self.numbered(n_lanes or 1, hold)
-            tasks = Tasks(held)
-            keys = _cut(tasks, [part.key for part in held], self.sides, cuts)
-            blocks = tasks.lazy(keys)
-        return replace(self, parts=[(block, None, None) for block in blocks], lanes=n_lanes or 1)
+            held, cuts = self.numbered(n_lanes, hold)
+            parcels = _parcels(held, self.sides, cuts, groups)
+            made = [parcels[g] for g, lanes in enumerate(groups) for _ in lanes for _ in self.sides]
+        found = [(one, None, None) for one in made]
+        return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups)
 
-    def numbered(self, n_ranges: int, hold: Holder) -> tuple[list[Delayed], dict[str, Any]]:
+    def numbered(self, n_ranges: int, hold: Holder | None) -> tuple[Held, dict[str, Any]]:
         """Lazy parts as `numbers` numbers them, held; and where ranges of their keys are cut."""
         assert self.numbers is not None
+        assert hold is not None
         tasks = Tasks(self.sources)
-        lazy = tasks.lazy([tasks(self.numbers, source.key) for source in self.sources])
-        held, ask = hold(lazy)
-        return held, cut.cuts_of(ask(_Sample(self.sides)), n_ranges)
+        held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
+        return held, cut.cuts_of(held.ask(_Sample(self.sides)), n_ranges)
 
 
 @dataclass(frozen=True)
@@ -120,15 +154,54 @@ class _Sample:
         return cut.sample_of(part, self.sides)
 
 
+def _made(
+    sides: Sequence[Side], cuts: dict[str, Any], index: int, parcels: Any, *_: Any, **__: Any
+) -> KeyedBlock:
+    return cut.block_of(index, parcels, sides, cuts)
+
+
 def _as_it_is(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlock:
     return block
 
 
-class _Here:
-    """Calls functions at once."""
+def _parcels(
+    held: Held, sides: Sequence[Side], cuts: dict[str, Any], groups: Sequence[range]
+) -> list[list[Delayed]]:
+    """The parcels of each group, of what each worker holds.
 
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
+    Tasks grow with the holders times the groups; where these are many, parcels go by way of as
+    many tasks as there are holders, each of which sorts for some of the groups.
+    """
+    tasks = Tasks(held.parts)
+    step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MANY else 1
+    joint = [range(some[0].start, some[-1].stop) for some in _in_steps(groups, step)]
+    found: list[list[Any]] = [[] for _ in joint]
+    for numbers in held.together():
+        keys = [held.parts[i].key for i in numbers]
+        made = tasks(cut.parcels_of, numbers, keys, sides, cuts, joint)
+        for at, some in enumerate(found):
+            some.append(tasks(item, made, at))
+    if step > 1:
+        found = [
+            ways
+            for some, parcels in zip(_in_steps(groups, step), found, strict=True)
+            for ways in _sorted_out(tasks, parcels, some, step)
+        ]
+    keys = [key for some in found for key in some]
+    lazy = iter(tasks.lazy(keys))
+    return [[next(lazy) for _ in some] for some in found]
+
+
+def _sorted_out(
+    tasks: Tasks, parcels: list[Any], groups: Sequence[range], step: int
+) -> list[list[Any]]:
+    """Parcels for several groups, sorted by tasks for some holders' each."""
+    sorted_ = [tasks(cut.sorted_out, some, groups) for some in _in_steps(parcels, step)]
+    return [[tasks(item, made, at) for made in sorted_] for at in range(len(groups))]
+
+
+def _in_steps(things: Sequence[Any], step: int) -> list[Any]:
+    return [things[at : at + step] for at in range(0, len(things), step)]
 
 
 class Tasks:
@@ -162,37 +235,3 @@ class Tasks:
 def item(things: Sequence[Any], at: int) -> Any:
     """One of some things."""
     return things[at]
-
-
-def _size(table: Any) -> int:
-    return len(table.ids)
-
-
-def _cut(do: Any, parts: list[Any], sides: Sequence[Side], cuts: dict[str, Any]) -> list[Any]:
-    """Blocks of all lanes, of numbered parts; `do` calls a function or makes a task of it."""
-    spaces = list(cuts)
-    n = len(cuts[spaces[0]]) + 1
-    tables, sizes = {}, {}
-    for space in spaces:
-        # First and second keys share a space, or are of one each.
-        bys = sorted({s.by for s in sides if s.rows == space} |
-                     {1 - s.by for s in sides if s.columns == space})  # fmt: skip
-        keys = [do(cut.keys_of, part, bys, cuts[space]) for part in parts]
-        tables[space] = [do(cut.table_of, [do(item, key, r) for key in keys]) for r in range(n)]
-        sizes[space] = [do(_size, table) for table in tables[space]]
-    blocks: dict[tuple[int, int], Any] = {}
-    for at, side in enumerate(sides):
-        pieces = [do(cut.pieces_of, part, side.by, cuts[side.rows]) for part in parts]
-        for r in range(n):
-            own = [do(item, some, r) for some in pieces]
-            half = do(cut.half_of, tables[side.rows][r], own)
-            columns = do(cut.columns_of, half, cuts[side.columns])
-            numbers = [
-                do(cut.numbers_of, table, do(item, columns, q))
-                for q, table in enumerate(tables[side.columns])
-            ]
-            blocks[r, at] = do(
-                cut.block_of, side, r, tables[side.rows][r], half, numbers,
-                sizes[side.rows], sizes[side.columns], len(sides), at,
-            )  # fmt: skip
-    return [blocks[key] for key in sorted(blocks)]

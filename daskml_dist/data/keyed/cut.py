@@ -2,9 +2,8 @@
 
 A part's ids become numbers of its own (`Numbered`). Some ids of each part, with how many entries
 they have, tell where ranges of keys are cut so that they have as many entries each. Then every part
-is split by the ranges of its row keys; and of the pieces of a range, from all parts, come its ids
-(`KeyTable`) and its entries (`Half`), whose columns are numbered by the tables of their ranges.
-Nobody holds all ids, or all entries.
+is split by the ranges of its row keys (`Parcel`); and of the pieces of a range, from all parts,
+come its ids and its entries. Nobody holds all ids, or all entries.
 """
 
 from __future__ import annotations
@@ -23,19 +22,17 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
 __all__ = [
-    "Half",
     "KeyTable",
     "Numbered",
+    "Parcel",
     "Piece",
     "block_of",
-    "columns_of",
     "cuts_of",
-    "half_of",
     "keys_of",
     "number_part",
-    "numbers_of",
-    "pieces_of",
+    "parcels_of",
     "sample_of",
+    "sorted_out",
     "table_of",
 ]
 
@@ -87,13 +84,31 @@ class KeyTable:
 
 
 @dataclass(frozen=True, eq=False)
-class Half:
-    """Entries of a range of row keys, with columns that are not numbered yet."""
+class Parcel:
+    """Share that some ranges have in some parts.
 
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    column_ids: Array
-    values: NDArray[np.float64] | None
+    Parameters
+    ----------
+    pieces : dict of (position of a side, range) to list of (part, Piece)
+    tables : dict of (space, range) to list of (part, KeyTable)
+    """
+
+    pieces: dict[tuple[int, int], list[tuple[int, Piece]]]
+    tables: dict[tuple[str, int], list[tuple[int, KeyTable]]]
+
+    def __sizeof__(self) -> int:
+        # Dask asks this when it budgets a worker's memory.
+        pieces = (piece for some in self.pieces.values() for _, piece in some)
+        tables = (table for some in self.tables.values() for _, table in some)
+        arrays = [array for thing in (*pieces, *tables) for array in vars(thing).values()]
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def of(self, ranges: range) -> Parcel:
+        """Share of some of the ranges."""
+        return Parcel(
+            {key: some for key, some in self.pieces.items() if key[1] in ranges},
+            {key: some for key, some in self.tables.items() if key[1] in ranges},
+        )
 
 
 def number_part(first: Array, second: Array, values: Any, shared: bool) -> Numbered:
@@ -191,7 +206,42 @@ def keys_of(part: Numbered, bys: Sequence[int], cuts: Array) -> list[KeyTable]:
     return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(edges)]
 
 
+def parcels_of(
+    numbers: Sequence[int], parts: Sequence[Numbered], sides: Sequence[Side],
+    cuts: dict[str, Array], groups: Sequence[range],
+) -> list[Parcel]:  # fmt: skip
+    """Parcels of some parts, one for each group of ranges; `numbers` are those of the parts."""
+    whole = Parcel({}, {})
+    for number, part in zip(numbers, parts, strict=True):
+        for at, side in enumerate(sides):
+            for r, piece in enumerate(pieces_of(part, side.by, cuts[side.rows])):
+                whole.pieces.setdefault((at, r), []).append((number, piece))
+        for space in cuts:
+            # First and second keys share a space, or are of one each.
+            bys = sorted({s.by for s in sides if s.rows == space} |
+                         {1 - s.by for s in sides if s.columns == space})  # fmt: skip
+            for r, table in enumerate(keys_of(part, bys, cuts[space])):
+                whole.tables.setdefault((space, r), []).append((number, table))
+    return [whole.of(group) for group in groups]
+
+
+def sorted_out(parcels: Sequence[Parcel], groups: Sequence[range]) -> list[Parcel]:
+    """Several parcels as one for each group of ranges."""
+    whole = Parcel({}, {})
+    for parcel in parcels:
+        for key, pieces in parcel.pieces.items():
+            whole.pieces.setdefault(key, []).extend(pieces)
+        for at, tables in parcel.tables.items():
+            whole.tables.setdefault(at, []).extend(tables)
+    return [whole.of(group) for group in groups]
+
+
 # -- ranges, of the pieces of all parts ------------------------------------------------------------
+
+
+def _in_order(some: list[tuple[int, Any]]) -> list[Any]:
+    """Those of all parts, whichever way they came."""
+    return [thing for _, thing in sorted(some, key=lambda pair: pair[0])]
 
 
 def table_of(parts: Sequence[KeyTable]) -> KeyTable:
@@ -205,64 +255,35 @@ def table_of(parts: Sequence[KeyTable]) -> KeyTable:
     return KeyTable(ids, strengths)
 
 
-def half_of(table: KeyTable, pieces: Sequence[Piece]) -> Half:
-    """Entries of a range, of those of all parts."""
+def block_of(
+    index: int, parcels: Sequence[Parcel], sides: Sequence[Side], cuts: dict[str, Array]
+) -> KeyedBlock:
+    """The block of a range and a side, of all parcels: all sides of a range, then of the next."""
     from daskml_dist.backends.csr_order import in_rows
 
-    column_ids = merged([piece.column_ids for piece in pieces])
-    row_of, column_of = Places(table.ids), Places(column_ids)
-    rows = [row_of(piece.row_ids)[piece.rows] for piece in pieces]
-    columns = [column_of(piece.column_ids)[piece.columns] for piece in pieces]
+    lane, at = divmod(index, len(sides))
+    side = sides[at]
+    pieces = _in_order([pair for parcel in parcels for pair in parcel.pieces[at, lane]])
+    tables = _in_order([pair for parcel in parcels for pair in parcel.tables[side.rows, lane]])
+    table = table_of(tables)
+    touched = merged([piece.column_ids for piece in pieces])
+    row_of, column_of = Places(table.ids), Places(touched)
+    rows = np.concatenate([row_of(piece.row_ids)[piece.rows] for piece in pieces])
+    columns = np.concatenate([column_of(piece.column_ids)[piece.columns] for piece in pieces])
     values = [piece.values for piece in pieces if piece.values is not None]
-    indptr, indices, sorted_values = in_rows(
-        np.concatenate(rows),
-        np.concatenate(columns),
-        np.concatenate(values) if values else None,
-        (len(table.ids), len(column_ids)),
-    )
-    return Half(indptr, indices, column_ids, sorted_values)
-
-
-def columns_of(half: Half, cuts: Array) -> list[Array]:
-    """Ids of the columns of a range's entries, by the range that they are in themselves."""
-    edges = _edges(half.column_ids, cuts)
-    return [half.column_ids[a:b] for a, b in pairwise(edges)]
-
-
-def numbers_of(table: KeyTable, ids: Array) -> NDArray[np.int64]:
-    """Positions of ids in the table of their range."""
-    return Places(table.ids)(ids).astype(np.int64)
-
-
-def block_of(
-    side: Side,
-    lane: int,
-    table: KeyTable,
-    half: Half,
-    numbers: Sequence[NDArray[np.int64]],
-    sizes: Sequence[int],
-    column_sizes: Sequence[int],
-    n_sides: int,
-    at: int,
-) -> KeyedBlock:
-    """The block of a range of one side, whose columns were numbered range by range."""
-    bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    column_bounds = np.concatenate([[0], np.cumsum(column_sizes)]).astype(np.int64)
-    firsts = column_bounds[:-1]
-    touched = np.concatenate(
-        [some + first for some, first in zip(numbers, firsts, strict=True)]
-    ).astype(np.int64)
-    order, place = by_use(np.bincount(half.indices, minlength=len(touched)))
+    place = by_use(np.bincount(columns, minlength=len(touched)))
+    given = np.concatenate(values) if values else None
+    indptr, indices, given = in_rows(rows, columns, given, (len(table.ids), len(touched)))
     return KeyedBlock(
-        index=lane * n_sides + at,
-        rows=place[half.indices],
+        index=index,
+        rows=place[indices],
         side=side,
         lane=lane,
-        bounds=bounds,
-        column_bounds=column_bounds,
+        column_cuts=cuts[side.columns],
         ids=table.ids,
         strengths=table.strengths,
-        indptr=half.indptr,
-        touched=touched[order],
-        values=half.values,
+        indptr=indptr,
+        touched=touched,
+        place=place,
+        values=given,
     )

@@ -79,7 +79,10 @@ def checked_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
         One is no finite number, or is less than allowed.
     """
     try:
-        found = np.asarray(values).astype(np.float64)
+        given = np.asarray(values)
+        if given.dtype.kind in "cmM":
+            raise TypeError(f"they are of the type {given.dtype}")
+        found = given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidDataError(
             f"Column {name!r} holds what is no number ({error}). Give numbers: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ Array = NDArray[Any]
 _SPREAD = 8
 #: Kinds of objects that can be sorted.
 _SORTED = ("string", "integer", "bytes", "boolean", "empty")
+#: And of those that are times.
+_TIMES = ("datetime", "datetime64", "date")
+#: Integers up to which float64 holds all.
+_EXACT = 2**53
 
 
 def as_ids(values: Any, name: str) -> Array:
@@ -30,6 +35,8 @@ def as_ids(values: Any, name: str) -> Array:
         An id is missing, or they are of several types.
     """
     array = np.asarray(values)
+    if array.dtype.kind == "T":
+        array = array.astype(object)
     if array.ndim != 1:
         raise InvalidDataError(f"Column {name!r} has the shape {array.shape}. Give one id a row.")
     if array.dtype.kind in "biuSU":
@@ -45,14 +52,30 @@ def as_ids(values: Any, name: str) -> Array:
         raise InvalidDataError(f"Column {name!r} holds an infinite id. Drop such rows.")
     if array.dtype.kind == "O":
         kind = pandas.api.types.infer_dtype(array, skipna=False)
+        if kind in _TIMES:
+            # Those of a zone are told from others' by what time it is in Greenwich.
+            return np.asarray(pandas.to_datetime(array, utc=True).tz_localize(None))
         if kind not in _SORTED:
             raise InvalidDataError(
                 f"Column {name!r} holds ids of several types ({kind}), which have no order. Make "
                 f"them one type: frame[{name!r}].astype(str)."
             )
+        if kind == "boolean":
+            return array.astype(np.uint8)
         if kind == "integer":
-            return array.astype(np.int64)
+            return _integers(array, name)
     return array
+
+
+def _integers(array: Array, name: str) -> Array:
+    """Objects that are integers, as such of 64 bits."""
+    for kind in (np.int64, np.uint64):
+        with suppress(OverflowError):
+            return array.astype(kind)
+    raise InvalidDataError(
+        f"Column {name!r} holds integers of more than 64 bits. Make them text: "
+        f"frame[{name!r}].astype(str)."
+    )
 
 
 def factorised(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]]:
@@ -75,7 +98,10 @@ def _narrow(parts: Sequence[Array]) -> tuple[int, int] | None:
     if not all(part.dtype.kind in "iu" for part in parts):
         return None
     low = min(int(part.min()) for part in parts)
-    width = max(int(part.max()) for part in parts) - low + 1
+    high = max(int(part.max()) for part in parts)
+    if high >= 2**63:
+        return None
+    width = high - low + 1
     return (low, width) if width <= _SPREAD * sum(map(len, parts)) + 2**16 else None
 
 
@@ -118,7 +144,7 @@ def check_one_kind(parts: Sequence[Array]) -> None:
     Raises
     ------
     InvalidDataError
-        Some are numbers, others text.
+        Some are numbers, others text; or numbers of several types, which no one type holds.
     """
     kinds = {"number" if part.dtype.kind in "iuf" else _kind(part) for part in parts}
     if len(kinds) > 1:
@@ -126,6 +152,14 @@ def check_one_kind(parts: Sequence[Array]) -> None:
             f"Ids are of several types ({', '.join(sorted(kinds))}), which have no order. Make "
             "them one type, such as frame.astype({column: str})."
         )
+    whole = [part for part in parts if part.dtype.kind in "iu" and len(part)]
+    if kinds == {"number"} and np.result_type(*parts).kind == "f":
+        if any(int(part.max()) > _EXACT or int(part.min()) < -_EXACT for part in whole):
+            raise InvalidDataError(
+                "Some ids are integers above 2**53, and others are of another type of numbers: "
+                "different ones would become the same. Make all of one type, such as "
+                "frame.astype({column: 'int64'})."
+            )
 
 
 def _kind(part: Array) -> str:

@@ -19,6 +19,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.keyed import cut
 from daskml_dist.data.keyed.collection import Holder, KeyedCollection, Tasks, item
 from daskml_dist.data.keyed.cut import KeyTable, Numbered
+from daskml_dist.data.keyed.ids import Places
 
 __all__ = ["NumberedPairs", "PairCollection"]
 
@@ -42,12 +43,13 @@ class NumberedPairs(Collection):
 class PairCollection(KeyedCollection):
     """Entries whose keys are numbered where they lie; its sides are those of the two keys."""
 
-    def cut(self, n_lanes: int | None, hold: Holder) -> NumberedPairs:
+    def cut(self, n_lanes: int, n_groups: int = 1, hold: Holder | None = None) -> NumberedPairs:
         """Number the keys, of which a part's worker has those of its own entries alone.
 
         Parameters
         ----------
-        n_lanes : int or None
+        n_lanes : int
+        n_groups : int, default=1
             Ranges of keys that are numbered apart.
         hold : Holder
             Of lazy parts.
@@ -61,12 +63,15 @@ class PairCollection(KeyedCollection):
             n, m = (len(ids) for ids in part.ids)
             rows = _rows_of(part, [np.arange(n)], [np.arange(m)], n, m)
             return _collection("memory", [rows], [len(rows[0])], part.ids)
-        held, cuts = self.numbered(n_lanes or 1, hold)
+        assert hold is not None
+        given, cuts = self.numbered(min(n_groups, n_lanes), hold)
+        held = given.parts
         by = [(at, cuts[side.rows]) for at, side in enumerate(self.sides)]
         tasks = Tasks(held)
         made = [_tables(tasks, held, *one) for one in by]
-        tables, ask = hold(tasks.lazy(list(chain.from_iterable(made))))
-        found, n = ask(_ids), len(tables) // 2
+        kept = hold(tasks.lazy(list(chain.from_iterable(made))))
+        tables, found = kept.parts, kept.ask(_ids)
+        n = len(tables) // 2
         tasks = Tasks([*held, *tables])
         ids, numbers = [], []
         for at, own in by:
@@ -120,7 +125,7 @@ def _ids(table: KeyTable) -> Array:
 
 def _numbers_in(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]:
     """Numbers of ids of a range, whose first one has the number `first`."""
-    return cut.numbers_of(table, own.ids) + first
+    return Places(table.ids)(own.ids).astype(np.int64) + first
 
 
 def _rows_of(

@@ -112,7 +112,7 @@ class HeldBlocks:
             nbytes = self._collection.nbytes
             self.bundles = bundled(self.homes, self._membership.threads, nbytes)
             return
-        self.bundles = [(i,) for i in range(len(self._collection.parts))]
+        self.bundles = self._collection.bundles
         self._hold_sources(self.recipes)
 
     def _hold_sources(self, recipes: Recipes) -> None:
@@ -208,8 +208,9 @@ class HeldBlocks:
             futures = start(tasks, homes)
             return {bundle: futures[key] for key, bundle in keys.items()}
         make = delayed(make_bundle, pure=False)
-        lazy = {i: make(maker, (i,), [list(parts[i])]) for (i,) in bundles}
-        return {(i,): future for i, future in self.start(lazy).items()}
+        lazy = {b[0]: make(maker, b, [list(parts[i]) for i in b]) for b in bundles}
+        futures = self.start(lazy)
+        return {bundle: futures[bundle[0]] for bundle in bundles}
 
     def _source(self, value: Any) -> Any:
         return self._sources[value.key] if isinstance(value, Delayed) else value

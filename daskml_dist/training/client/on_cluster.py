@@ -104,7 +104,7 @@ class ClusterEngine(Engine):
         assert isinstance(self._collection, KeyedCollection)
         threads = self._rows.threads()  # waits for one
         n_lanes = n_lanes or sum(threads.values())
-        self._collection = self._collection.cut(n_lanes, self._rows.parts.hold)
+        self._collection = self._collection.cut(n_lanes, len(threads), self._rows.parts.hold)
         self._rows.take(self._collection)
         return self._collection
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator
+from daskml_dist.comm.ids import pack_ids, unpack_ids
 from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
+from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyRange
 
 __all__ = ["Halo", "Owners"]
@@ -24,7 +27,7 @@ class Owners:
     ----------
     communicator : Communicator
     bounds : ndarray of int64 of shape (n_lanes + 1,)
-        Number of the first key of each lane.
+        Number of the first key of each lane, and of all keys.
     own : sequence of KeyRange
     """
 
@@ -33,12 +36,48 @@ class Owners:
     ) -> None:
         self._communicator = communicator
         self._bounds = bounds
+        self._own = own
         self._firsts = np.array([at.first for at in own])
         self._starts = np.array([at.own.start for at in own])
         lanes = np.array([at.lane for at in own], np.int64)
         self._owner = np.zeros(len(bounds) - 1, np.intp)
         for rank, (its,) in enumerate(communicator.allgather([lanes])):
             self._owner[its] = rank
+
+    def numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
+        """Numbers of sorted ids, as their owners know them.
+
+        Parameters
+        ----------
+        ids : ndarray
+        cuts : ndarray
+            Last id of each lane's range but the last lane's.
+        """
+        edges = [0, *np.searchsorted(ids, cuts, side="right").tolist(), len(ids)]
+        parts = [ids[a:b] for a, b in pairwise(edges)]
+        asked = self._communicator.alltoall(
+            [pack_ids([parts[k] for k in self._lanes(r)]) for r in range(self._communicator.size)]
+        )
+        found = self._communicator.alltoall([self._numbered(unpack_ids(some)) for some in asked])
+        out = np.empty(len(ids), np.int64)
+        for rank, its in enumerate(found):
+            lanes = self._lanes(rank)
+            ends = np.cumsum([len(parts[lane]) for lane in lanes])[:-1]
+            for lane, some in zip(lanes, np.split(its, ends), strict=True):
+                out[edges[lane] : edges[lane + 1]] = some
+        return out
+
+    def _lanes(self, rank: int) -> list[int]:
+        found: list[int] = np.flatnonzero(self._owner == rank).tolist()
+        return found
+
+    def _numbered(self, ids: list[Array]) -> NDArray[np.int64]:
+        """Numbers of ids of each own lane, one lane after the other."""
+        found = [
+            Places(own.ids)(some).astype(np.int64) + own.first
+            for own, some in zip(sorted(self._own, key=lambda at: at.lane), ids, strict=True)
+        ]
+        return np.concatenate([np.empty(0, np.int64), *found])
 
     def places(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """Places of each rank's keys among some."""
@@ -93,41 +132,63 @@ class Halo:
         self, communicator: Communicator, blocks: Sequence[KeyedBlock], owners: Owners
     ) -> None:
         self._communicator = communicator
-        wanted, self.indices = _arranged(blocks)
+        wanted, self.indices, place = _arranged(blocks)
+        numbers = np.empty(len(wanted), np.int64)
+        numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
         #: Where what comes of each rank is put.
-        self._place = owners.places(wanted)
-        asked = communicator.alltoall([wanted[at] for at in self._place])
+        self._place = owners.places(numbers)
+        asked = communicator.alltoall([numbers[at] for at in self._place])
         #: Which of the own values each rank gets.
-        self._give = [owners.positions(numbers) for numbers in asked]
+        self._give = [owners.positions(some) for some in asked]
         self._n_touched = len(wanted)
-        self._room: Array | None = None
+        self._kept: dict[Any, list[Array]] = {}
 
     def fetch(self, values: Array) -> Array:
         """The touched values, of the own ones of all ranks; good until the next call."""
-        shape = (self._n_touched, *values.shape[1:])
-        room = self._room
-        if room is None or room.shape != shape or room.dtype != values.dtype:
-            room = self._room = np.empty(shape, values.dtype)
+        room, *given = self._rooms(values)
+        for at, some in zip(self._give, given, strict=True):
+            np.take(values, at, axis=0, out=some, mode="clip")
         rank = self._communicator.rank
         # What is the trainer's own goes nowhere.
         nothing = values[:0]
-        given = [nothing if r == rank else values[at] for r, at in enumerate(self._give)]
-        found = self._communicator.alltoall(given)
+        found = self._communicator.alltoall(
+            [nothing if r == rank else some for r, some in enumerate(given)]
+        )
         for r, at in enumerate(self._place):
-            room[at] = values[self._give[r]] if r == rank else found[r]
+            room[at] = given[r] if r == rank else found[r]
         return room
 
+    def _rooms(self, values: Array) -> list[Array]:
+        """Room for all touched values, and for those that each rank gets.
 
-def _arranged(blocks: Sequence[KeyedBlock]) -> tuple[NDArray[np.int64], list[Array]]:
-    """Numbers of all touched keys in the order of their values, and the entries' positions."""
+        It is kept: to be given fresh memory takes longer than to fill it.
+        """
+        kind = values.dtype, values.shape[1:]
+        if kind not in self._kept:
+            sizes = [self._n_touched, *map(len, self._give)]
+            self._kept = {kind: [np.empty((n, *kind[1]), kind[0]) for n in sizes]}
+        return self._kept[kind]
+
+
+def _arranged(
+    blocks: Sequence[KeyedBlock],
+) -> tuple[Array, list[Array], NDArray[np.int32]]:
+    """Ids of all touched keys, sorted; where the entries' values lie; and where each id's does."""
     if len(blocks) == 1:
-        return blocks[0].touched, [blocks[0].indices]
-    wanted = np.unique(np.concatenate([block.touched for block in blocks]))
-    places = [np.searchsorted(wanted, block.touched) for block in blocks]
+        return blocks[0].touched, [blocks[0].indices], blocks[0].place
+    wanted = merged([block.touched for block in blocks])
+    at = Places(wanted)
+    #: Of each block's values, which of all touched keys they are of.
+    of_value = []
     uses = np.zeros(len(wanted), np.int64)
-    for place, block in zip(places, blocks, strict=True):
-        uses[place] += np.bincount(block.indices, minlength=len(block.touched))
-    order, at = by_use(uses)
-    return wanted[order], [
-        at[place][block.indices] for place, block in zip(places, blocks, strict=True)
-    ]
+    for block in blocks:
+        which = np.empty(len(block.touched), np.int32)
+        which[block.place] = at(block.touched)
+        uses[which] += np.bincount(block.indices, minlength=len(which))
+        of_value.append(which)
+    place = by_use(uses)
+    return (
+        wanted,
+        [place[which][block.indices] for block, which in zip(blocks, of_value, strict=True)],
+        place,
+    )

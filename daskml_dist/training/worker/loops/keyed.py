@@ -49,6 +49,9 @@ def run_keyed(context: Context) -> KeyedSolution:
         if connection is not None:
             connection.close()
     found.lanes = {space: {at.lane: at.own for at in keyed.ranges(space)} for space in found.values}
+    found.ids = {
+        space: np.concatenate([at.ids for at in keyed.ranges(space)]) for space in found.values
+    }
     return found
 
 
@@ -65,8 +68,8 @@ class _Keyed:
             block.side.name: [lane[i] for lane in blocks] for i, block in enumerate(blocks[0])
         }
         of_space = {found[0].side.rows: found for found in self._blocks.values()}
-        self._ranges = {space: _ranges(found) for space, found in of_space.items()}
-        self._bounds = {space: found[0].bounds for space, found in of_space.items()}
+        self._bounds = self._all_bounds(of_space)
+        self._ranges = {s: _ranges(found, self._bounds[s]) for s, found in of_space.items()}
         self.n_keys = {space: int(bounds[-1]) for space, bounds in self._bounds.items()}
         self._owners: dict[str, Owners] = {}
         self._halos: dict[str, Halo] = {}
@@ -83,6 +86,17 @@ class _Keyed:
         self._reports: list[Array] = list(image.reports)
         for extra in self._reports:
             self._report(extra)
+
+    def _all_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
+        """Number of the first key of each lane, and of all keys, by space."""
+        own = np.array(
+            [[block.lane, len(block.ids)] for some in blocks.values() for block in some], np.int64
+        ).reshape(len(blocks), -1, 2)
+        all_ = np.concatenate([found for (found,) in self._communicator.allgather([own])], axis=1)
+        sizes = np.zeros((len(blocks), all_.shape[1] + 1), np.int64)
+        for space, its in enumerate(all_):
+            sizes[space, its[:, 0] + 1] = its[:, 1]
+        return dict(zip(blocks, np.cumsum(sizes, axis=1), strict=True))
 
     def _lane_slices(self, space: str) -> dict[int, slice]:
         return {at.lane: at.own for at in self._ranges[space]}
@@ -201,12 +215,12 @@ class _Keyed:
             self._to_ledger.send()
 
 
-def _ranges(blocks: Sequence[KeyedBlock]) -> list[KeyRange]:
+def _ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
     """Ranges of the rows of some lanes' blocks, whose values lie one behind the other."""
     ranges, at = [], 0
     for block in blocks:
         stop = at + len(block.ids)
-        first = int(block.bounds[block.lane])
+        first = int(bounds[block.lane])
         ranges.append(KeyRange(block.lane, first, slice(at, stop), block.ids, block.strengths))
         at = stop
     return ranges

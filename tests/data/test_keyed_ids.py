@@ -1,0 +1,64 @@
+"""Ids of any type, and those that are refused."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from daskml_dist.data.keyed.frames import checked_values
+from daskml_dist.data.keyed.ids import as_ids, check_one_kind, factorised, merged, positions
+from daskml_dist.errors import InvalidDataError
+
+NOON = pd.Timestamp("2020-06-01 12:00")
+GOOD = {
+    "of a zone": (pd.Series([NOON, NOON]).dt.tz_localize("Europe/Berlin"), "M"),
+    "timestamps": ([NOON, NOON], "M"),
+    "dates": ([NOON.date()], "M"),
+    "categories": (pd.Categorical(["b", "a"]), "O"),
+    "booleans": (np.array([True, False], object), "u"),
+    "above 2**63": (np.array([2**63 + 1, 2**63 + 5], np.uint64), "u"),
+    "objects above 2**63": (np.array([2**63 + 1, 7], object), "u"),
+    "nullable": (pd.array([3, 1], "Int64"), "i"),
+}
+BAD = {
+    "of 128 bits": (np.array([2**70], object), "more than 64 bits"),
+    "UUIDs": ([uuid.UUID(int=1)], r"astype\(str\)"),
+    "missing": (["a", None], "dropna"),
+    "numbers and texts": (np.array([1, "a"], object), r"astype\(str\)"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_ids_are_numbered_in_order(name: str) -> None:
+    given, kind = GOOD[name]
+    ids = as_ids(given, "user")
+    assert ids.dtype.kind == kind
+    distinct, (codes,) = factorised([ids])
+    assert (distinct[codes] == ids).all()
+    assert distinct.tolist() == sorted(set(ids.tolist()))
+    np.testing.assert_array_equal(merged([distinct, distinct]), distinct)
+    np.testing.assert_array_equal(positions(distinct, distinct), np.arange(len(distinct)))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_ids_without_order_are_refused(name: str) -> None:
+    given, match = BAD[name]
+    with pytest.raises(InvalidDataError, match=match):
+        as_ids(given, "user")
+
+
+@pytest.mark.parametrize("others", [np.array([0.5]), np.array([2**63 + 1], np.uint64)], ids=repr)
+def test_integers_that_a_common_type_does_not_hold_are_refused(others: Any) -> None:
+    with pytest.raises(InvalidDataError, match="would become the same"):
+        check_one_kind([np.array([2**53 + 1]), others])
+    check_one_kind([np.array([2**53]), others.astype(float)])
+
+
+@pytest.mark.parametrize("values", [np.ones(2) * 1j, np.array(["2020"], "M8[D]")], ids=repr)
+def test_values_that_are_no_real_numbers_are_refused(values: Any) -> None:
+    with pytest.raises(InvalidDataError, match="what is no number"):
+        checked_values(values, "rating", None)
