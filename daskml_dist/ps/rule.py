@@ -145,7 +145,7 @@ class UpdateRule:
         Juditsky 1992); None: never.
     coordinates : bool
         Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
-        all the steps since (lazy regularisation, Carpenter 2008). Of one group only.
+        all the steps since (lazy regularisation, Carpenter 2008).
     share : float
         Share of the fit's steps that the shard makes itself, where several make them.
     clip : float or None
@@ -214,7 +214,8 @@ class UpdateRule:
     @property
     def owes(self) -> bool:
         """Whether rows that no gradient touches owe a penalty (coordinates only)."""
-        return self.coordinates and bool(self.only.penalty.l1 or self.only.penalty.l2)
+        penalties = [group.penalty for group in self.groups if group.n_penalised]
+        return self.coordinates and any(penalty.l1 or penalty.l2 for penalty in penalties)
 
     @property
     def steps_alone(self) -> bool:

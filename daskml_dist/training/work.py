@@ -26,7 +26,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solver
 from daskml_dist.solvers.keyed import KeyedSolver
 
-__all__ = ["KeyedWork", "RoundWork", "StepWork", "Work"]
+__all__ = ["KeyedWork", "RoundWork", "SolverWork", "StepWork", "Work"]
 
 #: Steps of a pass from which on the last push of every pass is not compressed.
 _MANY_STEPS = 32

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty
+from daskml_dist.ps.few_rows import FewRows
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
@@ -20,6 +21,23 @@ from tests.rules import one_group
 N_ROWS, WIDTH = 9, 2  # eight features and the intercept
 EVERY = pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 PENALTY = pytest.mark.parametrize("penalty", list(PENALTIES), ids=str)
+
+
+def _loops() -> list[Any]:
+    """Penalties and dtypes: numba compiles each optimizer for either dtype, with l1 and without.
+
+    The default run takes those with l1 in float32 and those without in float64.
+    """
+    usual = {penalty: np.float32 if get_penalty(penalty, 0.05, 0.5).l1 else np.float64
+             for penalty in PENALTIES}  # fmt: skip
+    return [
+        pytest.param(penalty, dtype, marks=() if dtype is usual[penalty] else pytest.mark.slow)
+        for penalty in PENALTIES
+        for dtype in (np.float32, np.float64)
+    ]
+
+
+LOOPS = pytest.mark.parametrize(("penalty", "dtype"), _loops())
 
 
 def _rule(
@@ -93,9 +111,8 @@ def test_step_without_rows_changes_no_parameter(optimizer: str, penalty: str | N
     assert (shard.version, shard.rows) == (1, 0)
 
 
-@PENALTY
+@LOOPS
 @EVERY
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_coordinates_of_all_rows_equal_dense(
     optimizer: str, penalty: str | None, dtype: Any
 ) -> None:
@@ -130,23 +147,25 @@ def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
         np.testing.assert_array_equal(slot[untouched], fresh[untouched])
 
 
-@PENALTY
+@LOOPS
 @EVERY
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
     optimizer: str, penalty: str | None, dtype: Any
 ) -> None:
     rule = _rule(optimizer, get_penalty(penalty, 0.05, 0.5), InverseScaling(0.1), coordinates=True)
     compiled, arrays = (_shard(rule, _weights(dtype)) for _ in range(2))
-    compiled.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
-    arrays._few = False
-    arrays.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
+    (group,) = arrays._groups
+    arrays._few = [FewRows(group, arrays.w, arrays.slots, arrays._paid, arrays._backend)]
+    arrays._few[0]._compiled = False
+    for shard in (compiled, arrays):
+        shard.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
     draw = np.random.default_rng(2)
     for gradient in _gradients(8).astype(dtype):
         index = np.flatnonzero(draw.random(N_ROWS) < 0.5)
         compiled.apply(gradient[index], 3, index)
         arrays.apply(gradient[index], 3, index)
-    assert bool(compiled._few) == (rule.only.optimizer.at_entry is not None)
+    assert compiled._few is not None
+    assert bool(compiled._few[0]._compiled) == (rule.only.optimizer.at_entry is not None)
     np.testing.assert_array_equal(compiled.w, arrays.w)
     for name, slot in compiled.slots.items():
         np.testing.assert_array_equal(slot, arrays.slots[name])

@@ -77,7 +77,9 @@ def test_workers_change_nothing(policy: str, run: Run, client: Client) -> None:
 
 @pytest.mark.parametrize("policy", quick(SUMMED, "async"))
 def test_every_policy_finds_what_was_left_out(policy: str, client: Client) -> None:
-    model = made(policy=policy, run=Run(n_lanes=2, n_servers=2), max_iter=12).fit(lazy(RATINGS))
+    # Factors to spare: just as many as there are tastes may be stuck for some passes.
+    model = made(policy=policy, run=Run(n_lanes=2, n_servers=2), max_iter=12)
+    model.set_params(rank=6).fit(lazy(RATINGS))
     assert model.score(HELD) > -0.55 > -HELD["rating"].std() / 2
     loss = [record["loss"] for record in model.history_]
     assert loss[-1] < 0.15 < loss[0] / 4
