@@ -73,7 +73,7 @@ class NMF(Components):
     verbose : int, default=0
         Above 0: a line of progress.
     shuffle : bool, default=False
-        Of no effect: coordinates are taken in turn.
+        Ignored.
     run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -387,7 +387,6 @@ class _Weights:
     tol: float
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        """In the rows' dtype."""
         backend = get_backend("cpu")
         rows = backend.rows(X, slice(0, X.shape[0]))
         check_signs(rows)
