@@ -12,6 +12,8 @@ __all__ = ["descend", "left_squares", "nonnegative", "shares"]
 
 #: Products of coefficients from which compiled loops are worth loading numba for.
 _COMPILED_FROM = 1 << 16
+#: What is added to the diagonal for the first coefficients, of its sum.
+_RIDGE = 1e-6
 
 
 def nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
@@ -30,8 +32,15 @@ def nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
     array of shape (n, k)
         The same for a row whatever rows are beside it.
     """
-    W = zeros(tuple(products.shape), products.dtype, like=products)
-    descend(gram, -products, W, most, tol)
+    # From the best ones of any sign, as far as they are not negative: near where few are.
+    xp, k = namespace(products), gram.shape[0]
+    ridge = zeros((k, k), gram.dtype, like=gram)
+    for t in range(k):
+        ridge[t, t] += 1
+    ridge *= _RIDGE * (float(total(gram * ridge)) or 1.0)
+    W = products @ xp.linalg.inv(gram + ridge)
+    W = xp.where(W > 0, W, 0 * W)
+    descend(gram, W @ gram - products, W, most, tol)
     return W
 
 

@@ -16,15 +16,16 @@ from daskml_dist._checks import check_count, check_flag, check_number, check_one
 from daskml_dist._run import Run
 from daskml_dist.backends import get_backend
 from daskml_dist.data.collection import take_columns
-from daskml_dist.decomposition._base import Array, Components, Projected
+from daskml_dist.decomposition._base import Array, Components
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.nonnegative import Updates
+from daskml_dist.models.nonnegative import Updates, check_signs
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.multiplicative import MultiplicativeNMF
 from daskml_dist.solvers.nmf import LeastSquaresNMF, best_weights
 from daskml_dist.solvers.nonnegative import Begin
 from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.survey import Survey
 
 __all__ = ["NMF"]
 
@@ -72,7 +73,7 @@ class NMF(Components):
     verbose : int, default=0
         Above 0: a line of progress.
     shuffle : bool, default=False
-        Of no effect: coordinates are taken in turn.
+        Ignored.
     run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -271,6 +272,8 @@ class NMF(Components):
     def _problem(self, rows: Rows) -> tuple[Unlabelled, Solver]:
         n, d = rows.survey.n_rows, rows.survey.n_features
         k, init = self._count(d), self._init(n, d)
+        if self._given[1] is not None:
+            self._check_weights(rows.survey, k)
         l1, l2 = self._penalties
         how: dict[str, Any] = {
             "begin": Begin(k, init, *self._drawn(init, k, d), rows.weight_sum / n),
@@ -304,6 +307,19 @@ class NMF(Components):
                 "numbers are more than a process should hold. Ask for fewer."
             )
         return k
+
+    @staticmethod
+    def _check_weights(survey: Survey, k: int) -> None:
+        """Check the weights to begin with, of `k` components."""
+        if (found := len(survey.targets.mean)) != k:
+            raise InvalidParameterError(
+                f"Array with wrong second dimension passed to NMF (input W). Expected {k}, but got "
+                f"{found}. Give one column a component."
+            )
+        if survey.target_range.min() < 0:
+            raise InvalidParameterError(
+                "Negative values in data passed to NMF (input W). Give numbers >= 0."
+            )
 
     def _init(self, n: int, d: int) -> str:
         k = self._count(d)
@@ -358,9 +374,6 @@ class NMF(Components):
         how = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
         return _Weights(self.components_, *how)
 
-    def _expansion(self) -> Callable[[Any], NDArray[Any]]:
-        return Projected(self.components_)
-
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
@@ -374,9 +387,9 @@ class _Weights:
     tol: float
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        """In the rows' dtype."""
         backend = get_backend("cpu")
         rows = backend.rows(X, slice(0, X.shape[0]))
+        check_signs(rows)
         across = np.ascontiguousarray(self.components.T, dtype=X.dtype)
         updates = Updates(across, self.beta, self.l1, self.l2, backend)
         if self.beta != 2:

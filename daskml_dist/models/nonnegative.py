@@ -10,21 +10,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.namespace import cast, namespace, ones, total, zeros
 from daskml_dist.backends.nonnegative import left_squares, shares
+from daskml_dist.errors import InvalidDataError
 
-__all__ = ["Updates", "multiplied"]
+__all__ = ["Updates", "check_signs", "multiplied"]
 
 #: What takes the place of zeros that are divided by.
 _LEAST = float(np.finfo(np.float32).eps)
 #: Weights that count as 0 where beta < 1.
 _TINY = float(np.finfo(np.float64).eps)
+
+
+def check_signs(X: Any) -> None:
+    """Check that rows hold no number below 0.
+
+    Raises
+    ------
+    InvalidDataError
+        They do.
+    """
+    stored = X.values if isinstance(X, SparseRows) else X
+    if prod(stored.shape) and bool(namespace(stored).min(stored) < 0):
+        raise InvalidDataError(
+            "Negative values in data passed to NMF: X must not hold any. Scale the features to "
+            "[0, 1] (MinMaxScaler), or use PCA or TruncatedSVD."
+        )
 
 
 def multiplied(values: Any, above: Any, below: Any, beta: float, l1: float, l2: float) -> Any:

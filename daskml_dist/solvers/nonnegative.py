@@ -18,13 +18,13 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, total
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.base import BatchRows
+from daskml_dist.models.nonnegative import check_signs
 from daskml_dist.solvers.base import Array, RowState, Solver, Statistic, Sums
 from daskml_dist.solvers.components import CovarianceEigen
 from daskml_dist.solvers.nested import Unkept
 from daskml_dist.solvers.power import PowerIterations
 from daskml_dist.solvers.rows import (
     elementwise,
-    is_sparse,
     row_tiles,
     sum_of_rows,
     sum_of_squares,
@@ -72,13 +72,8 @@ class Totals(Statistic):
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
             for at in row_tiles(rows.X, backend):
                 part = rows.part(at, backend)
-                values = part.X.values if is_sparse(part.X) else part.X
-                xp = namespace(values)
-                if not self.signed and values.size and bool(xp.min(values) < 0):
-                    raise InvalidDataError(
-                        "Negative values in data passed to NMF: X must not hold any. Scale the "
-                        "features to [0, 1] (MinMaxScaler), or use PCA or TruncatedSVD."
-                    )
+                if not self.signed:
+                    check_signs(part.X)
                 out[0] += sum_of_rows(part.X, part.weight, backend)
                 out[1] += sum_of_squares(part.X, part.weight, backend)
                 if self.counts:

@@ -183,6 +183,10 @@ BAD: dict[str, tuple[dict[str, Any], Any, dict[str, Any], type[Exception], str]]
         {"init": "custom"}, X, {"H": H[:, 1:]}, InvalidParameterError, r"Expected \(3, 12\)",
     ),
     "negative H": ({"init": "custom"}, X, {"H": -H}, InvalidParameterError, "input H"),
+    "W of another shape": (
+        {"init": "custom"}, X, {"H": H, "W": W[:, 1:]}, InvalidParameterError, "Expected 3",
+    ),
+    "negative W": ({"init": "custom"}, X, {"H": H, "W": -W}, InvalidParameterError, "input W"),
     "init": ({"init": "svd"}, X, {}, InvalidParameterError, "nndsvda"),
 }  # fmt: skip
 
@@ -192,6 +196,12 @@ def test_bad_input(case: str) -> None:
     params, rows, given, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
         NMF(**{"n_components": K} | params).fit(rows, **given)
+
+
+def test_negative_rows_have_no_weights() -> None:
+    ours = NMF(K, random_state=0, max_iter=5).fit(X)
+    with pytest.raises(InvalidDataError, match="Negative values in data"):
+        ours.transform(-X)
 
 
 def test_rows_and_columns_of_zeros() -> None:
