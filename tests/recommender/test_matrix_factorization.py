@@ -44,7 +44,6 @@ ATTRIBUTES = (
     "user_factors_", "item_factors_", "user_biases_", "item_biases_", "user_ids_", "item_ids_",
     "mean_", "n_iter_",
 )  # fmt: skip
-CALM = Run(n_lanes=3, deterministic=True)
 SUMMED = [name for name, kind in POLICIES.items() if not kind().averages]
 
 
@@ -61,9 +60,10 @@ def assert_same(one: MatrixFactorization, other: MatrixFactorization) -> None:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-@pytest.mark.parametrize("run", [CALM, Run(n_lanes=3, n_servers=2, deterministic=True)], ids=str)
-@pytest.mark.parametrize("policy", ["sync", "allreduce"])
-def test_workers_change_nothing(policy: str, run: Run, client: Client) -> None:
+@pytest.mark.parametrize("n_servers", quick([1, 2], 2))
+@pytest.mark.parametrize("policy", quick(["sync", "allreduce"], "sync"))
+def test_workers_change_nothing(policy: str, n_servers: int, client: Client) -> None:
+    run = Run(n_lanes=3, n_servers=n_servers, deterministic=True)
     one = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
     frame = lazy(SOME)
     far = made(policy=policy, run=run, max_iter=2, batch_size=64).fit(frame)
@@ -183,7 +183,8 @@ def test_losses(loss: str) -> None:
     )
 
 
-@pytest.mark.parametrize("pairwise", quick([True, False], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("pairwise", [True, False])
 def test_items_that_were_not_chosen(pairwise: bool, client: Client) -> None:
     """Who likes one half of the items is recommended others of it."""
     rng = np.random.default_rng(0)
