@@ -1,0 +1,112 @@
+"""Compiled loops of binned rows through small trees, without a branch: leaves as bits.
+
+Importing this module loads numba, so it is imported at first use.
+
+References
+----------
+C. Lucchese et al., "QuickScorer: a fast algorithm to rank documents with additive ensembles of
+regression trees", SIGIR 2015: a node where a row goes right rules out the leaves on its left, and
+of those left over the first is the row's. Here a table for each feature of a tree tells at once,
+for each bin, what all nodes that ask for the feature rule out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
+
+__all__ = ["add_masked"]
+
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: Rows that go through a tree together, so that what they need of it stays in the nearest cache.
+_ROWS = 512
+
+
+@_exact
+def add_masked(
+    columns: Any, roots: Any, first: int, last: int, n_outputs: int, nodes: Any, value: Any,
+    missing: int, tables: Any, out: Any,
+) -> None:  # fmt: skip
+    """Add the values of trees `first` to `last` to raw predictions.
+
+    Parameters
+    ----------
+    columns : ndarray of uint8 of shape (n_features, n)
+        Bins of rows.
+    nodes : tuple
+        Of `models.trees.Trees`: feature, bin, left, missing_left, category, bitsets.
+    missing : int
+        Bin of missing values.
+    tables : ndarray of uint32 or uint64 of shape (n_features + 3, 256)
+        Room to work in; no tree has more leaves than an entry has bits.
+    out : ndarray of float64 of shape (n, n_outputs)
+    """
+    n = len(out)
+    alive = np.empty(_ROWS, tables.dtype)
+    values = np.empty(64)
+    used = np.empty(len(tables), np.int64)
+    for t in range(first, last):
+        output = (t - first) % n_outputs
+        n_used = _fill(roots[t], roots[t + 1], nodes, value, missing, tables, used, values)
+        for start in range(0, n, _ROWS):
+            m = min(n - start, _ROWS)
+            rest = alive[:m]
+            rest[:] = ~tables.dtype.type(0)
+            for s in range(0, n_used, 4):
+                a, b = columns[used[s], start:], columns[used[s + 1], start:]
+                c, d = columns[used[s + 2], start:], columns[used[s + 3], start:]
+                of_a, of_b, of_c, of_d = tables[s], tables[s + 1], tables[s + 2], tables[s + 3]
+                for i in range(m):
+                    rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
+            for i in range(m):
+                out[start + i, output] += values[trailing_zeros(rest[i])]
+
+
+@_exact
+def _fill(
+    root: int, end: int, nodes: Any, value: Any, missing: int, tables: Any, used: Any, values: Any
+) -> int:
+    """Make a tree's tables, in the order of `used` features; say how many, a multiple of four."""
+    feature, bins, left, missing_left, category, bitsets = nodes
+    one = tables.dtype.type(1)
+    size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
+    slots = np.full(len(tables), -1)
+    for k in range(end - 1, root - 1, -1):
+        if feature[k] >= 0:
+            child = left[k] - root
+            size[k - root] = size[child] + size[child + 1]
+    n_used = 0
+    for k in range(root, end):
+        at = begin[k - root]
+        if feature[k] < 0:
+            values[at] = value[k]
+            continue
+        child = left[k] - root
+        begin[child], begin[child + 1] = at, at + size[child]
+        slot = slots[feature[k]]
+        if slot < 0:
+            slot = slots[feature[k]] = n_used
+            used[slot] = feature[k]
+            tables[slot] = ~tables.dtype.type(0)
+            n_used += 1
+        stay = ~tables.dtype.type(((one << size[child]) - one) << at)
+        table = tables[slot]
+        if category[k] >= 0:
+            for b in range(missing):
+                if (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 0:
+                    table[b] &= stay
+        else:
+            for b in range(bins[k] + 1, missing):
+                table[b] &= stay
+        if not missing_left[k]:
+            table[missing] &= stay
+    while n_used % 4:
+        # Once more the first: what is ruled out twice stays so.
+        used[n_used] = used[0]
+        tables[n_used] = tables[0]
+        n_used += 1
+    return n_used
