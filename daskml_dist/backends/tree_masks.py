@@ -100,8 +100,9 @@ def _fill(
                 if (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 0:
                     table[b] &= stay
         else:
-            for b in range(bins[k] + 1, missing):
-                table[b] &= stay
+            right = table[bins[k] + 1 : missing]
+            for b in range(len(right)):
+                right[b] &= stay
         if not missing_left[k]:
             table[missing] &= stay
     while n_used % 4:

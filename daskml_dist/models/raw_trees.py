@@ -15,7 +15,9 @@ __all__ = ["RawTrees"]
 
 #: Rows from which on it pays to put them into bins and to make tables of trees; and features that
 #: are put there as fast as a row goes through a tree.
-_MANY_ROWS, _FEATURES_A_TREE = 256, 8
+_MANY_ROWS, _FEATURES_A_TREE = 128, 4
+#: Rows that are worth a thread.
+_ROWS_A_THREAD = 4096
 
 
 @dataclass(eq=False)
@@ -42,11 +44,15 @@ class RawTrees:
 
     def add(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the values of some trees."""
+        from daskml_dist.backends.row_threads import over_threads
+
         X = np.ascontiguousarray(X)
         n, d = X.shape
-        if self._word is not None and n >= _MANY_ROWS and d <= _FEATURES_A_TREE * (last - first):
-            self._add_masked(X, first, last, out)
-            return
+        many = n >= _MANY_ROWS and d <= _FEATURES_A_TREE * (last - first)
+        add = self._add_masked if many and self._word is not None else self._add_walked
+        over_threads(lambda at: add(X[at], first, last, out[at]), n, _ROWS_A_THREAD)
+
+    def _add_walked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         from daskml_dist.backends.tree_predict import add_trees
 
         nodes = self.trees.nodes

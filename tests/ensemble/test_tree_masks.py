@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
+from daskml_dist.backends import row_threads
 from daskml_dist.models import raw_trees
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.raw_trees import RawTrees
@@ -79,6 +81,11 @@ def test_masks_and_walks_agree_to_the_bit(
     X = rows_of(rng, bins, n).astype(dtype)
     assert (raw._word is None) == (max(leaves) > 64)
     found = raw(X), raw(np.asfortranarray(X))
+    threads = []
+    monkeypatch.setattr(raw_trees, "_ROWS_A_THREAD", 100)
+    monkeypatch.setattr(row_threads, "_allowed", lambda: threads.append(3) or 3)
+    assert raw(X).tobytes() == found[0].tobytes()
+    assert threads
     part = np.zeros((n, n_outputs))
     raw.add(X, n_outputs, len(trees), part)
     monkeypatch.setattr(raw_trees, "_MANY_ROWS", n + 1)
@@ -87,3 +94,20 @@ def test_masks_and_walks_agree_to_the_bit(
     assert len(np.unique(walked)) > 3
     for one, other in ((found[0], walked), (found[1], walked), (part, walked_part)):
         assert one.tobytes() == other.tobytes()
+
+
+def test_threads_are_for_a_main_thread_that_may_have_them(monkeypatch: Any) -> None:
+    def slices() -> list[slice]:
+        found: list[slice] = []
+        row_threads.over_threads(found.append, 10, 3)
+        return sorted(found, key=lambda at: at.start)
+
+    monkeypatch.setattr(row_threads.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert slices() == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(slices).result() == [slice(0, 10)]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert slices() == [slice(0, 5), slice(5, 10)]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert slices() == [slice(0, 10)]
