@@ -12,8 +12,20 @@ import numpy as np
 
 from daskml_dist.backends.forest_criteria import middle, worth
 
-__all__ = ["ANYWHERE", "BITS", "D", "FOUND", "KIND", "LEAST_ROWS", "LEAST_WEIGHT", "MISSING",
-           "best_cut", "occupied", "random_cut", "share_of"]  # fmt: skip
+__all__ = [
+    "ANYWHERE",
+    "BITS",
+    "FOUND",
+    "KIND",
+    "LEAST_ROWS",
+    "LEAST_WEIGHT",
+    "MISSING",
+    "D",
+    "best_cut",
+    "occupied",
+    "random_cut",
+    "share_of",
+]  # fmt: skip
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
@@ -57,7 +69,7 @@ def _fits(
         return False
     if (l_total >> bits) == 0 or (r_total >> bits) == 0:
         return False
-    if bounds[2] == 0:
+    if bounds[2] == 0 or sign == 0:
         return True
     a = middle(facts[KIND], left, l_total, bits)
     b = middle(facts[KIND], right, r_total, bits)

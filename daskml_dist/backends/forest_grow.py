@@ -15,11 +15,11 @@ from daskml_dist.backends.forest_criteria import SQUARED, middle, worth
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
     BITS,
-    D,
     KIND,
     LEAST_ROWS,
     LEAST_WEIGHT,
     MISSING,
+    D,
     best_cut,
     occupied,
     random_cut,
@@ -108,9 +108,7 @@ def cut_of(
             facts, hist, places, n, own, total, sign, bounds, low[feature], high[feature], draw,
             best, found, left, threshold, work,
         )  # fmt: skip
-    new = best_cut(
-        facts, hist, places, n, own, total, sign, bounds, best, found, left, work
-    )
+    new = best_cut(facts, hist, places, n, own, total, sign, bounds, best, found, left, work)
     if new > best:
         threshold[0] = np.nan
     return new
@@ -230,7 +228,7 @@ def grow(
             paths = np.concatenate((paths, np.zeros_like(paths)))
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
         if len(between):
-            halve(facts, sums[node], of_left, signs[j], own, work, between[n_nodes:n_nodes + 2])
+            halve(facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2])
         for side in (1, 0):
             stack[n_stack, 0] = n_nodes + side
             stack[n_stack, 1] = start if side == 0 else start + n_left
@@ -242,9 +240,7 @@ def grow(
 
 
 @_exact
-def halve(
-    facts: Any, sums: Any, left: Any, sign: int, own: Any, work: Any, children: Any
-) -> None:
+def halve(facts: Any, sums: Any, left: Any, sign: int, own: Any, work: Any, children: Any) -> None:
     """Write the bounds of what two children may answer."""
     n_sums = len(sums) - 2
     children[0] = own[:2]

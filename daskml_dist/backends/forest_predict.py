@@ -11,7 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
-__all__ = ["add_answers", "add_out_of_bag", "leaves_of"]
+__all__ = ["add_answers", "leaves_of"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
@@ -94,7 +94,7 @@ def _descend(
 
 
 @_exact
-def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, out: Any) -> None:
+def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out: Any) -> None:
     """Write the leaf of each tree that rows end in, as its number in the tree."""
     for i in range(len(X)):
         for t in range(len(roots) - 1):
@@ -104,4 +104,4 @@ def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, out: Any) -> None:
                 if after == k:
                     break
                 k = after
-            out[i, t] = k - roots[t]
+            out[i, t] = numbers[k]

@@ -131,15 +131,10 @@ class GrownTree:
 
 
 def _walk(left: Array, root: int = 0) -> Array:
-    """Nodes from a root, both children of a node next to each other."""
-    order, stack = [root], [root]
-    while stack:
-        node = stack.pop()
-        child = int(left[node])
-        if child != node:
-            order += (child, child + 1)
-            stack += (child + 1, child)
-    return np.array(order)
+    from daskml_dist.backends.tree_order import walk_of
+
+    found: Array = walk_of(left, root)
+    return found
 
 
 def joined(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.models.tree_view import numbers_of
 from daskml_dist.models.trees import Trees
 
 __all__ = ["ForestLeaves", "RawForest"]
@@ -96,5 +97,5 @@ class ForestLeaves:
 
         X = np.ascontiguousarray(X)
         found = np.empty((len(X), len(self.trees)), np.int64)
-        leaves_of(X, self.trees.roots, *_woven(self.trees, X.dtype), found)
+        leaves_of(X, self.trees.roots, *_woven(self.trees, X.dtype), numbers_of(self.trees), found)
         return found

@@ -19,6 +19,7 @@ from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.bin_sample import find_bins
 from daskml_dist.solvers.forest_grow import ForestGrowth, Growing
+from daskml_dist.solvers.forest_oob import out_of_bag
 from daskml_dist.solvers.forest_rows import ForestRows, forest_rows, gathered, scaled
 from daskml_dist.solvers.forest_together import Together
 from daskml_dist.solvers.own_rows import OwnRows, RowSolver
@@ -49,6 +50,8 @@ class ForestSolver(RowSolver):
         "functional", "data" or "auto".
     budget : int or None
         Bytes that rows may take on a trainer.
+    out_of_bag : bool
+        Whether rows are answered by the trees that did not draw them.
     begin : mapping of str to ndarray, or None
         State of a forest to go on from.
     """
@@ -59,6 +62,7 @@ class ForestSolver(RowSolver):
     seed: int
     decomposition: str = "auto"
     budget: int | None = None
+    out_of_bag: bool = False
     begin: Mapping[str, Array] | None = None
 
     @property
@@ -72,7 +76,8 @@ class ForestSolver(RowSolver):
         Returns
         -------
         Solution
-            With the arrays of `Trees.packed`, and the "impurity" of all nodes.
+            With the arrays of `Trees.packed`, the "impurity" of all nodes, and what `out_of_bag`
+            finds.
         """
         return _Forest(self, rows).run()
 
@@ -138,7 +143,11 @@ class _Forest:
             # Hears whether the user wishes an end.
             self._rows.largest(np.zeros(1))
             self._rows.keep(n, partial(_state, self._done))
-        return Solution(np.empty(0), n, extra=_state(self._done))
+        state = _state(self._done)
+        if self._solver.out_of_bag:
+            trees = Trees.unpacked(state)
+            state |= out_of_bag(self._rows, self._rooms, self._growing, trees)
+        return Solution(np.empty(0), n, extra=state)
 
     def _alone(self) -> Any:
         """Function that grows some trees, each trainer its own, of all rows."""

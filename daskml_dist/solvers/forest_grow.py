@@ -14,7 +14,7 @@ from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.grown_tree import Answers, GrownTree
 from daskml_dist.models.hashed import draws
 from daskml_dist.models.trees import Tree
-from daskml_dist.solvers.forest_rows import ForestRows, Scales
+from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, Scales
 
 __all__ = ["ForestGrowth", "Growing"]
 
@@ -95,8 +95,9 @@ class Growing:
         self._seed = seed
         self.table = draw_table(growth.rate)
         self.bounded = bool(growth.signs.any())
+        weight = scales.weight * (2.0**FACTOR_BITS if growth.balanced else 1.0)
         self.answers = Answers(
-            growth.criterion, scales.bits, scales.weight, scales.target, scales.term, scales.centre
+            growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre
         )
 
     def facts(self, weight: int) -> tuple[NDArray[np.int64], float]:
@@ -136,6 +137,19 @@ class Growing:
         )  # fmt: skip
         return found[:n]
 
+    def class_weights(self, lines: Array) -> NDArray[np.int64]:
+        """Weights of the classes among drawn rows."""
+        from daskml_dist.backends.forest_kernels import node_sums
+
+        sums = np.zeros(self.growth.n_sums + 2, np.int64)
+        node_sums(lines, sums, np.zeros(2))
+        return sums[:-2] >> self.scales.bits
+
+    def factor(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Factors that make the classes weigh the same."""
+        each = int(weights.sum()) << FACTOR_BITS
+        return np.array([each // (len(weights) * max(int(w), 1)) for w in weights], np.int64)
+
     def bounds(self) -> NDArray[np.float64]:
         """Bounds of a root's answers."""
         return np.array([-np.inf, np.inf, float(self.bounded)])
@@ -143,11 +157,11 @@ class Growing:
     def whole(self, room: ForestRows, tree: int) -> tuple[Tree, Array]:
         """A tree of the rows of all lanes, and the impurity of its nodes."""
         lines = self.lines(room, tree)
+        if self.growth.balanced:
+            lines = self.lines(room, tree, self.factor(self.class_weights(lines)))
         weight = int((lines[:, 1] >> self.scales.bits).sum())
         facts, gain = self.facts(weight)
-        grown = self.part(
-            facts, gain, room.rows, lines, self.keys(tree)[1], 0, self.bounds()
-        )
+        grown = self.part(facts, gain, room.rows, lines, self.keys(tree)[1], 0, self.bounds())
         return self.done(grown)
 
     def part(

@@ -237,6 +237,4 @@ def gathered(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
         np.ascontiguousarray(np.concatenate(parts)) for parts in zip(*every, strict=True)
     )
     first = rooms[0]
-    return ForestRows(
-        bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more
-    )
+    return ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)

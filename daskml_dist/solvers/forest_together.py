@@ -85,7 +85,7 @@ class Together:
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
         """Some trees, and the impurity of their nodes."""
         growing = self._growing
-        self._lines = [[growing.lines(room, t) for room in self._rooms] for t in numbers]
+        self._lines = [self._drawn(t) for t in numbers]
         self._tops = [_Top(growing) for _ in numbers]
         self._facts: list[tuple[Array, float]] = []
         level = [
@@ -99,9 +99,17 @@ class Together:
         while level:
             level = self._level(level, small)
         parts = self._finished(small)
-        return [
-            growing.done(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)
-        ]
+        return [growing.done(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)]
+
+    def _drawn(self, tree: int) -> list[Array]:
+        """The lines of the rows that a tree draws of each own lane."""
+        growing = self._growing
+        lines = self._rows.map(lambda room: growing.lines(room, tree), self._rooms)
+        if not self._growth.balanced:
+            return lines
+        weights = np.sum([growing.class_weights(part) for part in lines], axis=0)
+        factor = growing.factor(self._rows.sum(weights))
+        return self._rows.map(lambda room: growing.lines(room, tree, factor), self._rooms)
 
     # -- a level -------------------------------------------------------------------------------
 
@@ -222,8 +230,8 @@ class Together:
         growing, growth = self._growing, self._growth
         facts, least = self._facts[node.tree]
         bits = growing.scales.bits
-        own = worth(growth.criterion.kind, node.sums[:-2], node.sums[-2], bits)
-        gain = max(node.best - own, 0.0)
+        before = worth(growth.criterion.kind, node.sums[:-2], node.sums[-2], bits)
+        gain = max(node.best - before, 0.0)
         if gain < least:
             return []
         last, _, missing_left = node.told[3:TOLD].tolist()
@@ -233,7 +241,9 @@ class Together:
             sign = growth.signs[node.feature]
             halve(facts, node.sums, node.told[TOLD:], sign, node.bounds, work, bounds[:, :2])
         left, right = (
-            _Node(node.tree, 0, node.depth + 1, np.uint64(child_of(node.path, side)), [], bounds[side])
+            _Node(
+                node.tree, 0, node.depth + 1, np.uint64(child_of(node.path, side)), [], bounds[side]
+            )
             for side in (0, 1)
         )
         for i, lines in enumerate(self._lines[node.tree]):

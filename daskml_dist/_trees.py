@@ -1,23 +1,29 @@
-"""Base classes of decision trees and of forests of them: parameters, importances, functions of rows."""
+"""Base classes of decision trees and forests: parameters, importances, functions of rows."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil, log2, sqrt
+from math import log2, sqrt
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
-from daskml_dist._checks import check_class_weight, check_count, check_flag, check_number, check_one_of, seed_of
+from daskml_dist._checks import seed_of
+from daskml_dist._classifier import BaseClassifier
+from daskml_dist._regressor import BaseRegressor
 from daskml_dist._rounds import BaseRounds
+from daskml_dist._tree_params import CRITERIA, check_tree_params, is_count, rows_of
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.models.criteria import Criterion, Entropy, Gini, Poisson, SquaredError
+from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.grown import Grown
 from daskml_dist.models.raw_forest import ForestLeaves, RawForest
+from daskml_dist.models.tree_view import node_paths
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest import ForestSolver
@@ -26,20 +32,18 @@ from daskml_dist.training.engine import Engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import Rows
 
-__all__ = ["BaseForest"]
-
-_CRITERIA: dict[str, Criterion] = {
-    "gini": Gini(), "entropy": Entropy(), "log_loss": Entropy(), "squared_error": SquaredError(),
-    "friedman_mse": SquaredError(), "poisson": Poisson(),
-}  # fmt: skip
+__all__ = ["BaseTrees", "TreesClassifier", "TreesRegressor"]
 
 
-class BaseForest(BaseRounds):
+class BaseTrees(BaseRounds):
     """Base class of trees and forests, fitted by growing trees over binned features."""
 
     random_state: Any
     monotonic_cst: Any
     _trees: Trees
+    _impurity: NDArray[np.float64]
+    #: Whether thresholds are drawn.
+    _random_cuts: Any = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -49,41 +53,13 @@ class BaseForest(BaseRounds):
 
     # -- parameters ----------------------------------------------------------------------------
 
-    def _n_trees(self) -> int:
-        return int(self._params()["n_estimators"])
-
     @property
-    def _random_cuts(self) -> bool:
-        return False
+    @abstractmethod
+    def _n_trees(self) -> int:
+        """Trees that are to be grown."""
 
     def _check_params(self) -> None:
-        p = self._params()
-        names = [n for n, c in _CRITERIA.items() if c.of_classes == self._classification]
-        if p["criterion"] == "absolute_error":
-            raise InvalidParameterError(
-                'criterion="absolute_error" needs medians of the targets, which are no sums: a '
-                'histogram does not hold them. Use "squared_error" or "poisson".'
-            )
-        check_one_of("criterion", p["criterion"], names)
-        for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
-            value = p[name]
-            if value is not None and (not _is_count(value) or value < least):
-                raise InvalidParameterError(
-                    f"{name}={value!r}: use an integer >= {least}, or None for no bound."
-                )
-        _check_rows("min_samples_split", p["min_samples_split"], 2, 1.0)
-        _check_rows("min_samples_leaf", p["min_samples_leaf"], 1, np.nextafter(1.0, 0))
-        share = "of [0, 0.5]"
-        check_number("min_weight_fraction_leaf", p["min_weight_fraction_leaf"],
-                     lambda v: 0 <= v <= 0.5, share)  # fmt: skip
-        check_number("min_impurity_decrease", p["min_impurity_decrease"])
-        check_number("ccp_alpha", p["ccp_alpha"])
-        if not _is_count(p["max_bins"]) or not 2 <= p["max_bins"] <= 255:
-            raise InvalidParameterError(
-                f"max_bins={p['max_bins']!r}: use an integer from 2 to 255: a bin is a byte, and "
-                "one is for missing values."
-            )
-        check_one_of("device", p["device"], ("auto", "cpu"))
+        check_tree_params(self._params(), self._classification)
         self._features_of(2)
 
     def _features_of(self, d: int) -> int:
@@ -93,7 +69,7 @@ class BaseForest(BaseRounds):
             return d
         if isinstance(given, str) and given in ("sqrt", "log2"):
             return max(1, int(sqrt(d) if given == "sqrt" else log2(d)))
-        if _is_count(given) and given >= 1:
+        if is_count(given) and given >= 1:
             return min(int(given), d)
         if isinstance(given, Real) and not isinstance(given, Integral) and 0 < given <= 1:
             return max(1, int(given * d))
@@ -124,14 +100,14 @@ class BaseForest(BaseRounds):
 
     def _problem(self, rows: Rows) -> tuple[Any, Any]:
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
-        leaf = _rows_of(p["min_samples_leaf"], n)
+        leaf = rows_of(p["min_samples_leaf"], n)
         n_classes = 0 if rows.classes is None else len(rows.classes)
         growth = ForestGrowth(
-            criterion=_CRITERIA[p["criterion"]],
+            criterion=CRITERIA[p["criterion"]],
             n_classes=n_classes,
             max_depth=p["max_depth"],
             max_leaf_nodes=p["max_leaf_nodes"],
-            min_samples_split=max(2, _rows_of(p["min_samples_split"], n), 2 * leaf),
+            min_samples_split=max(2, rows_of(p["min_samples_split"], n), 2 * leaf),
             min_samples_leaf=leaf,
             min_weight_fraction_leaf=float(p["min_weight_fraction_leaf"]),
             max_features=self._features_of(d),
@@ -147,11 +123,12 @@ class BaseForest(BaseRounds):
             self._seed = seed_of(self.random_state)
         solver = ForestSolver(
             growth=growth,
-            n_trees=self._n_trees(),
+            n_trees=self._n_trees,
             max_bins=int(p["max_bins"]),
             seed=self._seed,
             decomposition=p.get("decomposition", "auto"),
             budget=self._run_settings().memory_budget,
+            out_of_bag=bool(p.get("oob_score", False)),
             begin=begin,
         )
         return Grown(d), solver
@@ -211,29 +188,92 @@ class BaseForest(BaseRounds):
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         return RawForest(self._trees)
 
-    def _leaves(self, X: Any) -> Any:
-        self._check_fitted(X)
-        from daskml_dist.inference.predict import map_rows
+    def apply(self, X: Any) -> Any:
+        """Leaves that rows end in, by their numbers in the tree.
 
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int64
+            Of shape (n_rows, n_trees); of a single tree (n_rows,).
+        """
+        self._check_fitted(X)
         return map_rows(
-            ForestLeaves(self._trees), X, dtype=np.int64, n_outputs=len(self._trees),
+            ForestLeaves(self._trees), X, dtype=np.int64, n_outputs=self._n_leaf_columns,
             name=type(self).__name__, row_shape=self._row_shape,
         )  # fmt: skip
 
+    @property
+    def _n_leaf_columns(self) -> int | None:
+        return len(self._trees)
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    def _paths(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:
+        """Nodes that rows in memory come through, and where each tree's are among the columns."""
+        if is_dask(X):
+            raise InvalidDataError(
+                "decision_path makes a sparse matrix of rows in memory. Call it block by block, or "
+                "use apply, which is lazy."
+            )
+        leaves = np.asarray(BaseTrees.apply(self, X)).reshape(-1, len(self._trees))
+        return node_paths(self._trees, leaves), self._trees.roots
 
 
-def _check_rows(name: str, value: Any, least: int, most: float) -> None:
-    if _is_count(value) and value >= least:
-        return
-    if isinstance(value, Real) and not isinstance(value, Integral | bool) and 0 < value <= most:
-        return
-    raise InvalidParameterError(
-        f"{name}={value!r}: use an integer >= {least}, or a share of the rows between 0 and 1."
-    )
+class TreesClassifier(BaseClassifier):
+    """Base class of classifying trees and forests: probabilities of the classes."""
+
+    _min_classes = 1
+    _trees: Trees
+
+    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+        assert rows.classes is not None
+        self.classes_: NDArray[Any] = rows.classes
+        self.n_classes_ = len(rows.classes)
+        super()._set_fitted(solution, model, rows)  # type: ignore[misc]
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes: means of their shares in the trees' leaves.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows, n_classes)
+        """
+        self._check_fitted(X)
+        return self._map(None, X, np.float64, len(self.classes_))
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithms of :meth:`predict_proba`."""
+        self._check_fitted(X)
+        return self._map(_write_logs, X, np.float64, len(self.classes_))
 
 
-def _rows_of(given: Any, n: int) -> int:
-    return int(given) if _is_count(given) else ceil(given * n)
+class TreesRegressor(BaseRegressor):
+    """Base class of trees and forests of regression: means of the trees' answers."""
+
+    def predict(self, X: Any) -> Any:
+        """Means of the trees' answers.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        """
+        self._check_fitted(X)
+        return self._map(None, X, np.float64, None)
+
+    def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return np.asarray
+
+
+def _write_logs(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    with np.errstate(divide="ignore"):
+        np.log(raw, out=out)
