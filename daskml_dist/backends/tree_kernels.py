@@ -11,25 +11,33 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.prefetch import prefetch
+
 __all__ = [
-    "CONSTANT_HESSIAN", "add_to_leaf", "best_split", "part_rows", "quantise", "sum_all", "sum_some",
-    "to_bins",
+    "CONSTANT", "CONSTANT_HESSIAN", "EXACT", "ROUNDED", "add_to_leaf", "best_split", "part_rows",
+    "quantise", "sum_all", "sum_some", "to_bins",
 ]  # fmt: skip
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
+#: How gradients and hessians are packed: hessians are all 1; in all their digits; to 12 bits, up
+#: or down by a draw, so that sums of many are right.
+CONSTANT, EXACT, ROUNDED = 0, 1, 2
 #: Channels of a histogram whose hessians are all 1: gradients and rows; else hessians between.
 CONSTANT_HESSIAN = 2
 #: Rows of which the packed sums of a bin cannot overflow.
-_FLUSH = 65_535
-#: Rows that are copied together before they are counted.
-_TILE = 128
+_MOST, _MOST_ROUNDED = 65_535, 8_191
+#: Cells of a feature's grid, which tells roughly in which bin a value is.
+_CELLS = 1024
+#: Rows that a loop asks for before it reads them.
+_AHEAD = 16
 
 
 @_exact
 def to_bins(
-    X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any
-) -> None:
+    X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
+    seen: Any,
+) -> None:  # fmt: skip
     """Bins of some rows.
 
     Parameters
@@ -42,151 +50,201 @@ def to_bins(
     rows : ndarray of uint8 of shape (n, at least n_features)
     columns : ndarray of uint8 of shape (n_features, n)
         Where they go, in both orders.
+    seen : ndarray of uint8 of shape (n_features,)
+        Becomes 1 where a feature has missing values.
     """
     n, d = X.shape
+    starts = np.zeros((d, _CELLS + 2), np.int32)
+    lows, scales = np.zeros(d), np.zeros(d)
+    for j in range(d):
+        m = n_edges[j]
+        low, high = (table[j, 0], table[j, m - 1]) if m else (0.0, 0.0)
+        scale = _CELLS / (high - low)
+        if not (scale > 0 and scale < 1e300):
+            scale = 0.0
+        lows[j], scales[j] = low, scale
+        for e in range(m):
+            starts[j, _cell(table[j, e], low, scale) + 1] += 1
+        for c in range(_CELLS + 1):
+            starts[j, c + 1] += starts[j, c]
     for start in range(0, n, 256):
         stop = min(n, start + 256)
         for j in range(d):
-            edges = table[j]
-            most = 1
-            while most <= n_edges[j]:
-                most *= 2
+            edges, at, low, scale = table[j], starts[j], lows[j], scales[j]
             for i in range(start, stop):
                 value = np.float64(X[i, j])
-                low, step = 0, most >> 1
-                while step:
-                    if edges[low + step - 1] < value:
-                        low += step
-                    step >>= 1
-                if value != value or (
-                    categorical[j] and (low >= n_edges[j] or edges[low] != value)
-                ):
-                    low = missing
-                rows[i, j] = low
-                columns[j, i] = low
+                b = missing
+                if value == value:
+                    # Edges of lower cells are smaller, those of higher ones are not.
+                    c = _cell(value, low, scale)
+                    b, end = at[c], at[c + 1]
+                    while end - b > 8:
+                        middle = (b + end) >> 1
+                        if edges[middle] < value:
+                            b = middle + 1
+                        else:
+                            end = middle
+                    first = b
+                    for e in range(first, end):
+                        b += edges[e] < value
+                    if categorical[j] and (b >= n_edges[j] or edges[b] != value):
+                        b = missing
+                if b == missing:
+                    seen[j] = 1
+                rows[i, j] = b
+                columns[j, i] = b
 
 
 @_exact
-def quantise(g: Any, h: Any, g_scale: float, h_scale: float, out: Any) -> None:
+def _cell(value: float, low: float, scale: float) -> int:
+    """Cell of a value in an even grid; a larger value has no lower cell."""
+    at = (value - low) * scale
+    if at >= _CELLS:
+        return _CELLS
+    return np.int64(at) if at > 0 else 0
+
+
+@_exact
+def quantise(
+    g: Any, h: Any, g_scale: float, h_scale: float, mode: int, salt: Any, key: Any, out: Any
+) -> Any:
     """Gradients and hessians as whole numbers, packed into 64 bits.
 
     Parameters
     ----------
     g, h : ndarray of float32 of shape (n,)
-        No `h` where all hessians are 1.
+        `h` is empty where all hessians are 1.
     g_scale, h_scale : float
-        Powers of two that bring them below 2**30 and 2**24.
+        Powers of two that bring them below ``2**30`` and ``2**24``; below ``2**12`` to be rounded.
+    mode : {CONSTANT, EXACT, ROUNDED}
+        What becomes of them; see :func:`sum_some`.
+    salt : ndarray of uint32 of shape (n,)
+        A hash of each row's number, by which numbers are rounded up or down.
+    key : uint32
+        Of the tree.
     out : ndarray of int64 of shape (n,)
+
+    Returns
+    -------
+    int, int
+        Sums of the squares of the rounded gradients and of the rounded hessians, else 0.
     """
-    if len(h):
+    squares, sums = np.int64(0), np.int64(0)
+    if mode == CONSTANT:
+        for i in range(len(g)):
+            out[i] = (np.int64(np.rint(np.float64(g[i]) * g_scale)) << 16) + 1
+    elif mode == EXACT:
         for i in range(len(g)):
             of_g = np.int64(np.rint(np.float64(g[i]) * g_scale))
             out[i] = (of_g << 32) + np.int64(np.rint(np.float64(h[i]) * h_scale))
     else:
         for i in range(len(g)):
-            out[i] = np.int64(np.rint(np.float64(g[i]) * g_scale)) << 32
+            x = np.uint32((salt[i] ^ key) * np.uint32(0x9E3779B1))
+            x = np.uint32((x ^ (x >> 15)) * np.uint32(0x85EBCA77))
+            x = np.uint32(x ^ (x >> 13))
+            up = np.float64(x & 0xFFFF) * (1 / 65536)
+            of_g = np.int64(np.floor(np.float64(g[i]) * g_scale + up))
+            up = np.float64(x >> 16) * (1 / 65536)
+            of_h = np.int64(np.floor(np.float64(h[i]) * h_scale + up))
+            squares += of_g * of_g
+            sums += of_h
+            out[i] = (of_g << 38) + (of_h << 13) + 1
+    return squares, sums
 
 
 @_exact
-def _flush_two(acc: Any, out: Any) -> None:
+def _flush(mode: int, one: Any, two: Any, out: Any) -> None:
+    """Add packed sums to `out`, and begin anew."""
     for j in range(out.shape[0]):
         for b in range(out.shape[1]):
-            v = acc[j, b]
-            count = v & 0xFFFF
-            out[j, b, 0] += (v - count) >> 16
-            out[j, b, 1] += count
-            acc[j, b] = 0
+            if mode == CONSTANT:
+                v = one[j, b]
+                count = v & 0xFFFF
+                out[j, b, 0] += (v - count) >> 16
+                out[j, b, 1] += count
+                one[j, b] = 0
+            elif mode == ROUNDED:
+                v = one[j, b]
+                count = v & 0x1FFF
+                h = (v >> 13) & 0x1FFFFFF
+                out[j, b, 0] += (v - (h << 13) - count) >> 38
+                out[j, b, 1] += h
+                out[j, b, 2] += count
+                one[j, b] = 0
+            else:
+                v = two[j, b, 1]
+                count = v & 0xFFFF
+                out[j, b, 0] += two[j, b, 0]
+                out[j, b, 1] += (v - count) >> 16
+                out[j, b, 2] += count
+                two[j, b, 0] = 0
+                two[j, b, 1] = 0
 
 
 @_exact
-def _flush_three(acc: Any, out: Any) -> None:
-    for j in range(out.shape[0]):
-        for b in range(out.shape[1]):
-            v = acc[j, b, 1]
-            count = v & 0xFFFF
-            out[j, b, 0] += acc[j, b, 0]
-            out[j, b, 1] += (v - count) >> 16
-            out[j, b, 2] += count
-            acc[j, b, 0] = 0
-            acc[j, b, 1] = 0
-
-
-@_exact
-def sum_all(rows: Any, packed: Any, two: Any, three: Any, out: Any) -> None:
-    """Add the histograms of all rows to `out`; see `sum_some`."""
+def sum_all(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> None:
+    """Add the histograms of all rows to `out`; see :func:`sum_some`."""
     n, d = len(packed), out.shape[0]
-    for start in range(0, n, _FLUSH):
-        stop = min(n, start + _FLUSH)
-        if out.shape[2] == CONSTANT_HESSIAN:
+    most = _MOST_ROUNDED if mode == ROUNDED else _MOST
+    for start in range(0, n, most):
+        stop = min(n, start + most)
+        if mode != EXACT:
             for i in range(start, stop):
-                v = ((packed[i] >> 32) << 16) + 1
+                v = packed[i]
                 for j in range(d):
-                    two[j, rows[i, j]] += v
-            _flush_two(two, out)
+                    one[j, rows[i, j]] += v
         else:
             for i in range(start, stop):
                 g = packed[i] >> 32
                 v = ((packed[i] & 0xFFFFFFFF) << 16) + 1
                 for j in range(d):
                     b = rows[i, j]
-                    three[j, b, 0] += g
-                    three[j, b, 1] += v
-            _flush_three(three, out)
+                    two[j, b, 0] += g
+                    two[j, b, 1] += v
+        _flush(mode, one, two, out)
 
 
 @_exact
-def sum_some(
-    words: Any, packed: Any, index: Any, two: Any, three: Any, tile: Any, out: Any
-) -> None:
+def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, out: Any) -> None:
     """Add the histograms of some rows to `out`.
 
     Parameters
     ----------
-    words : ndarray of uint64 of shape (n, width / 8)
-        The bins of each row, eight a word.
+    mode : {CONSTANT, EXACT, ROUNDED}
+        How gradients and hessians are packed, by :func:`quantise`. CONSTANT: hessians are 1, and
+        `out` has no sums of them.
+    rows : ndarray of uint8 of shape (n, width)
+        The bins of each row.
     packed : ndarray of int64 of shape (n,)
-        Of :func:`quantise`.
     index : ndarray of int32 of shape (m,)
         Which rows.
-    two, three : ndarray of int64 of shape (n_features, 256) and (n_features, 256, 2), of zeros
-        Room for packed sums, left as zeros; only that is used which is needed.
-    tile : ndarray of uint8 of shape (128, width)
+    one, two : ndarray of int64 of shape (n_features, 256), and (n_features, 256, 2) for EXACT
+        Room for packed sums, of zeros; left as zeros.
     out : ndarray of int64 of shape (n_features, n_bins, 2 or 3)
-        Sums of gradients (of hessians) and of rows.
+        Sums of gradients, of hessians, and rows.
     """
     n, d = len(index), out.shape[0]
-    tile_words = tile.view(np.uint64)
-    width = words.shape[1]
-    values = np.empty(_TILE, np.int64)
-    since = 0
-    constant = out.shape[2] == CONSTANT_HESSIAN
-    for start in range(0, n, _TILE):
-        c = min(_TILE, n - start)
-        for q in range(c):
-            i = index[start + q]
-            values[q] = packed[i]
-            for k in range(width):
-                tile_words[q, k] = words[i, k]
-        if constant:
-            for q in range(c):
-                v = ((values[q] >> 32) << 16) + 1
+    most = _MOST_ROUNDED if mode == ROUNDED else _MOST
+    for start in range(0, n, most):
+        stop = min(n, start + most)
+        for q in range(start, stop):
+            if q + _AHEAD < n:
+                soon = np.intp(index[q + _AHEAD])
+                prefetch(rows, soon)
+                prefetch(packed, soon)
+            i = index[q]
+            v = packed[i]
+            if mode != EXACT:
                 for j in range(d):
-                    two[j, tile[q, j]] += v
-        else:
-            for q in range(c):
-                g = values[q] >> 32
-                v = ((values[q] & 0xFFFFFFFF) << 16) + 1
-                for j in range(d):
-                    b = tile[q, j]
-                    three[j, b, 0] += g
-                    three[j, b, 1] += v
-        since += c
-        if since > _FLUSH - _TILE or start + _TILE >= n:
-            since = 0
-            if constant:
-                _flush_two(two, out)
+                    one[j, rows[i, j]] += v
             else:
-                _flush_three(three, out)
+                g = v >> 32
+                h = ((v & 0xFFFFFFFF) << 16) + 1
+                for j in range(d):
+                    b = rows[i, j]
+                    two[j, b, 0] += g
+                    two[j, b, 1] += h
+        _flush(mode, one, two, out)
 
 
 @_exact

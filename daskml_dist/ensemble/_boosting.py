@@ -9,10 +9,13 @@ from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
 from daskml_dist._rounds import BaseRounds
+from daskml_dist.data.collection import Collection, take_columns
+from daskml_dist.ensemble._categories import categories_of, numbered, which_are_categorical
 from daskml_dist.ensemble._constraints import groups_of, signs_of
 from daskml_dist.ensemble._validation import joined
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -45,6 +48,11 @@ class BaseBoosting(BaseRounds):
     n_iter_: int
     _trees: Trees
     _baseline: NDArray[np.float64]
+    #: Which features are categories, and the categories of a frame's columns.
+    _mask: NDArray[np.bool_] | None
+    _categories: dict[Any, NDArray[Any]]
+    categorical_features: Any
+    max_bins: int
     #: How many rows, or blocks, come before those held out by the user, during a fit.
     _before_held: tuple[str, int] | None = None
 
@@ -57,6 +65,36 @@ class BaseBoosting(BaseRounds):
     @abstractmethod
     def _boost_loss(self, rows: Rows) -> BoostLoss:
         """The loss of some rows, which are checked for it."""
+
+    # -- categories ----------------------------------------------------------------------------
+
+    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        self._learn_categories(take_columns(X, y, sample_weight)[0])
+        return super()._collection(X, y, sample_weight, reset=reset)
+
+    def _learn_categories(self, X: Any) -> None:
+        """Find which features are categories, and those of a frame."""
+        if self.warm_start and "_trees" in vars(self):
+            return
+        X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
+        self._mask, self._categories = None, {}
+        if len(getattr(X, "shape", (0, 0))) != 2:
+            return  # which is told of elsewhere
+        self._mask = which_are_categorical(X, self.categorical_features)
+        if is_dataframe_like(X):
+            self._categories = categories_of(X, self._mask, int(self.max_bins))
+
+    def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        return super()._aligned(numbered(X, self._categories), y, sample_weight)
+
+    def _known_categories(self, rows: Rows) -> tuple[NDArray[np.float64] | None, ...]:
+        """Categories of each feature, None where it is a number; none where they are looked for."""
+        mask = self._mask
+        if mask is None:
+            return (None,) * rows.survey.n_features
+        known = [np.arange(float(len(found))) for found in self._categories.values()]
+        given = iter(known or [np.empty(0)] * int(mask.sum()))
+        return tuple(next(given) if is_one else None for is_one in mask)
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -185,7 +223,7 @@ class BaseBoosting(BaseRounds):
             max_iter=int(p["max_iter"]),
             growth=growth,
             max_bins=int(p["max_bins"]),
-            categories=(None,) * d,
+            categories=self._known_categories(rows),
             seed=self._seed,
             stopping=self._stopping(rows),
             begin=begin,
@@ -257,6 +295,10 @@ class BaseBoosting(BaseRounds):
         return self._trees.n_per_iteration
 
     # -- functions of rows ---------------------------------------------------------------------
+
+    def _map(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+        self._check_fitted(X)
+        return super()._map(then, numbered(X, self._categories), dtype, n_outputs)
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         return RawTrees(self._trees, self._baseline)

@@ -24,6 +24,8 @@ class Grown(Model):
 
     n_features: int
     takes_missing: ClassVar[bool] = True
+    #: Trainers may keep to a share of the cores.
+    starts_threads: ClassVar[bool] = False
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Targets in float64, labels by their numbers."""

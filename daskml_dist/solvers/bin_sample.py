@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins, edges_of
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.binned_rows import Aside, chosen
@@ -40,13 +41,14 @@ def find_bins(
     rows : OwnRows
     max_bins : int
     categories : sequence of ndarray of float64, or None
-        Of each feature; None where it is a number.
+        Of each feature, sorted; empty where they are to be looked for. None: it is a number.
     seed : int
     aside : callable or None
         Tells rows that are not to be looked at.
     n_used : float
         How many the others are, roughly.
     """
+    categories = _categories(rows, max_bins, categories)
     share = 1.0 if n_used <= SAMPLE else min(1.0, _MORE * SAMPLE / n_used)
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     each = rows.map(lambda lane: _of_lane(rows, lane, seed, last, aside), rows.lanes)
@@ -69,6 +71,44 @@ def find_bins(
         for j, c in enumerate(own)
     ]
     return Bins(_joined(rows, edges), max_bins, np.array([c is not None for c in categories]))
+
+
+def _categories(
+    rows: OwnRows, max_bins: int, given: Sequence[NDArray[np.float64] | None]
+) -> list[NDArray[np.float64] | None]:
+    """Categories of all rows, where they are not known."""
+    found = list(given)
+    asked = [j for j, known in enumerate(given) if known is not None and not len(known)]
+    if not asked:
+        return found
+    each = rows.map(lambda lane: _distinct(rows, lane, asked, max_bins), rows.lanes)
+    for number, j in enumerate(asked):
+        parts = rows.gather([_union([of_lane[number] for of_lane in each])])
+        every = _union([part for (part,) in parts])
+        if len(every) > max_bins:
+            raise InvalidDataError(
+                f"Categorical feature at index {j} is expected to have a cardinality <= "
+                f"{max_bins} but actually has a cardinality of {len(every)} or more. Raise "
+                "max_bins (255 at most), join rare categories, or encode it as numbers "
+                "(TargetEncoder)."
+            )
+        found[j] = every
+    return found
+
+
+def _distinct(rows: OwnRows, lane: int, asked: list[int], max_bins: int) -> list[Array]:
+    """Distinct values of some features of a lane, as many as tell that they are too many."""
+    found = [np.empty(0) for _ in asked]
+    for _, block in rows.blocks(lane):
+        for number, j in enumerate(asked):
+            values = np.unique(block.X[:, j]).astype(np.float64)
+            union = _union([found[number], values[~np.isnan(values)]])
+            found[number] = union[: max_bins + 1]
+    return found
+
+
+def _union(parts: list[Array]) -> Array:
+    return np.unique(np.concatenate([np.empty(0), *parts]))
 
 
 def _joined(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins
+from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["BinnedRows", "binned"]
 
-#: Bytes of a row's bins are copied eight at a time.
+#: Rows of bins begin where a word does, so that few reach over a processor's lines.
 _WORD = 8
 #: Numbers of rows: says of each whether it is kept aside.
 Aside = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
@@ -35,12 +36,16 @@ class BinnedRows:
     ----------
     n : int
         Rows.
+    missing : ndarray of uint8 of shape (n_features,)
+        Whether a feature has missing values.
     rows : ndarray of uint8 of shape (n, width)
-        The bins of each row, behind them zeros up to whole words.
+        The bins of each row, and zeros up to whole words.
     columns : ndarray of uint8 of shape (n_features, n)
         The same by feature.
     y : ndarray of float64 of shape (n,)
     weight : ndarray of float64 of shape (n,) or None
+    salt : ndarray of uint32 of shape (n,)
+        A hash of each row's number among all.
     extra : dict
         What a solver keeps of them beside.
     """
@@ -50,16 +55,21 @@ class BinnedRows:
     ) -> None:
         d = bins.n_features
         self.n = 0
+        self.missing = np.zeros(d, np.uint8)
         self.bins = bins
         self.room = room
         self._rows = room((most, -(-d // _WORD) * _WORD), np.uint8)
         self._columns = room((d, most), np.uint8)
         self._y = room((most,), np.float64)
         self._weight: NDArray[Any] | None = None
+        self._salt = room((most,), np.uint32)
         self.extra: dict[str, Any] = {}
 
-    def add(self, X: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None) -> None:
-        """Add some rows; weights come with all of them, or with none."""
+    def add(
+        self, X: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
+        numbers: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Add some rows and their numbers among all; weights come with all of them, or none."""
         from daskml_dist.backends.tree_kernels import to_bins
 
         if not len(X):
@@ -67,9 +77,10 @@ class BinnedRows:
         bins, at = self.bins, slice(self.n, self.n + len(X))
         to_bins(
             np.ascontiguousarray(X), bins.table, bins.n_edges, bins.categorical, bins.max_bins,
-            self._rows[at], self._columns[:, at],
+            self._rows[at], self._columns[:, at], self.missing,
         )  # fmt: skip
         self._y[at] = y
+        self._salt[at] = (draws(numbers) >> np.uint64(32)).astype(np.uint32)
         if weight is not None:
             if self._weight is None:
                 self._weight = self.room((len(self._y),), np.float64)
@@ -81,17 +92,16 @@ class BinnedRows:
         return self._rows[: self.n]
 
     @property
-    def words(self) -> NDArray[np.uint64]:
-        """The same rows, eight bins a word."""
-        return self.rows.view(np.uint64)
-
-    @property
     def columns(self) -> NDArray[np.uint8]:
         return self._columns[:, : self.n]
 
     @property
     def y(self) -> NDArray[np.float64]:
         return self._y[: self.n]
+
+    @property
+    def salt(self) -> NDArray[np.uint32]:
+        return self._salt[: self.n]
 
     @property
     def weight(self) -> NDArray[np.float64] | None:
@@ -105,14 +115,16 @@ def binned(
     most = rows.count(lane)
     own = BinnedRows(most, bins, rows.room)
     if aside is None:
-        for _, block in rows.blocks(lane):
-            own.add(block.X, block.y, block.weight)
+        for first, block in rows.blocks(lane):
+            numbers = np.arange(first, first + len(block.X))
+            own.add(block.X, block.y, block.weight, numbers)
         return own, None
     held = BinnedRows(most, bins, rows.room)
     for first, block in rows.blocks(lane):
-        is_held = aside(np.arange(first, first + len(block.X)))
+        numbers = np.arange(first, first + len(block.X))
+        is_held = aside(numbers)
         for kept, which in ((own, ~is_held), (held, is_held)):
-            kept.add(*chosen(block, which))
+            kept.add(*chosen(block, which), numbers[which])
     return own, held
 
 

@@ -157,9 +157,14 @@ class Binomial(BoostLoss):
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         # Of the smaller of both, so that nothing overflows.
-        small = np.exp(-np.abs(raw))
-        share = np.where(raw >= 0, 1.0, small) / (1 + small)
-        return share - y, small / (1 + small) ** 2
+        small = np.abs(raw)
+        np.exp(np.negative(small, out=small), out=small)
+        larger = 1 / (1 + small)
+        small *= larger
+        share = np.where(raw >= 0, larger, small)
+        share -= y
+        larger *= small
+        return share, larger
 
     def losses(self, y: Array, raw: Array) -> Array:
         raw = raw[0]

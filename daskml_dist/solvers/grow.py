@@ -32,6 +32,8 @@ __all__ = ["Grower", "Growth", "Leaf"]
 Array = NDArray[Any]
 #: Numbers that trainers tell of their best split: its gain, what `best_split` found, categories.
 _TOLD = 12
+#: Leaves whose children are made at once at most.
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +70,6 @@ class Leaf:
 
     Parameters
     ----------
-    number : int
-        Among the tree's nodes.
     depth : int
     at : list of slice
         Of the index of each own lane, where its rows are.
@@ -83,11 +83,19 @@ class Leaf:
         Number that its way from the root has.
     hist : ndarray of int64 of shape (m, n_bins, channels) or None
         Of the features whose owner this trainer is.
-    split : tuple or None
-        Gain, what `best_split` found, and categories.
+    gain : float
+    found : list of int
+        What `best_split` found.
+    bitset : ndarray of uint64 of shape (4,) or None
+        Categories that go left.
+    children : tuple of Leaf
+        Once they are made; they are part of the tree once it is split.
+    may : list of bool
+        Whether the children may be split.
+    number : int
+        Among the tree's nodes.
     """
 
-    number: int
     depth: int
     at: list[slice]
     totals: NDArray[np.int64]
@@ -100,6 +108,15 @@ class Leaf:
     gain: float = -1.0
     found: list[int] = field(default_factory=list)
     bitset: NDArray[np.uint64] | None = None
+    children: tuple[Leaf, ...] = ()
+    may: list[bool] = field(default_factory=list)
+    number: int = -1
+
+    @property
+    def smaller(self) -> int:
+        """Which of the children has fewer rows."""
+        left, right = self.children
+        return 0 if left.totals[2] < right.totals[2] else 1
 
     def __lt__(self, other: Leaf) -> bool:
         return (-self.gain, self.number) < (-other.gain, other.number)
@@ -119,7 +136,7 @@ class Grower:
     missing : ndarray of uint8 of shape (n_features,)
         Whether a feature has missing values.
     constant : bool
-        Whether all hessians are 1.
+        Whether all hessians are 1; their sums are then the numbers of rows.
     """
 
     def __init__(
@@ -136,31 +153,37 @@ class Grower:
         self._scratch = [_Scratch(room, shape) for room in self._rooms]
         self._all = np.ones(d, np.uint8)
 
-    def grow(self, output: int, scales: tuple[float, float], *seed: int) -> tuple[Tree, list[Leaf]]:
+    def grow(
+        self, output: int, mode: int, scales: tuple[float, float], *seed: int
+    ) -> tuple[Tree, list[Leaf]]:
         """A tree of the gradients of an output, its values not shrunk yet, and its leaves.
 
         Parameters
         ----------
         output : int
+        mode : int
+            How these are packed; see `tree_kernels.quantise`.
         scales : tuple of float
             What a unit of gradients, and of hessians, is.
         *seed : int
             Of the features that are drawn at nodes.
         """
-        self._output, self._scales, self._seed = output, np.array(scales), seed
+        self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
         self._tree = _TreeBuilder(self._bins)
-        root = self._root()
-        open_: list[Leaf] = []
+        open_ = [self._root()]
         leaves: list[Leaf] = []
-        self._push([root], open_, leaves)
         most = self._growth.max_leaf_nodes or 2**31
         while open_:
-            if len(open_) + len(leaves) >= most:
-                leaves += open_
-                break
             leaf = heapq.heappop(open_)
-            last = len(open_) + len(leaves) + 2 >= most
-            self._push(self._split(leaf, last), open_, leaves)
+            left = most - len(open_) - len(leaves) - 1
+            if leaf.gain <= 0 or not left:
+                leaves.append(leaf)
+                continue
+            if not leaf.children:
+                self._split(_likely([leaf, *open_], left), left)
+            self._tree.split(leaf)
+            for child in leaf.children:
+                heapq.heappush(open_, child)
         return self._tree.made(leaves), leaves
 
     # -- nodes ---------------------------------------------------------------------------------
@@ -170,60 +193,71 @@ class Grower:
             index = room.extra["index"]
             index[:] = np.arange(room.n, dtype=np.int32)
         at = [slice(0, room.n) for room in self._rooms]
-        whole = self._rows.map(lambda s: s.whole(self._output), self._scratch)
-        hist = _added(whole)
-        totals = self._rows.sum(hist[0].sum(axis=0))
+        hist = _added(self._rows.map(lambda s: s.whole(*self._packed), self._scratch))
+        totals = self._rows.sum(hist[0, 0].sum(axis=0))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
-        leaf = Leaf(0, 0, at, np.array([totals[0], h, n]), 0.0)
+        leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
         growth = self._growth
         if growth.groups is not None:
             leaf.groups = tuple(range(len(growth.groups)))
         if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
-            leaf.hist = self._rows.sum_own(hist)
+            leaf.hist = self._rows.sum_own(hist)[:, 0]
             self._find([leaf])
         self._tree.add(leaf)
         return leaf
 
-    def _push(self, some: Sequence[Leaf], open_: list[Leaf], leaves: list[Leaf]) -> None:
+    def _split(self, some: Sequence[Leaf], left: int) -> None:
+        """Make the children of some leaves, and find their own best splits.
+
+        `left`: splits that the tree may still make; after the last one nobody asks for these.
+        """
+        growth, tasks = self._growth, []
         for leaf in some:
-            if leaf.gain > 0:
-                heapq.heappush(open_, leaf)
-            else:
-                leaves.append(leaf)
+            leaf.children = self._children(leaf)
+            leaf.may = [
+                left > 1
+                and (growth.max_depth is None or child.depth < growth.max_depth)
+                and bool(child.totals[2] >= 2 * growth.min_samples_leaf)
+                for child in leaf.children
+            ]
+            table = goes_left(leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins)
+            side = leaf.smaller if any(leaf.may) else -1
+            tasks.append((leaf.found[0], table, leaf.at, side))
+        parts = self._rows.map(lambda i: self._parts(i, tasks), range(len(self._rooms)))
+        for number, leaf in enumerate(some):
+            for i, at in enumerate(leaf.at):
+                middle = parts[i][1][number]
+                leaf.children[0].at.append(slice(at.start, middle))
+                leaf.children[1].at.append(slice(middle, at.stop))
+        summed = [leaf for leaf in some if any(leaf.may)]
+        if summed:
+            own = self._rows.sum_own(_added([hist for hist, _ in parts]))
+            for number, leaf in enumerate(summed):
+                assert leaf.hist is not None
+                small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
+                small.hist, large.hist = own[:, number], leaf.hist - own[:, number]
+            self._find(
+                [
+                    child
+                    for leaf in summed
+                    for child, may in zip(leaf.children, leaf.may, strict=True)
+                    if may
+                ]
+            )
+        for leaf in some:
+            leaf.hist = None
 
-    def _split(self, leaf: Leaf, last: bool) -> tuple[Leaf, Leaf]:
-        """Split a leaf; the children's own best splits are found unless they are the last."""
-        left, right = self._children(leaf)
-        growth = self._growth
-        may = [
-            not last
-            and (growth.max_depth is None or child.depth < growth.max_depth)
-            and child.totals[2] >= 2 * growth.min_samples_leaf
-            for child in (left, right)
-        ]
-        smaller_left = left.totals[2] < right.totals[2]
-        table = goes_left(leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins)
-        side = (0 if smaller_left else 1) if any(may) else -1
-
-        def part(i: int) -> Array | None:
-            return self._scratch[i].part(leaf.found[0], table, leaf.at[i], side, self._output)
-
-        parts = self._rows.map(part, range(len(self._rooms)))
-        for i, scratch in enumerate(self._scratch):
-            at, middle = leaf.at[i], scratch.middle
-            left.at.append(slice(at.start, middle))
-            right.at.append(slice(middle, at.stop))
-        if side >= 0:
-            own = self._rows.sum_own(_added([p for p in parts if p is not None]))
-            small, large = (left, right) if smaller_left else (right, left)
-            assert leaf.hist is not None
-            leaf.hist -= own
-            small.hist, large.hist = own, leaf.hist
-            self._find([child for child, m in zip((left, right), may, strict=True) if m])
-        leaf.hist = None
-        for child, m in zip((left, right), may, strict=True):
-            child.hist = child.hist if m else None
-        return left, right
+    def _parts(
+        self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int]]
+    ) -> tuple[Array, list[int]]:
+        """Part a lane's rows of some leaves; histograms, and where the right children begin."""
+        scratch, summed = self._scratch[i], [side for *_, side in tasks if side >= 0]
+        hist, middles, number = scratch.room(len(summed)), [], 0
+        for feature, table, at, side in tasks:
+            out = hist[:, number] if side >= 0 else None
+            middles.append(scratch.part(feature, table, at[i], side, out, *self._packed))
+            number += side >= 0
+        return hist, middles
 
     def _children(self, leaf: Leaf) -> tuple[Leaf, Leaf]:
         """Both children, as far as the split alone tells of them."""
@@ -231,7 +265,7 @@ class Grower:
         of_left = np.array([g, h, n])
         children = []
         for side, totals in enumerate((of_left, leaf.totals - of_left)):
-            child = Leaf(0, leaf.depth + 1, [], totals, 0.0, path=2 * leaf.path + side)
+            child = Leaf(leaf.depth + 1, [], totals, 0.0, path=2 * leaf.path + side)
             child.value = self._value(totals, leaf)
             child.low, child.high = leaf.low, leaf.high
             children.append(child)
@@ -246,7 +280,6 @@ class Grower:
         if not self._missing[feature]:
             # Nothing is known of missing values: they go with most rows.
             leaf.found[2] = int(left.totals[2] > right.totals[2])
-        self._tree.split(leaf, left, right)
         return left, right
 
     def _value(self, totals: NDArray[np.int64], leaf: Leaf) -> float:
@@ -303,41 +336,59 @@ class _Scratch:
 
     def __init__(self, room: BinnedRows, shape: tuple[int, int, int]) -> None:
         d, _, channels = shape
-        self._room = room
-        self._two = np.zeros((d, 256) if channels == 2 else (0, 0), np.int64)
-        self._three = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
-        self._tile = np.zeros((128, room.rows.shape[1]), np.uint8)
-        self._out = np.zeros(shape, np.int64)
-        self.middle = 0
+        self._rows, self._shape = room, shape
+        self._one = np.zeros((d, 256), np.int64)
+        self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
+        self._out = np.zeros(0, np.int64)
 
-    def whole(self, output: int) -> Array:
-        """Histograms of all rows; good until the next ones."""
+    def room(self, n: int) -> Array:
+        """Zeros for the histograms of `n` leaves; good until the next."""
+        (d, *rest), size = self._shape, n * math.prod(self._shape)
+        if len(self._out) < size:
+            self._out = np.empty(size, np.int64)
+        out = self._out[:size].reshape(d, n, *rest)
+        out[:] = 0
+        return out
+
+    def whole(self, mode: int, output: int) -> Array:
+        """Histograms of all rows."""
         from daskml_dist.backends.tree_kernels import sum_all
 
-        self._out[:] = 0
-        packed = self._room.extra["packed"][output]
-        sum_all(self._room.rows, packed, self._two, self._three, self._out)
-        return self._out
+        out, packed = self.room(1), self._rows.extra["packed"][output]
+        sum_all(mode, self._rows.rows, packed, self._one, self._two, out[:, 0])
+        return out
 
     def part(
-        self, feature: int, table: NDArray[np.uint8], at: slice, side: int, output: int
-    ) -> Array | None:
-        """Part the rows of a node, and sum those of a side (0 left, 1 right, -1 neither)."""
+        self, feature: int, table: NDArray[np.uint8], at: slice, side: int, out: Array | None,
+        mode: int, output: int,
+    ) -> int:  # fmt: skip
+        """Part the rows of a leaf, and sum those of a side (0 left, 1 right) where it is asked for.
+
+        Returns
+        -------
+        int
+            Where the rows of the right child begin.
+        """
         from daskml_dist.backends.tree_kernels import part_rows, sum_some
 
-        extra = self._room.extra
+        extra = self._rows.extra
         index = extra["index"][at]
-        n_left = part_rows(self._room.columns[feature], table, index, extra["spare"])
-        self.middle = at.start + n_left
-        if side < 0:
-            return None
-        self._out[:] = 0
-        some = index[n_left:] if side else index[:n_left]
-        sum_some(
-            self._room.words, extra["packed"][output], some, self._two, self._three, self._tile,
-            self._out,
-        )  # fmt: skip
-        return self._out
+        n_left = part_rows(self._rows.columns[feature], table, index, extra["spare"])
+        if out is not None:
+            sum_some(
+                mode, self._rows.rows, extra["packed"][output],
+                index[n_left:] if side else index[:n_left], self._one, self._two, out,
+            )  # fmt: skip
+        return at.start + int(n_left)
+
+
+def _likely(some: Sequence[Leaf], left: int) -> list[Leaf]:
+    """Leaves that will probably be split, where `left` more may be: the best first.
+
+    What one sum tells of several leaves need not be waited for several times.
+    """
+    fresh = sorted(leaf for leaf in some if leaf.gain > 0 and not leaf.children)
+    return fresh[: min(max(1, left // 3), _AT_ONCE)]
 
 
 def _added(parts: Sequence[Array]) -> Array:
@@ -362,11 +413,11 @@ class _TreeBuilder:
         self._nodes.append(leaf)
         self._left.append(leaf.number)
 
-    def split(self, leaf: Leaf, left: Leaf, right: Leaf) -> None:
+    def split(self, leaf: Leaf) -> None:
         """Add the children of a node."""
         self._left[leaf.number] = len(self._nodes)
-        self.add(left)
-        self.add(right)
+        for child in leaf.children:
+            self.add(child)
 
     def made(self, leaves: Sequence[Leaf]) -> Tree:
         """The tree."""

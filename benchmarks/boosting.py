@@ -1,0 +1,113 @@
+"""Time of gradient boosting on two worker processes, beside LightGBM, xgboost and scikit-learn."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from distributed import wait
+from sklearn.ensemble import HistGradientBoostingClassifier as Peer
+from sklearn.metrics import roc_auc_score
+
+from benchmarks._common import markdown, persisted, processes
+from daskml_dist.ensemble import HistGradientBoostingClassifier
+
+#: Rows to fit and to test, features, iterations.
+SHAPE, TINY = (1_000_000, 200_000, 28, 100), (4_000, 1_000, 5, 3)
+BLOCKS = 8
+GIVEN: dict[str, Any] = {"learning_rate": 0.1, "max_leaf_nodes": 31, "max_bins": 255}
+
+Fit = Callable[[], Any]
+
+
+def run(tiny: bool = False) -> str:
+    """Fits beside the peers', and predictions."""
+    n, n_test, d, rounds = TINY if tiny else SHAPE
+    X, y = rows(n + n_test, d)
+    X_test, y_test = X[n:], y[n:]
+    X, y = X[:n].copy(), y[:n].copy()
+    given = {**GIVEN, "max_iter": rounds, "early_stopping": False}
+    # Before the cluster, whose scheduler lives in this process.
+    fits = {"scikit-learn, one process": _once(lambda: Peer(**given).fit(X, y))}
+    with processes(2) as client:
+        lazy, target = persisted(X, BLOCKS), persisted(y, BLOCKS)
+        wait([lazy, target])
+        # Kernels are loaded, and the first time compiled, before.
+        HistGradientBoostingClassifier(**{**given, "max_iter": 2}).fit(lazy, target)
+        fits["daskml_dist"] = _once(
+            lambda: HistGradientBoostingClassifier(**given).fit(lazy, target)
+        )
+        if importlib.util.find_spec("lightgbm"):
+            fits["lightgbm.dask"] = _once(lambda: _lightgbm(client, lazy, target, rounds))
+        if importlib.util.find_spec("xgboost"):
+            fits["xgboost.dask"] = _once(lambda: _xgboost(client, lazy, target, rounds))
+    table = [
+        [name, f"{taken:.2f}", f"{roc_auc_score(y_test, _shares(model, X_test)):.4f}"]
+        for name, (taken, model) in fits.items()
+    ]
+    title = f"Boosting of {n:,} x {d} float32, {rounds} iterations, 31 leaves, 255 bins, persisted"
+    found = markdown(f"{title}, 2 worker processes", ["", "seconds of a fit", "AUC"], table)
+    return f"{found}\n\n{_predictions(fits, X_test)}"
+
+
+def rows(n: int, d: int) -> tuple[Any, Any]:
+    """Rows of two classes, float32, some features of which go together."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, d), dtype=np.float32)
+    raw = X @ rng.normal(size=d) * 0.3 + np.sin(X[:, 0] * 2) * X[:, 1]
+    raw += X[:, 2] * X[:, 3] * (X[:, 4] > 0)
+    return X, (raw + rng.logistic(size=n) > 0).astype(np.int32)
+
+
+def _once(fit: Fit) -> tuple[float, Any]:
+    since = time.perf_counter()
+    model = fit()
+    return time.perf_counter() - since, model
+
+
+def _lightgbm(client: Any, X: Any, y: Any, rounds: int) -> Any:
+    import lightgbm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = lightgbm.DaskLGBMClassifier(
+            client=client, n_estimators=rounds, num_leaves=31, learning_rate=0.1, max_bin=255,
+            verbose=-1,
+        )  # fmt: skip
+        return model.fit(X, y).to_local()
+
+
+def _xgboost(client: Any, X: Any, y: Any, rounds: int) -> Any:
+    from xgboost import dask as xgboost
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = xgboost.DaskXGBClassifier(
+            n_estimators=rounds, learning_rate=0.1, tree_method="hist", max_bin=255, max_depth=6
+        )
+        model.client = client
+        return model.fit(X, y).get_booster()
+
+
+def _shares(model: Any, X: Any) -> Any:
+    """Probability of the second class."""
+    if hasattr(model, "predict_proba"):
+        return model.predict_proba(X)[:, 1]
+    import xgboost
+
+    return model.predict(xgboost.DMatrix(X))
+
+
+def _predictions(fits: dict[str, tuple[float, Any]], X: Any) -> str:
+    table = []
+    for name in ("scikit-learn, one process", "daskml_dist"):
+        model = fits[name][1]
+        model.predict_proba(X[:100])
+        taken, _ = _once(lambda model=model: model.predict_proba(X))
+        table.append([name, f"{1e9 * taken / len(X):.0f}"])
+    title = f"Probabilities of {len(X):,} rows in memory, by all trees"
+    return markdown(title, ["", "ns a row"], table)

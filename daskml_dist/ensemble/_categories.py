@@ -1,0 +1,138 @@
+"""Categorical features: which they are, and frames with categories by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+__all__ = ["categories_of", "check_cardinality", "numbered", "which_are_categorical"]
+
+Categories = dict[Any, NDArray[Any]]
+
+
+def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_]:
+    """Mask of the categorical features of what the user gave as X and as `categorical_features`.
+
+    Raises
+    ------
+    InvalidParameterError
+        It fits no features of X.
+    """
+    is_frame = is_dataframe_like(X)
+    n = (
+        len(X.columns)
+        if is_frame
+        else int(np.shape(X)[1] if not hasattr(X, "shape") else X.shape[1])
+    )
+    by_dtype = isinstance(given, str) and given == "from_dtype"
+    if given is None or (by_dtype and not is_frame):
+        return np.zeros(n, bool)
+    if by_dtype:
+        return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
+    features = np.asarray(given)
+    kinds = sorted({type(one).__name__ for one in features.tolist()})
+    if features.dtype.kind not in "ibUO" or (features.dtype.kind == "O" and kinds != ["str"]):
+        raise InvalidParameterError(
+            "categorical_features must be an array-like of bool, int or str, got: "
+            f"{', '.join(kinds)}. Give a mask, numbers or names of features."
+        )
+    if features.size == 0:
+        return np.zeros(n, bool)
+    mask = np.zeros(n, bool)
+    if features.dtype.kind in "UO":
+        if not is_frame:
+            raise InvalidParameterError(
+                "categorical_features should be passed as an array of integers or as a boolean "
+                "mask when the model is fitted on data without feature names."
+            )
+        names = list(X.columns)
+        for name in features.tolist():
+            if name not in names:
+                raise InvalidParameterError(
+                    f"categorical_features has an item value '{name}' which is not a valid "
+                    f"feature name of the training data. Observed feature names: {names}. Use "
+                    "some of these."
+                )
+            mask[names.index(name)] = True
+    elif features.dtype.kind == "i":
+        if features.max() >= n or features.min() < 0:
+            raise InvalidParameterError(
+                "categorical_features set as integer indices must be in [0, n_features - 1], and "
+                f"X has {n} features. Use these."
+            )
+        mask[features] = True
+    elif len(features) != n:
+        raise InvalidParameterError(
+            "categorical_features set as a boolean mask must have shape (n_features,), got: "
+            f"{features.shape}. X has {n} features."
+        )
+    else:
+        mask[:] = features
+    return mask
+
+
+def _is_category(dtype: Any) -> bool:
+    return str(dtype) == "category"
+
+
+def categories_of(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
+    """Sorted categories of some columns of a frame.
+
+    Raises
+    ------
+    InvalidDataError
+        A column has more than bins.
+    """
+    found: Categories = {}
+    for name in X.columns[mask]:
+        column = X[name]
+        if not _is_category(column.dtype):
+            column = column.astype("category")
+        if is_dask(column):
+            column = (column if column.cat.known else column.cat.as_known())._meta
+        found[name] = np.sort(np.asarray(column.cat.categories))
+        check_cardinality(repr(name), len(found[name]), max_bins)
+    return found
+
+
+def check_cardinality(name: str, n: int, max_bins: int) -> None:
+    """Check that a feature's categories have bins enough.
+
+    Raises
+    ------
+    InvalidDataError
+        They have not.
+    """
+    if n > max_bins:
+        raise InvalidDataError(
+            f"Categorical feature {name} is expected to have a cardinality <= {max_bins} but "
+            f"actually has a cardinality of {n}. Raise max_bins (255 at most), join rare "
+            "categories, or encode it as numbers (TargetEncoder)."
+        )
+
+
+def numbered(X: Any, categories: Mapping[Any, NDArray[Any]]) -> Any:
+    """A frame with the numbers of categories in place of these; NaN where there is no such one."""
+    if not categories or not is_dataframe_like(X):
+        return X
+    if not is_dask(X):
+        return _numbered(X, categories)
+    meta = X._meta.assign(**{name: np.empty(0) for name in categories})
+    return X.map_partitions(_numbered, dict(categories), meta=meta)
+
+
+def _numbered(X: Any, categories: Mapping[Any, NDArray[Any]]) -> Any:
+    import pandas as pd
+
+    columns = {}
+    for name, known in categories.items():
+        at = pd.Index(known).get_indexer(np.asarray(X[name], dtype=object))
+        columns[name] = np.where(at < 0, np.nan, at)
+    return X.assign(**columns)
