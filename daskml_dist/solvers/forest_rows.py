@@ -99,7 +99,7 @@ def forest_rows(rows: OwnRows, lane: int, bins: Bins) -> ForestRows:
         rows.room((n, -(-d // _WORD) * _WORD), np.uint8), rows.room((n,), np.int64),
         rows.room((n,), np.float64), None, np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
     )  # fmt: skip
-    columns = np.empty((d, min(n, _TILE)), np.uint8)
+    columns, seen = np.empty((d, min(n, _TILE)), np.uint8), np.empty(d, np.uint8)
     stop = 0
     for first, block in rows.blocks(lane):
         for start in range(0, len(block.X), _TILE):
@@ -108,7 +108,7 @@ def forest_rows(rows: OwnRows, lane: int, bins: Bins) -> ForestRows:
             of = made.rows[at]
             to_bins(
                 X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
-                columns[:, : len(X)],
+                columns[:, : len(X)], seen,
             )  # fmt: skip
             reach_of(X, of, made.low, made.high)
             made.numbers[at] = np.arange(first + start, first + start + len(X))
