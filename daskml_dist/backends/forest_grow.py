@@ -120,12 +120,16 @@ def _split(
     high: Any, features: Any, hist: Any, places: Any, swaps: Any, found: Any, left: Any,
     threshold: Any, work: Any,
 ) -> tuple[int, float]:  # fmt: skip
-    """The feature of the best split of a node (-1: there is none), and the children's worth."""
+    """The feature of the best split of a node (-1: there is none), and the children's worth.
+
+    Of equal splits that of the feature which the node drew first counts: nodes of few rows have
+    many, and a fixed order would favour some features.
+    """
     missing, d, m = facts[MISSING], facts[D], facts[FEATURES]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
     n_sums = len(sums) - 2
     while k < d and (k < m or not spreads):
-        j = draw_feature(path, k, features, swaps) if m < d else k
+        j = draw_feature(path, k, features, swaps)
         k += 1
         if len(lines) < _FEW:
             n = _few_places(rows, lines, j, hist, places, missing)
@@ -146,10 +150,9 @@ def _split(
         hist[missing, :] = 0
         for q in range(n):
             hist[places[q], :] = 0
-    if m < d:
-        # In their order again, so that what a node draws is its own.
-        for q in range(k - 1, -1, -1):
-            swap_back(features, q, swaps)
+    # In their order again, so that what a node draws is its own.
+    for q in range(k - 1, -1, -1):
+        swap_back(features, q, swaps)
     return best_feature, best
 
 

@@ -177,11 +177,8 @@ class Together:
     def _features(self, node: _Node, first: int, last: int) -> Array:
         from daskml_dist.backends.forest_jobs import features_of
 
-        d = self._growing.bins.n_features
-        if self._growth.max_features >= d:
-            return np.arange(first, last)
         found = np.empty(last - first, np.int64)
-        features_of(node.path, first, last, d, found)
+        features_of(node.path, first, last, self._growing.bins.n_features, found)
         return found
 
     def _cut(self, jobs: list[tuple[_Node, int]], one: bool) -> None:
