@@ -62,7 +62,7 @@ def worth(kind: int, sums: Any, total: int, bits: int) -> float:
 
 @_exact
 def middle(kind: int, sums: Any, total: int, bits: int) -> float:
-    """What a node answers, as monotonic constraints compare it.
+    """Answer of a node, as monotonic constraints compare it.
 
     The mean of a regression, or the share of the second class.
     """

@@ -40,7 +40,7 @@ def child_of(path: Any, side: int) -> Any:
 
 @_exact
 def drawn(number: int, key: Any, table: Any) -> int:
-    """How often a row is drawn: a Poisson number, by its cumulated probabilities."""
+    """Number of times that a row is drawn: Poisson, by its cumulated probabilities."""
     draw = hash_of(hash_of(np.uint64(number) + np.uint64(1)) + key)
     times = 0
     while times < len(table) and draw >= table[times]:

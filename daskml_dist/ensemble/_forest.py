@@ -123,7 +123,6 @@ class BaseForest(BaseTrees):
         if self._classification:
             labels = self.classes_[of.argmax(axis=1)]
             y = self.classes_[y.astype(np.intp)]
-            of[times == 0] = np.nan
             self.oob_decision_function_ = of
             self.oob_score_ = (
                 self.oob_score(y, labels) if callable(self.oob_score) else np.mean(y == labels)

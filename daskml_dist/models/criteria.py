@@ -28,7 +28,7 @@ class Criterion(ABC):
     of_classes: ClassVar[bool] = False
 
     def terms(self, y: Array) -> Array:
-        """What a target adds to the sum that impurity is made of; in regression alone."""
+        """Terms of targets in the sum that impurity is made of; in regression alone."""
         return np.zeros_like(y)
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Criterion(ABC):
         """
 
     def unit(self, scale: float) -> float:
-        """What a unit of worth is, where targets are in units of ``1 / scale``."""
+        """Unit of worth, where targets are in units of ``1 / scale``."""
         return 1.0
 
 

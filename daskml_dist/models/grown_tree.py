@@ -157,7 +157,7 @@ def joined(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:
 
 @dataclass(frozen=True)
 class Answers:
-    """How the sums of nodes become a tree that answers.
+    """Way from sums of nodes to a tree that answers.
 
     Parameters
     ----------

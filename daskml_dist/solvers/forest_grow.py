@@ -75,7 +75,7 @@ class ForestGrowth:
 
 
 class Growing:
-    """What the growth of any tree of a forest needs.
+    """Facts that the growth of any tree of a forest needs.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class Growing:
         self, facts: Array, gain: float, rows: Array, lines: Array, path: np.uint64, depth: int,
         bounds: Array,
     ) -> GrownTree:  # fmt: skip
-        """What grows of a node."""
+        """Part of a tree that grows of a node."""
         from daskml_dist.backends.forest_grow import grow
 
         n, growth = max(2 * len(lines) - 1, 1), self.growth

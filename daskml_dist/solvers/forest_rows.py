@@ -70,7 +70,7 @@ class ForestRows:
 
 @dataclass(frozen=True)
 class Scales:
-    """How the numbers of rows became whole numbers.
+    """Scales by which the numbers of rows became whole ones.
 
     Parameters
     ----------

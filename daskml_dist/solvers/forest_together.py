@@ -72,14 +72,10 @@ class Together:
     rooms : sequence of ForestRows
         Of the own lanes.
     growing : Growing
-    small : int
-        Rows of a node that one trainer finishes.
     """
 
-    def __init__(
-        self, rows: OwnRows, rooms: Sequence[ForestRows], growing: Growing, small: int = SMALL
-    ) -> None:
-        self._rows, self._rooms, self._growing, self._small = rows, rooms, growing, small
+    def __init__(self, rows: OwnRows, rooms: Sequence[ForestRows], growing: Growing) -> None:
+        self._rows, self._rooms, self._growing = rows, rooms, growing
         self._growth = growing.growth
 
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
@@ -129,7 +125,7 @@ class Together:
             facts = self._facts[node.tree][0]
             if not may_split(facts, node.sums, of, node.depth):
                 continue
-            if int(node.sums[-2]) & mask <= self._small:
+            if int(node.sums[-2]) & mask <= SMALL:
                 small.append(node)
             else:
                 open_.append(node)
@@ -261,7 +257,7 @@ class Together:
     # -- small nodes ---------------------------------------------------------------------------
 
     def _finished(self, small: list[_Node]) -> list[list[tuple[int, GrownTree]]]:
-        """What grows of small nodes, a tree's each."""
+        """Parts of each tree that grow of small nodes."""
         size, rank = self._rows.size, self._rows.rank
         given = [self._sent(small[to::size]) for to in range(size)]
         flat = [array for arrays in given for array in arrays]
