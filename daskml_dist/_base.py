@@ -194,13 +194,26 @@ class BaseOnRows(BaseEstimator):
     ) -> Any:
         """Map `then(raw_prediction, out)` over the rows of X; None: the raw predictions."""
         self._check_fitted(X)
+        return self._applied(self._raw(), X, dtype, n_outputs, then=then)
+
+    def _applied(
+        self,
+        function: Callable[..., NDArray[Any]],
+        X: Any,
+        dtype: Any,
+        n_outputs: int | None = None,
+        *,
+        row_shape: tuple[int, ...] | None = None,
+        then: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Map a function over the rows of X, which have the shape of the fit's or `row_shape`."""
         return map_rows(
-            self._raw(),
+            function,
             X,
             dtype=dtype,
             n_outputs=n_outputs,
             name=type(self).__name__,
-            row_shape=self._row_shape,
+            row_shape=self._row_shape if row_shape is None else row_shape,
             tensors=self._tensors,
             then=then,
         )

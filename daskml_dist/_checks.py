@@ -15,6 +15,7 @@ from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.run_settings import RunSettings
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "check_number",
     "check_one_of",
     "check_run",
+    "check_steps",
     "seed_of",
 ]
 
@@ -146,3 +148,40 @@ def seed_of(random_state: Any) -> int:
         return int(check_random_state(random_state).randint(2**31 - 1))
     except ValueError as error:
         raise InvalidParameterError(f"{error}: use an integer, a RandomState or None.") from error
+
+
+def check_steps(params: dict[str, Any]) -> None:
+    """Check the numbers among the parameters of a fit by gradient steps."""
+    for name in ("max_iter", "n_iter_no_change"):
+        check_count(name, params[name])
+    if not isinstance(params["average"], bool | np.bool_):
+        check_count("average", params["average"], also="True or False")
+    for name in ("alpha", "l1_ratio"):
+        if not isinstance(params[name], Real):
+            raise InvalidParameterError(f"{name}={params[name]!r}: use a number.")
+    batch_size = params["batch_size"]
+    if batch_size is not None and batch_size != "auto":
+        check_count("batch_size", batch_size, also='"auto", or None for full batches')
+    fraction = params["validation_fraction"]
+    if not (isinstance(fraction, float | np.floating) and 0 < fraction < 1):
+        raise InvalidParameterError(
+            f"validation_fraction={fraction!r}: use a number between 0 and 1."
+        )
+    if params["micro_batch_size"] is not None:
+        check_count("micro_batch_size", params["micro_batch_size"], also="or None")
+    if params["clip"] is not None:
+        check_number("clip", params["clip"], lambda v: v > 0, "> 0, or None")
+    dtype = params["dtype"]
+    if dtype is not None and dtype not in ("float32", "float64", np.float32, np.float64):
+        raise InvalidParameterError(
+            f'dtype={dtype!r}: use "float32" or "float64", or None: as the rows are.'
+        )
+    tol = params["tol"]
+    if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
+        raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
+    checkpoint = params["checkpoint"]
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise InvalidParameterError(
+            f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
+            "daskml_dist.training.checkpoint, or None."
+        )

@@ -44,6 +44,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             fit_intercept,
             target_shift=shift,
             first_intercept=first,
+            touches=survey.nonzeros_per_row,
         )
 
     def _parameters(self, state: ShardState) -> NDArray[Any]:

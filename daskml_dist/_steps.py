@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from abc import abstractmethod
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import BaseOnRows
-from daskml_dist._checks import check_class_weight, check_count, check_number, seed_of
+from daskml_dist._checks import check_class_weight, check_steps, seed_of
 from daskml_dist._run import Run
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec
@@ -26,7 +25,7 @@ from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Schedule, get_schedule
-from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.interrupts import raise_interrupt
@@ -95,7 +94,7 @@ class BaseSteps(BaseOnRows):
     def _settings(self, policy: str | Policy | None) -> Settings:
         """Check every parameter, before any work is started."""
         params = self._params()
-        self._check_numbers(params)
+        check_steps(params)
         early, average, rate = (
             params[name] for name in ("early_stopping", "average", "learning_rate")
         )
@@ -128,41 +127,6 @@ class BaseSteps(BaseOnRows):
         if run.shard == "features":
             check_columns(settings)
         return settings
-
-    def _check_numbers(self, params: dict[str, Any]) -> None:
-        for name in ("max_iter", "n_iter_no_change"):
-            check_count(name, params[name])
-        if not isinstance(params["average"], bool | np.bool_):
-            check_count("average", params["average"], also="True or False")
-        for name in ("alpha", "l1_ratio"):
-            if not isinstance(params[name], Real):
-                raise InvalidParameterError(f"{name}={params[name]!r}: use a number.")
-        batch_size = params["batch_size"]
-        if batch_size is not None and batch_size != "auto":
-            check_count("batch_size", batch_size, also='"auto", or None for full batches')
-        fraction = params["validation_fraction"]
-        if not (isinstance(fraction, float | np.floating) and 0 < fraction < 1):
-            raise InvalidParameterError(
-                f"validation_fraction={fraction!r}: use a number between 0 and 1."
-            )
-        if params["micro_batch_size"] is not None:
-            check_count("micro_batch_size", params["micro_batch_size"], also="or None")
-        if params["clip"] is not None:
-            check_number("clip", params["clip"], lambda v: v > 0, "> 0, or None")
-        dtype = params["dtype"]
-        if dtype is not None and dtype not in ("float32", "float64", np.float32, np.float64):
-            raise InvalidParameterError(
-                f'dtype={dtype!r}: use "float32" or "float64", or None: as the rows are.'
-            )
-        tol = params["tol"]
-        if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
-            raise InvalidParameterError(f"tol={tol!r}: use a number >= 0, or None.")
-        checkpoint = params["checkpoint"]
-        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-            raise InvalidParameterError(
-                f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
-                "daskml_dist.training.checkpoint, or None."
-            )
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -232,13 +196,9 @@ class BaseSteps(BaseOnRows):
             # Parameters to go on from are relative to the same targets.
             model = self._model(rows, None if initial is None else self._last_model)
             fit = self._plan(settings, model, rows, initial, engine)
-            fit = fit.working(step_callbacks=callbacks.of_steps)
-            checkpoint = self._params()["checkpoint"]
-            if checkpoint is None:
-                result = engine.train(fit, callbacks)
-            else:
-                result = train_in_parts(engine, fit, callbacks, checkpoint)
-            self._keep(model, result, rows, more=initial is not None)
+            fit = self._ready(engine, fit.working(step_callbacks=callbacks.of_steps))
+            result = self._trained(engine, fit, callbacks)
+            self._keep(fit.steps.model, result, rows, more=initial is not None)
             self._tell(settings, fit, result, engine)
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, self.n_iter_)
@@ -263,6 +223,16 @@ class BaseSteps(BaseOnRows):
             settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host,
             engine.columns,
         )  # fmt: skip
+
+    def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
+        """The fit with what another look at the rows tells; as it is by default."""
+        return fit
+
+    def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        checkpoint = self._params()["checkpoint"]
+        if checkpoint is None:
+            return engine.train(fit, callbacks)
+        return train_in_parts(engine, fit, callbacks, checkpoint)
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
         """Settings for these lanes; as they are, unless overridden."""

@@ -32,8 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Before anything asks CUDA; processes that tests start inherit it.
     """
+    from tests.forked_workers import fork_workers
+
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        fork_workers()  # which CUDA does not bear
 
 
 def pytest_collection_finish() -> None:

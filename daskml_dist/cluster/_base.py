@@ -1,11 +1,11 @@
-"""Base class of what finds centres of rows."""
+"""Base classes of what finds centres of rows."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +13,28 @@ from scipy import sparse
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 from sklearn.metrics.pairwise import euclidean_distances
 
-from daskml_dist._rounds import BaseRounds
+from daskml_dist._base import BaseOnRows
+from daskml_dist._checks import check_one_of
+from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.backends import get_backend
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidDataError
-from daskml_dist.inference.predict import map_rows
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
 from daskml_dist.training.survey import Survey
 
-__all__ = ["BaseCentres"]
+__all__ = ["BaseCentres", "OfCentres"]
 
 
-class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseRounds):
+class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseOnRows):
     """Base class of estimators of centres: labels, distances and scores of rows.
 
     A subclass sets ``cluster_centers_``, and `_shift`, what is taken from dense rows (or None).
     """
 
     n_clusters: int
+    init: Any
     cluster_centers_: NDArray[np.float64]
     n_features_in_: int
     _shift: NDArray[np.float64] | None
@@ -44,36 +46,20 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Find the centres.
-
-        Parameters
-        ----------
-        X, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
-            repeated k times.
-        y : ignored
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._fit(X, None, sample_weight, client)
+    def _set_of_rows(self, X: Any) -> None:
         self.labels_ = self.predict(X)
-        return self
 
     def fit_predict(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
         """:meth:`fit`, and ``labels_``; parameters as there."""
         return self.fit(X, None, sample_weight, client=client).labels_
+
+    def fit_transform(
+        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
+    ) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        return self.fit(X, None, sample_weight, client=client).transform(X)
 
     def _enough(self, rows: Rows) -> Survey:
         """The survey of rows that are at least as many as the clusters."""
@@ -84,13 +70,36 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
             )
         return rows.survey
 
-    def _set_centres(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
-        """Attributes of a solution with ``"inertia"`` and ``"shift"``."""
-        self.cluster_centers_ = solution.w
-        self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
-        self.n_features_in_ = model.n_features
-        self._n_features_out = len(solution.w)
-        self._shift = solution.extra["shift"]
+    def _check_init(self, inits: tuple[str, ...]) -> None:
+        """Check `init`; `inits` are the strings that it may be."""
+        if isinstance(self.init, str):
+            check_one_of("init", self.init, inits)
+        elif callable(self.init):
+            raise InvalidParameterError(
+                "init is a function, and rows may be more than one process holds. Give what it "
+                f"returns for some rows, or one of {list(inits)}."
+            )
+
+    def _given_centres(self, n_features: int, inits: tuple[str, ...]) -> NDArray[np.float64]:
+        """First centres that the user gives, checked; `inits` are what else `init` may be."""
+        try:
+            centres = np.asarray(self.init, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InvalidParameterError(
+                f"init={self.init!r}: use one of {list(inits)}, or an array of numbers."
+            ) from error
+        expected = self.n_clusters, n_features
+        for what, given, wanted in zip(
+            ("clusters", "features of the data"), (*centres.shape, 0, 0), expected, strict=False
+        ):
+            if centres.ndim != 2 or given != wanted:
+                raise InvalidParameterError(
+                    f"The shape of the initial centers {centres.shape} does not match the number "
+                    f"of {what} {wanted}. Give init an array of shape {expected}."
+                )
+        if not np.isfinite(centres).all():
+            raise InvalidParameterError("init holds NaN or infinity. Give it finite centres.")
+        return centres
 
     # -- functions of rows ---------------------------------------------------------------------
 
@@ -120,12 +129,6 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
         """
         return self._of_rows(_Distances, X, np.float64, each=True)
 
-    def fit_transform(
-        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
-    ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
-        return self.fit(X, None, sample_weight, client=client).transform(X)
-
     def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
         """Minus the sum of the squared distances of the rows to their nearest centres, weighted.
 
@@ -145,11 +148,20 @@ class BaseCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixi
     def _of_rows(self, kind: type[_OfCentres], X: Any, dtype: Any, *, each: bool = False) -> Any:
         """A number for each row, or for each row and centre."""
         self._check_fitted(X)
-        k = len(self.cluster_centers_)
-        return map_rows(
-            kind(self.cluster_centers_, self._shift), X, dtype=dtype, n_outputs=k if each else None,
-            row_shape=(self.n_features_in_,), name=type(self).__name__,
-        )  # fmt: skip
+        function = kind(self.cluster_centers_, self._shift)
+        return self._applied(function, X, dtype, len(self.cluster_centers_) if each else None)
+
+
+class BaseCentres(OfCentres, BaseUnlabelled):
+    """Base class of those that a round solver finds."""
+
+    def _set_centres(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        """Attributes of a solution with ``"inertia"`` and ``"shift"``."""
+        self.cluster_centers_ = solution.w
+        self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
+        self.n_features_in_ = model.n_features
+        self._n_features_out = len(solution.w)
+        self._shift = solution.extra["shift"]
 
 
 @dataclass(frozen=True, eq=False)

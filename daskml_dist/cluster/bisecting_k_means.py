@@ -14,7 +14,6 @@ from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist._run import Run
 from daskml_dist.backends import get_backend
 from daskml_dist.cluster._base import BaseCentres
-from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
@@ -134,7 +133,7 @@ class BisectingKMeans(BaseCentres):
             oversampling=1.0,
             rounds=1,
             seed=seed_of(self.random_state),
-            sparse=any(info.sparse for info in survey.infos),
+            sparse=survey.any_sparse,
         )
         by_weight = self.bisecting_strategy == "largest_cluster"
         return Unlabelled(survey.n_features), BisectingSolver(int(self.n_clusters), two, by_weight)
@@ -166,13 +165,7 @@ class BisectingKMeans(BaseCentres):
         ndarray or lazy dask Array of int32 of shape (n_rows,)
         """
         self._check_fitted(X)
-        return map_rows(
-            self._tree,
-            X,
-            dtype=np.int32,
-            row_shape=(self.n_features_in_,),
-            name=type(self).__name__,
-        )
+        return self._applied(self._tree, X, np.int32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist._run import Run
 from daskml_dist.cluster._base import BaseCentres
-from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.lloyd import KMeansSolver
@@ -80,8 +77,7 @@ default="k-means||"
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from daskml_dist.cluster import KMeans
+    >>>     >>> from daskml_dist.cluster import KMeans
     >>> X = np.array([[1, 2], [1, 4], [1, 0], [10, 2], [10, 4], [10, 0]])
     >>> model = KMeans(n_clusters=2, random_state=0).fit(X)
     >>> sorted(model.cluster_centers_.tolist())
@@ -129,17 +125,15 @@ default="k-means||"
         check_one_of("algorithm", self.algorithm, ("lloyd", "elkan"))
         if self.n_init != "auto":
             check_count("n_init", self.n_init, '"auto"')
-        if isinstance(self.init, str):
-            check_one_of("init", self.init, _INITS)
-        elif callable(self.init):
-            raise InvalidParameterError(
-                "init is a function, and rows may be more than one process holds. Give what it "
-                f"returns for some rows, or one of {list(_INITS)}."
-            )
+        self._check_init(_INITS)
 
     def _problem(self, rows: Rows) -> tuple[Unlabelled, KMeansSolver]:
         survey = self._enough(rows)
-        init = self.init if isinstance(self.init, str) else self._given_centres(survey.n_features)
+        init = (
+            self.init
+            if isinstance(self.init, str)
+            else self._given_centres(survey.n_features, _INITS)
+        )
         return Unlabelled(survey.n_features), KMeansSolver(
             k=int(self.n_clusters),
             init=init,
@@ -149,7 +143,7 @@ default="k-means||"
             oversampling=float(self.oversampling_factor),
             rounds=int(self.init_rounds),
             seed=seed_of(self.random_state),
-            sparse=any(info.sparse for info in survey.infos),
+            sparse=survey.any_sparse,
         )
 
     def _n_runs(self) -> int:
@@ -165,26 +159,6 @@ default="k-means||"
         if self.n_init == "auto":
             return 10 if self.init == "random" else 1
         return int(self.n_init)
-
-    def _given_centres(self, n_features: int) -> NDArray[np.float64]:
-        try:
-            centres = np.asarray(self.init, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InvalidParameterError(
-                f"init={self.init!r}: use one of {list(_INITS)}, or an array of numbers."
-            ) from error
-        expected = self.n_clusters, n_features
-        for what, given, wanted in zip(
-            ("clusters", "features of the data"), (*centres.shape, 0, 0), expected, strict=False
-        ):
-            if centres.ndim != 2 or given != wanted:
-                raise InvalidParameterError(
-                    f"The shape of the initial centers {centres.shape} does not match the number "
-                    f"of {what} {wanted}. Give init an array of shape {expected}."
-                )
-        if not np.isfinite(centres).all():
-            raise InvalidParameterError("init holds NaN or infinity. Give it finite centres.")
-        return centres
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
         self._set_centres(solution, model, rows)

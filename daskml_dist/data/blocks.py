@@ -31,6 +31,7 @@ from daskml_dist.errors import InvalidDataError
 
 __all__ = [
     "Block",
+    "as_weights",
     "check_finite",
     "check_finite_rows",
     "first_not_finite",
@@ -157,7 +158,7 @@ def make_block(
             sample_weight = np.full(n_rows, sample_weight)
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         _check_length(n_rows, sample_weight, "sample_weight", index)
-        sample_weight = _as_weights(sample_weight, dtype, index)
+        sample_weight = as_weights(sample_weight, dtype, index)
     return Block(index, rows, y, sample_weight, device_of(X), classification)
 
 
@@ -240,12 +241,12 @@ def _describe(value: Any, dtype: Any) -> str:
     return "NaN" if np.isnan(value) else f"infinity or a value too large for dtype('{dtype}')"
 
 
-def _check_vector(values: NDArray[Any], name: str, index: int) -> None:
+def _check_vector(values: NDArray[Any], name: str, index: int | None) -> None:
     position = first_not_finite(values)
     if position is not None:
         row = position // (values.shape[1] if values.ndim == 2 else 1)
         raise InvalidDataError(
-            f"Block {index}: Input {name} contains "
+            f"{where(index)}Input {name} contains "
             f"{_describe(_entry(values, position), values.dtype)} "
             f"(row {row} of the block). Drop such rows from X, y and sample_weight."
         )
@@ -266,14 +267,21 @@ def _as_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
     return as_numbers(y, float_dtype(y.dtype), "y", index)
 
 
-def _as_weights(weights: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
+def as_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDArray[Any]:
+    """Weights of rows as an array of `dtype`, none of them negative.
+
+    Raises
+    ------
+    InvalidDataError
+        Names the row, and the block where `index` is its number.
+    """
     check_no_missing(weights, "sample_weight", index)
     weights = as_numbers(weights, dtype, "sample_weight", index)
     _check_vector(weights, "sample_weight", index)
     if (weights < 0).any():
         row = int((weights < 0).argmax())
         raise InvalidDataError(
-            f"Block {index}: Negative values in sample_weight (row {row} of the block: "
+            f"{where(index)}Negative values in sample_weight (row {row} of the block: "
             f"{weights[row]}). Weights count rows: make them zero or more."
         )
     return weights

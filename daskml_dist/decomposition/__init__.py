@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from daskml_dist.decomposition.incremental_pca import IncrementalPCA
 from daskml_dist.decomposition.latent_dirichlet_allocation import LatentDirichletAllocation
+from daskml_dist.decomposition.nmf import NMF
 from daskml_dist.decomposition.pca import PCA
 from daskml_dist.decomposition.truncated_svd import TruncatedSVD
 
-__all__ = ["PCA", "IncrementalPCA", "LatentDirichletAllocation", "TruncatedSVD"]
+__all__ = ["NMF", "PCA", "IncrementalPCA", "LatentDirichletAllocation", "TruncatedSVD"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from daskml_dist._rounds import BaseRounds
-from daskml_dist.inference.predict import map_rows
+from daskml_dist._unlabelled import BaseUnlabelledTransformer
 from daskml_dist.solvers import Solution
 
 __all__ = ["Components", "Projected", "result_dtype"]
@@ -19,7 +17,7 @@ __all__ = ["Components", "Projected", "result_dtype"]
 Array = NDArray[np.float64]
 
 
-class Components(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRounds):
+class Components(BaseUnlabelledTransformer):
     """Base class of estimators that project rows on ``components_``.
 
     Attributes
@@ -41,36 +39,6 @@ class Components(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRounds):
     def _set_n_iter(self, solution: Solution) -> None:
         """Nothing: components are no course of iterations."""
 
-    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Find the components.
-
-        Parameters
-        ----------
-        X, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
-            repeated k times.
-        y : ignored
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._fit(X, None, sample_weight, client)
-        return self
-
-    def fit_transform(
-        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
-    ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
-        return self.fit(X, None, sample_weight, client=client).transform(X)
-
     def transform(self, X: Any) -> Any:
         """Project rows on the components.
 
@@ -84,8 +52,7 @@ class Components(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRounds):
             Of float32 where X is; else of float64.
         """
         self._check_fitted(X)
-        width = self._n_features_out
-        return self._mapped(self._projection(), X, width, (self.n_features_in_,))
+        return self._applied(self._projection(), X, result_dtype(X), self._n_features_out)
 
     def inverse_transform(self, X: Any) -> Any:
         """Rows with given projections.
@@ -99,7 +66,8 @@ class Components(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRounds):
         ndarray or lazy dask Array of shape (n_rows, n_features)
         """
         self._check_fitted()
-        return self._mapped(self._expansion(), X, self.n_features_in_, (self._n_features_out,))
+        width, shape = self.n_features_in_, (self._n_features_out,)
+        return self._applied(self._expansion(), X, result_dtype(X), width, row_shape=shape)
 
     def _projection(self) -> Callable[[Any], NDArray[Any]]:
         return Projected(self.components_.T)
@@ -109,16 +77,6 @@ class Components(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRounds):
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         return self._projection()
-
-    def _mapped(self, function: Any, X: Any, width: int, row_shape: tuple[int, ...]) -> Any:
-        return map_rows(
-            function,
-            X,
-            dtype=result_dtype(X),
-            n_outputs=width,
-            row_shape=row_shape,
-            name=type(self).__name__,
-        )
 
 
 @dataclass(frozen=True, eq=False)

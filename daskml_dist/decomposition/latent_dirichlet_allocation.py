@@ -8,14 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_random_state
 
 from daskml_dist._checks import check_count, check_number, check_one_of
-from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
+from daskml_dist._unlabelled import BaseUnlabelledTransformer
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.topics import DocumentFit, counts_of, log_expectations, topics_bound
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
@@ -25,7 +23,7 @@ from daskml_dist.training.solver_plan import Rows
 __all__ = ["LatentDirichletAllocation"]
 
 
-class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseRounds):
+class LatentDirichletAllocation(BaseUnlabelledTransformer):
     """Topics of documents by variational Bayes, over all rows.
 
     scikit-learn's algorithm and parameters. Documents stay where they are, in memory or streamed;
@@ -186,7 +184,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             del self._going_on
         return self
 
-    def fit_transform(
+    def fit_transform(  # type: ignore[override]
         self, X: Any, y: None = None, *, normalize: bool = True, client: Any = None
     ) -> Any:
         """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
@@ -275,14 +273,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         ndarray or lazy dask Array of float64 of shape (n_rows, n_components)
         """
         self._check_fitted(X)
-        return map_rows(
-            _Topics(*self._of_documents(), normalize),
-            X,
-            dtype=np.float64,
-            n_outputs=self._n_features_out,
-            row_shape=(self.n_features_in_,),
-            name=type(self).__name__,
-        )
+        topics = _Topics(*self._of_documents(), normalize)
+        return self._applied(topics, X, np.float64, self._n_features_out)
 
     def score(self, X: Any, y: None = None) -> float:
         """Variational bound of the log-likelihood of documents.

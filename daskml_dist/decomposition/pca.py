@@ -319,9 +319,8 @@ shape (n_components,)
         y : ignored
         sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         """
-        self._check_fitted(X)
-        total, weight = self._score_sums(_weighted_sum, X, None, sample_weight)
-        return float(total / weight)
+        total, weight = self._sum_and_weight(X, sample_weight)
+        return total / weight
 
     def _raw(self) -> _LogLikelihood:
         precision = self.get_precision()
@@ -349,7 +348,3 @@ class _LogLikelihood:
         near = rows - self.mean
         squares: NDArray[np.float64] = np.einsum("ij,ij->i", near, near @ self.precision)
         return self.constant - squares / 2
-
-
-def _weighted_sum(y: None, found: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([weight @ found, weight.sum()])

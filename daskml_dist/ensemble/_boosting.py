@@ -23,9 +23,10 @@ from daskml_dist.models.grown import Grown
 from daskml_dist.models.raw_trees import RawTrees
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.boost import BoostSolver, Stopping
+from daskml_dist.solvers.boost import BoostSolver
 from daskml_dist.solvers.boost_losses import BoostLoss
-from daskml_dist.solvers.grow import Growth
+from daskml_dist.solvers.leaves import Growth
+from daskml_dist.solvers.stopping import Stopping
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import Rows
@@ -284,9 +285,8 @@ class BaseBoosting(BaseRounds):
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
         self.n_features_in_ = model.n_features
-        self.is_categorical_ = self._trees.bins.categorical
-        if not self.is_categorical_.any():
-            self.is_categorical_ = None
+        categorical = self._trees.bins.categorical
+        self.is_categorical_ = categorical if categorical.any() else None
 
     @property
     def n_trees_per_iteration_(self) -> int:

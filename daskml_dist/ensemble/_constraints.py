@@ -83,7 +83,7 @@ def groups_of(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None
             f"Interaction constraints must be a sequence of tuples or lists, got: {given!r}. {hint}"
         ) from error
     for group in groups:
-        if not all(isinstance(i, Integral) and 0 <= i < n_features for i in group):
+        if not all(isinstance(i, Integral) and 0 <= int(i) < n_features for i in group):
             raise InvalidParameterError(
                 "Interaction constraints must consist of integer indices in [0, n_features - 1] "
                 f"= [0, {n_features - 1}], specifying the position of features, got invalid "

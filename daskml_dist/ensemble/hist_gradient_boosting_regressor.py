@@ -201,7 +201,9 @@ default=None
                     "loss='poisson' requires non-negative y and sum(y) > 0. Drop rows whose target "
                     "is negative, or use another loss."
                 )
-        return Pinball(float(self.quantile)) if self.loss == "quantile" else _LOSSES[self.loss]()
+        if self.quantile is not None and self.loss == "quantile":
+            return Pinball(float(self.quantile))
+        return _LOSSES[self.loss]()
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return np.exp if self.loss in _LOG else _same

@@ -56,7 +56,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
     def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
         """Facts of the rows that every solver by the Gram matrix must know."""
         survey = rows.survey
-        sparse = any(info.sparse for info in survey.infos)
+        sparse = survey.any_sparse
         return {
             "eps": float(np.finfo(np.float64 if sparse else survey.dtype).eps),
             "sparse": sparse,

@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 from daskml_dist.backends.mixture import log_densities
 from daskml_dist.models.mixture import Mixture
 
-__all__ = ["OfMixture", "labels", "likelihoods", "shares", "weighted_sum"]
+__all__ = ["OfMixture", "labels", "likelihoods", "shares"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,3 @@ def likelihoods(found: NDArray[Any]) -> NDArray[Any]:
 def shares(found: NDArray[Any]) -> NDArray[Any]:
     """Probability of each component at each row."""
     return np.asarray(np.exp(found - logsumexp(found, axis=1, keepdims=True)))
-
-
-def weighted_sum(y: None, found: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weighted sum of what rows have, and sum of the weights."""
-    return np.array([weight @ found, weight.sum()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,11 @@ from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 
 from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
-from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
+from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.inference.predict import map_rows
 from daskml_dist.mixture._checks import given_covariances, given_means, given_weights
-from daskml_dist.mixture._rows import OfMixture, labels, likelihoods, shares, weighted_sum
+from daskml_dist.mixture._rows import OfMixture, labels, likelihoods, shares
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
@@ -29,7 +28,7 @@ _KINDS = ("full", "tied", "diag", "spherical")
 _INITS = ("kmeans", "k-means++", "random", "random_from_data")
 
 
-class GaussianMixture(DensityMixin, BaseRounds):
+class GaussianMixture(DensityMixin, BaseUnlabelled):
     """Mixture of normal distributions over all rows, by EM.
 
     Each step is one pass, whose sum is of the size of the components: rows stay where they are, in
@@ -133,32 +132,6 @@ class GaussianMixture(DensityMixin, BaseRounds):
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
-        """Find the components.
-
-        Parameters
-        ----------
-        X, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`; sparse rows are made
-            dense, some at a time. A weight of k equals a row repeated k times.
-        y : ignored
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (NaN and infinity: during the first pass).
-        DivergedError
-            A covariance has degenerated; names the component and the remedy.
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._fit(X, None, sample_weight, client, reset=not self._goes_on)
-        return self
-
     def fit_predict(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
@@ -201,7 +174,7 @@ class GaussianMixture(DensityMixin, BaseRounds):
             tol=float(self.tol),
             reg_covar=float(self.reg_covar),
             seed=seed_of(self.random_state),
-            sparse=any(info.sparse for info in survey.infos),
+            sparse=survey.any_sparse,
             **self._begin(k, survey.n_features),
         )
         return Unlabelled(survey.n_features), solver
@@ -297,17 +270,17 @@ class GaussianMixture(DensityMixin, BaseRounds):
         y : ignored
         sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         """
-        total, weight = self._likelihood(X, sample_weight)
+        total, weight = self._sum_and_weight(X, sample_weight)
         return total / weight
 
     def bic(self, X: Any, sample_weight: Any = None) -> float:
         """Bayesian information criterion; the lower the better. Parameters as of :meth:`score`."""
-        total, weight = self._likelihood(X, sample_weight)
+        total, weight = self._sum_and_weight(X, sample_weight)
         return -2 * total + self._n_parameters() * float(np.log(weight))
 
     def aic(self, X: Any, sample_weight: Any = None) -> float:
         """Akaike information criterion; the lower the better. Parameters as of :meth:`score`."""
-        return -2 * self._likelihood(X, sample_weight)[0] + 2 * self._n_parameters()
+        return -2 * self._sum_and_weight(X, sample_weight)[0] + 2 * self._n_parameters()
 
     def sample(self, n_samples: int = 1) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Draw rows of the mixture.
@@ -354,22 +327,9 @@ class GaussianMixture(DensityMixin, BaseRounds):
         self._check_fitted()
         return Mixture(self.weights_, self.means_, self.covariances_, self._kind)
 
-    def _likelihood(self, X: Any, sample_weight: Any) -> tuple[float, float]:
-        """Weighted sum of the rows' log-likelihoods, and of the weights."""
-        self._check_fitted(X)
-        total, weight = self._score_sums(weighted_sum, X, None, sample_weight)
-        return float(total), float(weight)
-
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         return OfMixture.of(self._fitted(), likelihoods)
 
     def _of_rows(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         self._check_fitted(X)
-        return map_rows(
-            OfMixture.of(self._fitted(), then),
-            X,
-            dtype=dtype,
-            n_outputs=n_outputs,
-            row_shape=(self.n_features_in_,),
-            name=type(self).__name__,
-        )
+        return self._applied(OfMixture.of(self._fitted(), then), X, dtype, n_outputs)

@@ -2,6 +2,7 @@
 
 from daskml_dist.models.base import BatchRows, LinearForm, Model, Parameters, Part, StepModel
 from daskml_dist.models.columned import ColumnModel, ColumnPart
+from daskml_dist.models.distinct import distinct
 from daskml_dist.models.staged import StagedModel
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "Part",
     "StagedModel",
     "StepModel",
+    "distinct",
 ]

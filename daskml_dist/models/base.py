@@ -34,12 +34,16 @@ class Part:
         Whether it is a running mean instead of something to minimise by (the statistics of a batch
         normalisation). The "gradient" of a buffer is ``rows * (old - new)``, and every policy takes
         the mean of the rows' `new`; it has neither penalty nor learning rate.
+    additive : bool, default=False
+        Whether it is a sum over the rows of all steps (counts). Its "gradient" is minus what the
+        rows add; every policy takes the sum of that, with neither penalty nor learning rate.
     """
 
     name: str
     shape: tuple[int, ...]
     penalised: bool = True
     buffer: bool = False
+    additive: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,10 @@ class StepModel(Model):
         Set when the model is made.
     linear : LinearForm or None
         Of a linear model, for which there are kernels; None for all others.
+    touches : float or None
+        Rows of the parameters that a row of data touches, in the mean, where these are few and
+        :meth:`touched` names them; None: all. Steps in few of many rows move nothing else: only
+        these are pulled and pushed, and only their state of the optimizer changes.
     starts_threads : bool
         Whether threads that it starts may outlive a fit, even where a lane is to use one alone:
         its trainers then do not keep to a share of the cores, which these would inherit.
@@ -239,16 +247,36 @@ class StepModel(Model):
 
     parameters: Parameters
     linear: LinearForm | None = None
+    touches: float | None = None
     starts_threads: ClassVar[bool] = True
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""
         return np.zeros(self.parameters.shape, dtype=dtype)
 
-    def touched(self, pieces: list[Any], backend: Backend) -> NDArray[np.int64]:
-        """Sorted rows of the parameters that sparse rows touch; renumbers the rows to them.
+    def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
+        """Some rows of :meth:`init`, a new array; whoever holds the others."""
+        return self.init(seed, dtype)[at, :].copy()
 
-        Asked only of a model with a `linear` form whose batches touch few of many features.
+    def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
+        """Rows of the parameters that a batch touches, which its pieces are renumbered to.
+
+        Asked of a model with `touches`, whose batches touch few rows of many. For the gradient of
+        such a batch :meth:`add_gradient` is given these rows of the parameters alone, in their
+        order, and room for their gradient. So whatever in a piece's `X` names rows of the
+        parameters must name places among these from now on: ``piece.X = ...``, a new array.
+        :func:`~daskml_dist.models.distinct` finds both.
+
+        Parameters
+        ----------
+        pieces : list of BatchRows
+            All rows of the batch; at least one.
+        backend : Backend
+
+        Returns
+        -------
+        ndarray of int64
+            Sorted, each once; on the host.
         """
         raise NotImplementedError
 
@@ -258,7 +286,7 @@ class StepModel(Model):
 
         Parameters
         ----------
-        w : array of ``parameters.shape``
+        w : array of ``parameters.shape``, or of the rows of it that the batch touches
             On the backend's device, as all arrays; not to be changed.
         rows : BatchRows
         out : array of the shape of `w`, of its dtype or float64

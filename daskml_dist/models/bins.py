@@ -104,12 +104,14 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
             edges = (distinct[:-1] + distinct[1:]) / 2
     else:
         shares = np.linspace(0, 100, max_bins + 1)[1:-1] / 100
-        quantiles = _quantiles if weight is None else _weighted_quantiles
-        edges = np.unique(quantiles(values, shares, weight))
+        if weight is None:
+            edges = np.unique(_quantiles(values, shares))
+        else:
+            edges = np.unique(_weighted_quantiles(values, shares, weight))
     return np.asarray(np.minimum(edges, np.finfo(np.float64).max))
 
 
-def _quantiles(values: Edges, shares: Edges, weight: None) -> Edges:
+def _quantiles(values: Edges, shares: Edges) -> Edges:
     at = len(values) * shares - 1
     before = np.floor(at)
     low = np.clip(before.astype(np.intp), 0, len(values) - 1)
@@ -123,4 +125,4 @@ def _weighted_quantiles(values: Edges, shares: Edges, weight: NDArray[np.float64
     at = np.minimum(np.searchsorted(below, asked), last)
     between = below[at] - asked <= np.finfo(np.float64).eps
     after = np.minimum(at + 1, last)
-    return np.where(between, (values[at] + values[after]) / 2, values[at])
+    return np.asarray(np.where(between, (values[at] + values[after]) / 2, values[at]))

@@ -40,6 +40,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         intercept: a number near them, so that none of the parameters is far away. Empty: nothing.
     first_intercept : float, default=0.0
         What the intercepts begin with.
+    touches : float or None
+        Entries of a sparse row, in the mean; None where rows are dense.
     """
 
     loss: Loss
@@ -49,6 +51,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     n_targets: int | None = None
     target_shift: tuple[float, ...] = ()
     first_intercept: float = 0.0
+    touches: float | None = field(default=None, compare=False)
 
     parameters: Parameters = field(init=False, repr=False, compare=False)
     linear: LinearForm = field(init=False, repr=False, compare=False)
@@ -111,9 +114,9 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             w[-1, :] = self.first_intercept
         return w
 
-    def touched(self, pieces: list[Any], backend: Backend) -> NDArray[np.int64]:
-        """Columns that sparse rows touch, and the intercept."""
-        columns = backend.columns(pieces) if pieces else np.empty(0, np.int64)
+    def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
+        """Columns that sparse rows touch, and the intercept; renumbers the rows to them."""
+        columns = backend.columns([piece.X for piece in pieces])
         return np.append(columns, self.n_features) if self.fit_intercept else columns
 
     def identity(self) -> dict[str, Any]:

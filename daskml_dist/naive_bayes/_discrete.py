@@ -10,8 +10,10 @@ import numpy as np
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
+from daskml_dist.solvers import Statistic
+from daskml_dist.solvers.by_class import ClassCounts
 
-__all__ = ["BaseDiscreteNB"]
+__all__ = ["BaseCountsNB", "BaseDiscreteNB"]
 
 #: Smoothing that still gives finite logarithms, as in scikit-learn.
 _SMALLEST = 1e-10
@@ -87,3 +89,15 @@ class BaseDiscreteNB(BaseNB):
             if self.fit_prior:
                 return np.asarray(np.log(self.class_count_) - np.log(self.class_count_.sum()))
         return np.full(n_classes, -np.log(n_classes))
+
+
+class BaseCountsNB(BaseDiscreteNB):
+    """Sums of features that count something, and so are not negative."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
+
+    def _statistic(self) -> Statistic:
+        return ClassCounts(signed=False)

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from daskml_dist._run import Run
 from daskml_dist.models.naive_bayes import multinomial_log_likelihood
 from daskml_dist.naive_bayes._base import Array
-from daskml_dist.naive_bayes._discrete import BaseDiscreteNB
-from daskml_dist.solvers import Statistic
-from daskml_dist.solvers.by_class import ClassCounts
+from daskml_dist.naive_bayes._discrete import BaseCountsNB
 
 __all__ = ["ComplementNB"]
 
 
-class ComplementNB(BaseDiscreteNB):
+class ComplementNB(BaseCountsNB):
     """Naive Bayes of counts by all other classes, for classes of very different sizes.
 
     As scikit-learn's, fitted in one pass over dense or sparse rows: a class is told by how badly a
@@ -84,14 +82,6 @@ class ComplementNB(BaseDiscreteNB):
         self.run = run
         self.device = device
         self.callbacks = callbacks
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.positive_only = True
-        return tags
-
-    def _statistic(self) -> Statistic:
-        return ClassCounts(signed=False)
 
     def _log_prob(self, alpha: Any) -> Array:
         self.feature_all_ = self.feature_count_.sum(axis=0)

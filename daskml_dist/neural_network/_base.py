@@ -20,6 +20,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.predict import written
 from daskml_dist.models.base import StepModel
 from daskml_dist.training.engine import FitResult
+from daskml_dist.training.plan import lane_batch
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import training_rows
@@ -55,7 +56,7 @@ class BaseNetwork(BaseSteps, Supervised):
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
         batch = self._batch_rows(settings, lanes)
-        return dataclasses.replace(settings, batch_size=_lane_rows(batch, settings, lanes))
+        return dataclasses.replace(settings, batch_size=lane_batch(batch, settings, lanes))
 
     def _batch_rows(self, settings: Settings, lanes: list[LaneSpec]) -> int:
         """Rows of one step of the parameters."""
@@ -85,17 +86,6 @@ class BaseNetwork(BaseSteps, Supervised):
             return
         self.validation_scores_ = [float(score) for score in scores]
         self.best_validation_score_ = max(self.validation_scores_, default=-np.inf)
-
-
-def _lane_rows(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
-    """Rows of a batch of the largest lane, for so many rows in a step of the parameters."""
-    of_lanes = training_rows(lanes, settings.validation_fraction)
-    n_rows, policy = sum(of_lanes), settings.policy
-    if policy.lockstep:
-        n_steps = -(-n_rows // batch)
-    else:
-        n_steps = -(-max(of_lanes) * policy.push_every // batch)
-    return max(1, -(-max(of_lanes) // max(n_steps, 1)))
 
 
 def _flat(y: Any) -> Any:

@@ -13,6 +13,7 @@ from sklearn.cluster import KMeans
 from sklearn.utils import assert_all_finite
 
 from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.blocks import as_weights
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
@@ -102,9 +103,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         assert_all_finite(rows, input_name="X")
         weighted = sample_weight is not None
         if weighted:
-            sample_weight = np.asarray(sample_weight, dtype=np.float64)
-            if (sample_weight < 0).any():
-                raise InvalidDataError("Negative values in sample_weight: make them zero or more.")
+            sample_weight = as_weights(np.asarray(sample_weight), np.float64, None)
         if self.strategy == "uniform":
             some = rows[sample_weight > 0] if weighted else rows
             if len(some):

@@ -71,7 +71,7 @@ class GroupSteps:
         self._pieces = self._cut(backend.device == "cpu", _strengths(group, w))
         self._coordinates = coordinates
         self._backend = backend
-        self._fuses = not group.buffer and (knows(group.optimizer) or backend.device == "cpu")
+        self._fuses = group.descends and (knows(group.optimizer) or backend.device == "cpu")
         self._update: Callable[[Any, float, float, int], bool] | None = None
 
     def __call__(self, grad: Any, rows: float, rate: float, number: int, fused: bool) -> None:
@@ -93,6 +93,9 @@ class GroupSteps:
         group = self.group
         if group.buffer:
             self._w -= grad / rows
+            return
+        if group.additive:
+            self._w -= grad if group.rate == 1 else group.rate * grad
             return
         rate *= group.rate
         if fused and self._fuses:
@@ -138,7 +141,7 @@ class GroupSteps:
 
 def _strengths(group: Group, w: Any) -> Any:
     """Strength of a group's l1 penalty for each of its rows."""
-    if group.penalty.l1 == 0 or group.buffer:
+    if group.penalty.l1 == 0 or not group.descends:
         return 0.0
     # Always an array: the digits of a step must not depend on how the rows are cut.
     strengths = zeros((group.stop - group.start, 1), w.dtype, w)

@@ -31,9 +31,11 @@ class Group:
     n_penalised : int
         Leading rows of the group that the penalty applies to.
     rate : float, default=1.0
-        Factor on the learning rate.
+        Factor on the learning rate; of sums, on what is added.
     buffer : bool, default=False
         Whether the rows are running means, which move by their mean "gradient" itself.
+    additive : bool, default=False
+        Whether the rows are sums, which move by their summed "gradient".
     """
 
     start: int
@@ -43,6 +45,12 @@ class Group:
     n_penalised: int
     rate: float = 1.0
     buffer: bool = False
+    additive: bool = False
+
+    @property
+    def descends(self) -> bool:
+        """Whether the optimizer makes the steps."""
+        return not (self.buffer or self.additive)
 
     @property
     def rows(self) -> slice:
@@ -52,7 +60,7 @@ class Group:
     @property
     def slot_names(self) -> tuple[str, ...]:
         """State kept for each parameter."""
-        return () if self.buffer else self.optimizer.slot_names
+        return self.optimizer.slot_names if self.descends else ()
 
     def within(self, start: int, stop: int) -> Group:
         """The part of the group in a range of rows, counted from its start; maybe empty."""
@@ -95,15 +103,16 @@ def make_groups(
     for part in parameters.parts:
         given = (o for pattern, o in options.items() if fnmatchcase(part.name, pattern))
         own = next(given, GroupOptions())
-        rows = parameters.rows[part.name]
+        rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
         new = Group(
             rows.start,
             rows.stop,
             own.optimizer or optimizer,
             own.penalty or penalty,
-            rows.stop - rows.start if part.penalised and not part.buffer else 0,
-            own.rate,
+            rows.stop - rows.start if part.penalised and descends else 0,
+            own.rate if descends else 1.0,
             part.buffer,
+            part.additive,
         )
         last = groups[-1] if groups else None
         if last is not None and _alike(last, new):
@@ -136,7 +145,7 @@ class UpdateRule:
         Juditsky 1992); None: never.
     coordinates : bool
         Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
-        all the steps since (lazy regularisation, Carpenter 2008). Of one group only.
+        all the steps since (lazy regularisation, Carpenter 2008).
     share : float
         Share of the fit's steps that the shard makes itself, where several make them.
     clip : float or None
@@ -180,20 +189,33 @@ class UpdateRule:
         return self._init_groups(w, start) | outer
 
     def _init_groups(self, w: Any, start: int) -> dict[str, Any]:
-        if len(self.groups) == 1 and not self.groups[0].buffer:
+        if len(self.groups) == 1 and self.groups[0].descends:
             return self.groups[0].optimizer.init(w)
         slots = {name: zeros(w.shape, w.dtype, w) for name in self._group_slots}
         for group in self.groups:
             at = group.within(start, start + w.shape[0]).rows
-            own = {} if group.buffer else group.optimizer.init(w[at, ...])
+            own = group.optimizer.init(w[at, ...]) if group.descends else {}
             for name, slot in own.items():
                 slots[name][at, ...] = slot
         return slots
 
+    def of_share(self, share: float) -> UpdateRule:
+        """Rule of a replica of so small a share of the rows, until replicas take their mean.
+
+        What its own rows add to sums stands for all rows, so that the mean has what all added.
+        """
+        if not any(group.additive for group in self.groups):
+            return self
+        # A lane without rows adds nothing.
+        rate = 1 / share if share else 1.0
+        groups = (replace(g, rate=rate) if g.additive else g for g in self.groups)
+        return replace(self, groups=tuple(groups))
+
     @property
     def owes(self) -> bool:
         """Whether rows that no gradient touches owe a penalty (coordinates only)."""
-        return self.coordinates and bool(self.only.penalty.l1 or self.only.penalty.l2)
+        penalties = [group.penalty for group in self.groups if group.n_penalised]
+        return self.coordinates and any(penalty.l1 or penalty.l2 for penalty in penalties)
 
     @property
     def steps_alone(self) -> bool:

@@ -20,6 +20,7 @@ from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.step import Step
 from daskml_dist.penalties import soft_threshold
+from daskml_dist.ps.few_rows import FewRows, rows_of
 from daskml_dist.ps.group_steps import GroupSteps, knows
 from daskml_dist.ps.rule import Group, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
@@ -85,8 +86,8 @@ class Shard:
     def _bound(self) -> list[GroupSteps]:
         """Steps of the groups, in the arrays that hold the parameters now."""
         few = self.rule.coordinates
-        #: Compiled steps in few rows; False: there are none, None: nobody has looked.
-        self._few: Any = None
+        #: Steps in few rows of each group; None: none has been made.
+        self._few: list[FewRows] | None = None
         return [GroupSteps(part, self.w, self.slots, self._backend, few) for part in self._groups]
 
     @property
@@ -134,6 +135,8 @@ class Shard:
         """
         rate = self._count(rows, scale)
         if rows > 0:
+            if self.rule.clip is not None:
+                self._clip(grad, rows, index)
             if index is None:
                 self._step_all(grad, rows, rate)
             elif len(index):
@@ -220,10 +223,6 @@ class Shard:
         self._published = None
 
     def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
-        if self.rule.clip is not None:
-            grad /= rows
-            self._clip(grad)
-            rows = 1.0
         # A step is made in the same way in each run: which way, its number says.
         if not self._fused:
             n_rows, width = self.w.shape
@@ -232,11 +231,14 @@ class Shard:
             part = grad if steps.whole else grad[steps.at, ...]
             steps(part, rows, rate, self.step, self._fused)
 
-    def _clip(self, grad: Any) -> None:
-        """Scale the mean gradient down to the largest norm."""
+    def _clip(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
+        """Scale the mean gradient down to the largest norm; what is not touched has none."""
         xp = namespace(grad)
-        parts = [grad[group.rows, ...] for group in self._groups if not group.buffer]
-        norm = float(sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)) ** 0.5
+        own = [group for group in self._groups if group.descends]
+        at = [group.rows if index is None else rows_of(group, index) for group in own]
+        parts = [grad[some, ...] for some in at]
+        total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
+        norm = float(total) ** 0.5 / rows
         assert self.rule.clip is not None
         if norm > self.rule.clip:
             for part in parts:
@@ -244,36 +246,10 @@ class Shard:
 
     def _step_at(self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float) -> None:
         if self._few is None:
-            step, backend = self._described(None, 0.0, 0.0), self._backend
-            self._few = backend.coordinate_updater(self._only.optimizer, step, self._paid) or False
-        if self._few and grad.dtype == self.w.dtype:
-            self._few(index, grad, rows, rate, self.step, self._charged)
-        else:
-            grad /= rows
-            self._step_in_arrays(grad, index, rate)
-
-    def _step_in_arrays(self, grad: NDArray[Any], index: NDArray[Any], rate: float) -> None:
-        """A step in some rows, gathered and put back; what is compiled has the same bits."""
-        w = self.w[index]
-        slots = {name: slot[index] for name, slot in self.slots.items()}
-        group = self._only
-        k = int(np.searchsorted(index, group.n_penalised))
-        l1, l2 = group.penalty.l1, group.penalty.l2
-        strength: Any = 0.0
-        if self._paid is not None and (l1 or l2) and rate > 0:
-            owed = (self._charged - self._paid[index])[:, None]
-            owed[k:] = 0
-            elapsed = (owed / rate).astype(w.dtype)
-            strength = l1 * elapsed if l1 else 0.0
-            if l2:
-                # A row not touched for long must not be thrown past zero.
-                np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
-                grad += l2 * elapsed * w
-            self._paid[index] = self._charged
-        group.optimizer.update(w, grad, slots, rate, self.step, strength)
-        self.w[index] = w
-        for name, slot in slots.items():
-            self.slots[name][index] = slot
+            given = self.w, self.slots, self._paid, self._backend
+            self._few = [FewRows(group, *given) for group in self._groups]
+        for few in self._few:
+            few(grad, rows, index, rate, self.step, self._charged)
 
     def add(self, delta: NDArray[Any], rows: float) -> None:
         """Add what another process changed (``"hogwild"``)."""
@@ -288,16 +264,20 @@ class Shard:
         if self._paid is None or self._charged == self._settled:
             return
         self._settled = self._charged
-        k, penalty = self._only.n_penalised, self._only.penalty
-        if not (penalty.l1 or penalty.l2) or k == 0:
-            return
-        for at in row_slices(k, _SETTLED):
-            owed = (self._charged - self._paid[at]).astype(self.w.dtype)[:, None]
-            self.w[at] /= 1 + owed * penalty.l2
-            if penalty.l1:
-                soft_threshold(self.w[at], owed * penalty.l1)
-        self._paid[:] = self._charged
+        for group in self._groups:
+            self._settle(group, self.w[group.rows], self._paid[group.rows])
         self._published = None
+
+    def _settle(self, group: Group, w: NDArray[Any], paid: NDArray[np.float64]) -> None:
+        charged, penalty = self._charged * group.rate, group.penalty
+        for at in row_slices(group.n_penalised, _SETTLED):
+            if not (penalty.l1 or penalty.l2):
+                break
+            owed = (charged - paid[at]).astype(w.dtype)[:, None]
+            w[at] /= 1 + owed * penalty.l2
+            if penalty.l1:
+                soft_threshold(w[at], owed * penalty.l1)
+        paid[:] = charged
 
     def _add_to_average(self) -> None:
         after = self.rule.average_after

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from daskml_dist.recommender.als import ALS
+from daskml_dist.recommender.matrix_factorization import MatrixFactorization
 
-__all__ = ["ALS"]
+__all__ = ["ALS", "MatrixFactorization"]

@@ -26,7 +26,7 @@ from daskml_dist.inference.transform import map_pieces
 from daskml_dist.recommender._scores import Fitted, Seen, find_ids, first_items, highest
 from daskml_dist.solvers.als import SIDES
 
-__all__ = ["BaseRecommender"]
+__all__ = ["BaseRecommender", "predictions", "scored"]
 
 
 class BaseRecommender(BaseEstimator):
@@ -106,7 +106,7 @@ class BaseRecommender(BaseEstimator):
                     f"{list(X.columns)}. Name the columns by user_col and item_col."
                 )
             X = X[[*names]]
-        function = partial(_predictions, self._fitted(), names)
+        function = partial(predictions, self._fitted(), names)
         if is_dask(X):
             return map_pieces(_called, function, X, np.empty(0))
         return function(X)
@@ -243,7 +243,7 @@ class BaseRecommender(BaseEstimator):
     def _names(self) -> tuple[Any, Any]:
         return self.user_col, self.item_col
 
-    def _check_fitted(self) -> None:
+    def _check_fitted(self, X: Any = None) -> None:
         if not hasattr(self, "user_factors_"):
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with "
@@ -279,12 +279,12 @@ def _column(rows: Any, name: Any, at: int) -> Any:
     return pairs[:, at]
 
 
-def _predictions(fitted: Fitted, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
+def predictions(fitted: Fitted, names: tuple[Any, Any], rows: Any) -> NDArray[np.float64]:
     tables = fitted.user_ids, fitted.item_ids
     users, items = (
         find_ids(tables[at], _column(rows, name, at), str(name)) for at, name in enumerate(names)
     )
-    return fitted.of_pairs(users, items)
+    return fitted.predicted(fitted.of_pairs(users, items))
 
 
 def _recommended(
@@ -324,10 +324,10 @@ def _positions(
     return users[known].astype(np.int32), items[known].astype(np.int32)
 
 
-def _squares(
+def scored(
     fitted: Fitted, names: tuple[Any, Any], entries: Numbered
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sum of the squared errors of some ratings, and their number."""
+    """Some ratings, and the scores of their pairs."""
     users, items = (
         find_ids(ids, own, str(name))[codes]
         for ids, own, codes, name in zip(
@@ -335,5 +335,13 @@ def _squares(
         )
     )
     values = np.ones(len(users)) if entries.values is None else entries.values
-    errors = values - fitted.of_pairs(users, items)
+    return values, fitted.of_pairs(users, items)
+
+
+def _squares(
+    fitted: Fitted, names: tuple[Any, Any], entries: Numbered
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sum of the squared errors of some ratings, and their number."""
+    values, scores = scored(fitted, names, entries)
+    errors = values - fitted.predicted(scores)
     return np.array([errors @ errors]), np.array([float(len(errors))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,8 @@ class Fitted:
         None: there are none.
     default : float
         Score of a pair of which nothing is known, and to which biases are added.
+    link : callable or None
+        What makes predictions of scores, without changing their order; None: they are.
     """
 
     user_ids: NDArray[Any]
@@ -65,6 +68,11 @@ class Fitted:
     user_biases: NDArray[Any] | None
     item_biases: NDArray[Any] | None
     default: float
+    link: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+
+    def predicted(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """Predictions of some scores."""
+        return scores if self.link is None else self.link(scores)
 
     def of_pairs(self, users: Positions, items: Positions) -> NDArray[np.float64]:
         """Score of each pair of positions; -1: unseen.
@@ -159,7 +167,7 @@ def first_items(
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     rows, items, best = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return rows, items, best
+    return rows, items, fitted.predicted(best)
 
 
 def highest(scores: NDArray[Any], n: int) -> tuple[Positions, Positions, NDArray[Any]]:

@@ -70,7 +70,7 @@ class BinnedRows:
         numbers: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Add some rows and their numbers among all; weights come with all of them, or none."""
-        from daskml_dist.backends.tree_kernels import to_bins
+        from daskml_dist.backends.tree_bins import to_bins
 
         if not len(X):
             return

@@ -22,62 +22,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.errors import DivergedError, InvalidDataError
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
-from daskml_dist.models.hashed import draws
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
-from daskml_dist.solvers.bin_sample import SAMPLE, find_bins
-from daskml_dist.solvers.binned_rows import Aside, BinnedRows, binned
+from daskml_dist.solvers.bin_sample import find_bins
+from daskml_dist.solvers.binned_rows import BinnedRows, binned
 from daskml_dist.solvers.boost_losses import BoostLoss
 from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
-from daskml_dist.solvers.grow import Grower, Growth, Leaf
+from daskml_dist.solvers.gradients import Gradients
+from daskml_dist.solvers.grow import Grower
+from daskml_dist.solvers.leaves import Growth, Leaf
 from daskml_dist.solvers.own_rows import OwnRows, RowSolver
+from daskml_dist.solvers.stopping import Stopping
 
 __all__ = ["BoostSolver", "Stopping"]
 
 Array = NDArray[Any]
 
-#: Rows whose gradients are made at once, so that they stay in a cache.
-_TILE = 15_000
-#: Bits of a gradient and of a hessian: all digits of float32, or few of many rows.
-_BITS, _FEW_BITS = (30, 24), (12, 12)
-#: Mean square of gradients, and mean of hessians, in units of the last bit, for which few do.
-_LEAST_SQUARE, _LEAST = 256, 4
-#: Names these uses of a seed.
-_HELD, _FEATURES, _ROUNDING = 2, 3, 4
-
-
-@dataclass(frozen=True)
-class Stopping:
-    """Early stopping.
-
-    Parameters
-    ----------
-    n_iter_no_change : int
-    tol : float
-    share : float or None
-        Of the rows that are held out by hash; None: none.
-    n_train : int or None
-        Rows from this number on are those that the user holds out; None: the user holds out none.
-    """
-
-    n_iter_no_change: int
-    tol: float
-    share: float | None = None
-    n_train: int | None = None
-
-    @property
-    def validates(self) -> bool:
-        """Whether rows are held out."""
-        return self.share is not None or self.n_train is not None
-
-    def ends(self, scores: Sequence[float]) -> bool:
-        """Whether none of the last scores is better than the one before them."""
-        if len(scores) <= self.n_iter_no_change:
-            return False
-        reference = scores[-self.n_iter_no_change - 1] + self.tol
-        return not any(score > reference for score in scores[-self.n_iter_no_change :])
+#: Names this use of a seed.
+_FEATURES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +96,8 @@ class _Boosting:
 
     def __init__(self, solver: BoostSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
+        stopping = solver.stopping
+        self._aside = None if stopping is None else stopping.aside(solver.seed)
         kept = rows.kept or solver.begin
         self._before: list[Tree] = []
         self._scores: dict[str, list[float]] = {"train_score": [], "validation_score": []}
@@ -161,15 +127,12 @@ class _Boosting:
         made: dict[int, Any] = rows.memory.setdefault("binned", {})
         if bins is None:
             bins = rows.memory.get("bins")
-        know = rows.largest(np.array([0.0 if bins is None else 1.0]))[0]
-        if bins is None or not know:
-            stopping = solver.stopping
-            n_used = float(rows.n_rows)
-            if stopping is not None and stopping.n_train is not None:
-                n_used = float(stopping.n_train)
-            elif stopping is not None and stopping.share is not None:
-                n_used *= 1 - stopping.share
+        # Who has come after a loss knows none.
+        if rows.largest(np.array([float(bins is None)]))[0]:
+            stopping, n = solver.stopping, float(rows.n_rows)
+            n_used = n if stopping is None else stopping.n_used(rows.n_rows)
             bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n_used)
+        assert bins is not None
         rows.memory["bins"] = bins
         for lane in set(made) - set(rows.lanes):
             del made[lane]
@@ -179,16 +142,6 @@ class _Boosting:
         own = [made[lane][0] for lane in rows.lanes]
         held = [made[lane][1] for lane in rows.lanes if made[lane][1] is not None]
         return own, held
-
-    @property
-    def _aside(self) -> Aside | None:
-        stopping = self._solver.stopping
-        if stopping is None or not stopping.validates:
-            return None
-        if stopping.n_train is not None:
-            return partial(_from, stopping.n_train)
-        assert stopping.share is not None
-        return partial(_drawn, stopping.share, self._solver.seed)
 
     def _check_rows(self) -> None:
         n = self._rows.sum(np.array([sum(r.n for r in self._rooms), sum(r.n for r in self._held)]))
@@ -278,12 +231,15 @@ class _Boosting:
         grower = Grower(
             self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant
         )
+        gradients = Gradients(
+            self._rows, self._rooms, self._loss, solver.seed, self._constant, self._n_train
+        )
         if solver.stopping is not None and not self._scores["train_score"]:
             self._score()
         stopped = solver.stopping is not None and self._ends()
         n_iter = len(self._trees) // k
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
-            packed = self._gradients(n_iter * k)
+            packed = gradients.make(n_iter * k)
             trees = []
             for output in range(k):
                 tree, leaves = grower.grow(
@@ -296,8 +252,6 @@ class _Boosting:
                 trees.append(tree)
                 self._answer(tree, leaves, output)
             self._trees = [*self._trees, *trees]
-            for room in self._rooms:
-                room.extra["n_trees"] = len(self._trees)
             n_iter += 1
             if solver.stopping is not None:
                 self._rows.map(self._bring_up, self._held)
@@ -313,88 +267,14 @@ class _Boosting:
             _state, self._trees, self._loss.n_outputs, self._bins, self._baseline, scores
         )
 
-    def _gradients(self, number: int) -> list[tuple[int, tuple[float, float]]]:
-        """Make the gradients of all rows for some trees; how each output's are packed."""
-        made = self._rows.map(self._gradients_of, self._rooms)
-        largest = self._rows.largest(np.max([found for _, found in made], axis=0))
-        if not np.isfinite(largest).all():
-            raise DivergedError(
-                "The gradients became NaN or infinite: the targets, or learning_rate, are too "
-                "large. Scale the targets, or lower learning_rate."
-            )
-        units = largest.reshape(2, -1)
-        given = [g_h for g_h, _ in made]
-        return [self._packed(k, given, units[:, k], number + k) for k in range(units.shape[1])]
-
-    def _packed(
-        self, k: int, given: Sequence[tuple[Array, Array]], units: Array, number: int
-    ) -> tuple[int, tuple[float, float]]:
-        """Pack the gradients of an output, rounded where they are enough; how, and the units."""
-        from daskml_dist.backends.tree_kernels import CONSTANT, EXACT, ROUNDED
-
-        if not self._constant and self._n_train > SAMPLE:
-            squares, sums = self._pack(k, given, ROUNDED, units, _FEW_BITS, number)
-            if squares >= _LEAST_SQUARE * self._n_train and sums >= _LEAST * self._n_train:
-                return ROUNDED, _scales(units, _FEW_BITS)
-        mode = CONSTANT if self._constant else EXACT
-        self._pack(k, given, mode, units, _BITS, number)
-        of_g, of_h = _scales(units, _BITS)
-        return mode, (of_g, 1.0 if self._constant else of_h)
-
-    def _pack(
-        self, k: int, given: Sequence[tuple[Array, Array]], mode: int, units: Array,
-        bits: tuple[int, int], number: int,
-    ) -> list[int]:  # fmt: skip
-        """Pack the gradients of an output; the squares of rounded ones, and rounded hessians."""
-        from daskml_dist.backends.tree_kernels import quantise
-
-        key = np.uint32(draws([number], self._solver.seed, _ROUNDING)[0] >> np.uint64(32))
-        of_g, of_h = _scales(units, bits)
-
-        def pack(i: int) -> Any:
-            (g, h), room = given[i], self._rooms[i]
-            h = h[k] if len(h) else g[k, :0]
-            out = room.extra["packed"][k]
-            return quantise(g[k], h, 1 / of_g, 1 / of_h, mode, room.salt, key, out)
-
-        found = np.sum(self._rows.map(pack, range(len(given))), axis=0, dtype=np.int64)
-        total: list[int] = (self._rows.sum(found) if found.any() else found).tolist()
-        return total
-
-    def _gradients_of(self, room: BinnedRows) -> tuple[tuple[Array, Array], Array]:
-        """Gradients and hessians in float32, and the largest of each output."""
-        k, n = self._loss.n_outputs, room.n
-        g, h = self._room_of(room)
-        largest = np.zeros((2, k))
-        for start in range(0, n, _TILE):
-            at = slice(start, min(n, start + _TILE))
-            g_at, h_at = self._loss.gradients(room.y[at], room.extra["raw"][:, at])
-            if room.weight is not None:
-                g_at = g_at * room.weight[at]
-                h_at = np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * room.weight[at]
-            g[:, at] = g_at
-            for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
-                np.maximum(largest[0], end, out=largest[0])
-            if not self._constant:
-                h[:, at] = h_at
-                np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
-        return (g, h), largest.ravel()
-
-    def _room_of(self, room: BinnedRows) -> tuple[Array, Array]:
-        """Room for gradients and hessians: pages that are new are dearer than what they hold."""
-        shape = self._loss.n_outputs, room.n
-        if "given" not in room.extra:
-            of_h = (0, room.n) if self._constant else shape
-            room.extra["given"] = room.room(shape, np.float32), room.room(of_h, np.float32)
-        found: tuple[Array, Array] = room.extra["given"]
-        return found
-
     def _answer(self, tree: Tree, leaves: Sequence[Leaf], output: int) -> None:
         """Add the leaves' values to the raw predictions of their rows."""
         from daskml_dist.backends.tree_kernels import add_to_leaf
 
         def add(i: int) -> None:
             extra = self._rooms[i].extra
+            # Whoever goes on from an iteration before makes them anew.
+            extra["n_trees"] += 1
             for leaf in leaves:
                 value = tree.value[leaf.number, 0]
                 add_to_leaf(extra["raw"][output], extra["index"][leaf.at[i]], value)
@@ -423,12 +303,6 @@ class _Boosting:
         return stopping.ends(self._scores[name])
 
 
-def _scales(units: Array, bits: tuple[int, int]) -> tuple[float, float]:
-    """Units of gradients and hessians of so many bits, powers of two."""
-    g, h = (float(np.ldexp(1.0, int(np.frexp(u)[1]) - b)) for u, b in zip(units, bits, strict=True))
-    return g, h
-
-
 def _weight(room: BinnedRows) -> Array:
     return np.ones(room.n) if room.weight is None else room.weight
 
@@ -441,14 +315,6 @@ def _add_tree(room: BinnedRows, tree: Tree, output: int) -> None:
     add_binned(
         room.rows, tree.feature, tree.left, tables, tree.value[:, 0], room.extra["raw"][output]
     )
-
-
-def _from(first: int, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return numbers >= first
-
-
-def _drawn(share: float, seed: int, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return draws(numbers, seed, _HELD) < np.uint64(int(share * 2.0**64))
 
 
 def _state(

@@ -92,7 +92,7 @@ class AbsoluteError(BoostLoss):
         return np.where(raw > y, 1.0, -1.0), None
 
     def losses(self, y: Array, raw: Array) -> Array:
-        return np.abs(raw[0] - y)
+        return np.asarray(np.abs(raw[0] - y))
 
 
 @dataclass
@@ -117,14 +117,14 @@ class Pinball(BoostLoss):
     def losses(self, y: Array, raw: Array) -> Array:
         assert self.quantile is not None
         over = y - raw[0]
-        return np.where(over >= 0, self.quantile * over, (self.quantile - 1) * over)
+        return np.asarray(np.where(over >= 0, self.quantile * over, (self.quantile - 1) * over))
 
 
 class Poisson(BoostLoss):
     """Half the Poisson deviance, with a log link."""
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.log(np.maximum(mean, _EPS))
+        return np.asarray(np.log(np.maximum(mean, _EPS)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         mean = np.exp(raw)
@@ -138,7 +138,7 @@ class Gamma(BoostLoss):
     """Half the gamma deviance, with a log link."""
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.log(np.maximum(mean, _EPS))
+        return np.asarray(np.log(np.maximum(mean, _EPS)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         ratio = y * np.exp(-raw)
@@ -153,7 +153,7 @@ class Binomial(BoostLoss):
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         share = np.clip(mean, _EPS, 1 - _EPS)
-        return np.log(share / (1 - share))
+        return np.asarray(np.log(share / (1 - share)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         # Of the smaller of both, so that nothing overflows.
@@ -187,7 +187,7 @@ class Multinomial(BoostLoss):
         return self.n_classes
 
     def of_target(self, y: Array) -> Array:
-        return (y[:, None] == np.arange(self.n_classes)).astype(np.float64)
+        return np.asarray(y[:, None] == np.arange(self.n_classes), np.float64)
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         logs = np.log(np.clip(mean, _EPS, 1 - _EPS))

@@ -110,8 +110,8 @@ class _Forest:
         made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
         if bins is None:
             bins = rows.memory.get("bins")
-        know = rows.largest(np.array([0.0 if bins is None else 1.0]))[0]
-        if bins is None or not know:
+        # Who has come after a loss knows none.
+        if rows.largest(np.array([float(bins is None)]))[0]:
             n = solver.growth.signs
             bins = find_bins(
                 rows, solver.max_bins, (None,) * len(n), solver.seed, None, rows.n_rows

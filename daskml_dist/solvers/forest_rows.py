@@ -92,7 +92,7 @@ class Scales:
 def forest_rows(rows: OwnRows, lane: int, bins: Bins) -> ForestRows:
     """Bins of a lane's rows."""
     from daskml_dist.backends.forest_rows import reach_of
-    from daskml_dist.backends.tree_kernels import to_bins
+    from daskml_dist.backends.tree_bins import to_bins
 
     n, d = rows.count(lane), bins.n_features
     made = ForestRows(

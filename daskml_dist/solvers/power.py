@@ -16,12 +16,12 @@ from scipy import linalg
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total
+from daskml_dist.backends.namespace import cast, namespace, ones, total
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.components import signed
-from daskml_dist.solvers.rows import elementwise, is_sparse, row_tiles, to_rows
+from daskml_dist.solvers.rows import is_sparse, row_tiles, sum_of_squares, to_rows
 
 __all__ = ["GramProducts", "PowerIterations"]
 
@@ -77,7 +77,7 @@ class GramProducts(Statistic):
         found = _products(X, vectors, part.weight, backend)
         backend.add_tdot(X, found, out[:-1, ...])
         if self.squares:
-            out[-1, 0] += _squares(X, part.weight, backend)
+            out[-1, 0] += sum_of_squares(X, part.weight, backend)
 
     def _add_moved(
         self, part: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend
@@ -93,7 +93,7 @@ class GramProducts(Statistic):
         shift, side = cast(shift, out.dtype), total(cast(near, out.dtype), axis=0)
         out[:-1, :] -= shift[:, None] * side[None, :]
         if self.squares:
-            squares = _squares(X, part.weight, backend)
+            squares = sum_of_squares(X, part.weight, backend)
             out[-1, 0] += squares - 2 * of_shift + side[m] * (shift @ shift)
 
 
@@ -103,19 +103,6 @@ def _products(X: Any, vectors: Any, weight: Any | None, backend: Backend) -> Any
     found = xp.reshape(backend.dot(X, vectors), (X.shape[0], vectors.shape[1]))
     found = xp.concat([found, ones((X.shape[0], 1), found.dtype, like=found)], axis=1)
     return found if weight is None else found * cast(weight, found.dtype)[:, None]
-
-
-def _squares(X: Any, weight: Any | None, backend: Backend) -> Any:
-    """Weighted sum of all squares."""
-    values = X.values if is_sparse(X) else X
-    xp = namespace(values)
-    if weight is None and not is_sparse(X):
-        return total(cast(X * X, xp.float64))
-    squares = elementwise(xp.square, X)
-    each = ones((X.shape[1], 1), arithmetic_dtype(values), like=values)
-    of_rows = xp.reshape(backend.dot(squares, each), (-1,))
-    of_rows = of_rows if weight is None else of_rows * cast(weight, of_rows.dtype)
-    return total(cast(of_rows, xp.float64))
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,11 +7,19 @@ from typing import Any
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array
 
-__all__ = ["as_dense", "elementwise", "is_sparse", "row_tiles", "to_rows"]
+__all__ = [
+    "as_dense",
+    "elementwise",
+    "is_sparse",
+    "row_tiles",
+    "sum_of_rows",
+    "sum_of_squares",
+    "to_rows",
+]
 
 #: Bytes of dense float64 rows that are worked on together in a processor's cache.
 _CACHED = 1 << 18
@@ -61,3 +69,20 @@ def as_dense(X: Any) -> Any:
     """The rows as a dense float64 array."""
     rows = X.toarray() if isinstance(X, SparseRows) else X
     return cast(rows, namespace(rows).float64)
+
+
+def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
+    """Weighted sum of all entries of some rows, in float64 where they lie."""
+    if weight is None and not isinstance(X, SparseRows):
+        return total(X, dtype=namespace(X).float64)
+    values = X.values if isinstance(X, SparseRows) else X
+    xp = namespace(values)
+    each = ones((X.shape[1], 1), arithmetic_dtype(values), like=values)
+    of_rows = xp.reshape(backend.dot(X, each), (-1,))
+    of_rows = of_rows if weight is None else of_rows * cast(weight, of_rows.dtype)
+    return total(cast(of_rows, xp.float64))
+
+
+def sum_of_squares(X: Any, weight: Any | None, backend: Backend) -> Any:
+    """Weighted sum of all squares of some rows, in float64 where they lie."""
+    return sum_of_rows(elementwise(lambda entries: entries * entries, X), weight, backend)

@@ -11,6 +11,7 @@ from typing import Any, Self
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import Collection
 from daskml_dist.data.scales import Scales
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
@@ -123,8 +124,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def cut_keys(self, n_lanes: int | None) -> None:
-        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane."""
+    def cut_keys(self, n_lanes: int | None) -> Collection:
+        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane; what came of it."""
 
     @abstractmethod
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:

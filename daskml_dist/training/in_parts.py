@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,22 @@ class OneFit(CallbackList):
 
 
 def train_in_parts(
-    engine: Engine, fit: FitSpec, callbacks: CallbackList, checkpoint: Checkpoint
+    engine: Engine,
+    fit: FitSpec,
+    callbacks: CallbackList,
+    checkpoint: Checkpoint | None,
+    settled: Callable[[ShardState], bool] = lambda state: False,
 ) -> FitResult:
-    """Run a fit with a checkpoint every few passes.
+    """Run a fit with a checkpoint every few passes, or pass by pass.
+
+    Parameters
+    ----------
+    engine : Engine
+    fit : FitSpec
+    callbacks : CallbackList
+    checkpoint : Checkpoint or None
+    settled : callable
+        Whether a fit ends with the state that a part has come to.
 
     Raises
     ------
@@ -57,12 +71,13 @@ def train_in_parts(
         Before the first step, where the file cannot be written, is damaged or belongs to another
         fit; later, where a checkpoint cannot be saved.
     """
-    checkpoint.check_writable()
     max_iter, partial, dropped, lost = fit.work.stopping.max_iter, 0.0, 0, 0
     records: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
-    if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
-        fit, records = resumed(fit, checkpoint.path, *found)
+    if checkpoint is not None:
+        checkpoint.check_writable()
+        if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
+            fit, records = resumed(fit, checkpoint.path, *found)
     watched = OneFit(callbacks)
     result = FitResult(fit.start_state(), [], fit.work.stopping, 0.0)
     began = fit.work.first_pass
@@ -73,7 +88,7 @@ def train_in_parts(
             and not fit.work.stopping.converged
             and not watched.stopped
         ):
-            last = min(fit.work.first_pass + checkpoint.every, max_iter)
+            last = min(fit.work.first_pass + (checkpoint.every if checkpoint else 1), max_iter)
             part = fit.working(stopping=dataclasses.replace(fit.work.stopping, max_iter=last))
             result = engine.train(part, watched)
             state = result.state
@@ -90,7 +105,10 @@ def train_in_parts(
             )
             if (interrupted := result.interrupted) is not None:
                 break  # not at the end of a pass, where a fit could go on to the same digits
-            checkpoint.save(state, facts_of(fit, records))
+            if checkpoint is not None:
+                checkpoint.save(state, facts_of(fit, records))
+            if settled(state):
+                fit.work.stopping.converged = True
     except BaseException as error:
         watched.finish(error)
         if not isinstance(error, KeyboardInterrupt) or fit.work.first_pass == began:

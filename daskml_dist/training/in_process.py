@@ -56,12 +56,13 @@ class InProcessEngine(Engine):
         """Let each lane hold some columns of all rows; one lane by default."""
         self._collection = in_columns(self._collection, n_lanes or 1)
 
-    def cut_keys(self, n_lanes: int | None) -> None:
+    def cut_keys(self, n_lanes: int | None) -> Collection:
         """Cut the entries by ranges of keys; by default for a lane a core, where that pays."""
         assert isinstance(self._collection, KeyedCollection)
         if n_lanes is None:
             n_lanes = min(_n_cores(), 1 + self._collection.n_entries // _ENTRIES)
         self._collection = self._collection.cut(n_lanes, _held_nowhere)
+        return self._collection
 
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
         """Results of a function of each block."""

@@ -26,7 +26,7 @@ from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork
 
-__all__ = ["make_fit", "make_target_shift"]
+__all__ = ["lane_batch", "make_fit", "make_target_shift"]
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
@@ -34,8 +34,8 @@ _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
 _QUARTILES = 1.349
 #: Rows of an automatic batch at most; a sparse one is a message and little work.
 _DENSE_ROWS, _SPARSE_ROWS = 256, 512
-#: Features from which a sparse batch may push and pull only what it touches.
-_MANY_FEATURES = 2048
+#: Rows of the parameters from which a batch may push and pull only those that it touches.
+_MANY = 2048
 #: ...if it touches at most this share of them.
 _FEW_TOUCHED = 0.25
 
@@ -75,15 +75,15 @@ def make_fit(
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
         settings = replace(settings, policy=settings.policy.of_single_rows())
     single_rows = _steps_row_by_row(settings, survey, model)
-    most = _SPARSE_ROWS if _touches_few(survey, _SPARSE_ROWS) else _DENSE_ROWS
+    most = _SPARSE_ROWS if _touches_few(model, _SPARSE_ROWS) else _DENSE_ROWS
     batch_size = _batch_size(settings.batch_size, lanes, streaming, most)
     if single_rows and not settings.policy.average_every:
         batch_size = _rows_at_a_time(lanes)
     steps = pass_steps(lanes, batch_size, fraction)
     dtype = settings.dtype_of(survey)
-    # Streamed full batches are never in memory as a whole, so nobody knows their columns.
+    # Streamed full batches are never in memory as a whole, so nobody knows what they touch.
     in_memory = not (streaming and steps == 1)
-    few = model.linear is not None and _touches_few(survey, batch_size) and in_memory
+    few = _touches_few(model, batch_size) and in_memory
     policy = _policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
@@ -191,6 +191,17 @@ def _schedule(
     return Constant(default) if settings.auto_rate else settings.schedule
 
 
+def lane_batch(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
+    """Rows of a batch of the largest lane, for so many rows in a step of the parameters."""
+    of_lanes = training_rows(lanes, settings.validation_fraction)
+    n_rows, policy = sum(of_lanes), settings.policy
+    if policy.lockstep:
+        n_steps = -(-n_rows // batch)
+    else:
+        n_steps = -(-max(of_lanes) * policy.push_every // batch)
+    return max(1, -(-max(of_lanes) // max(n_steps, 1)))
+
+
 def make_target_shift(loss: Loss, fit_intercept: bool, survey: Survey) -> tuple[float, ...]:
     """Shift that the model is to take from the targets; empty where the loss or it cannot."""
     if not fit_intercept or loss.center is None:
@@ -267,7 +278,7 @@ def _may_step_row_by_row(settings: Settings, survey: Survey, model: StepModel) -
         and settings.optimizer.at_entry is not None
         and settings.optimizer.single_rows
         and all(info.device == "cpu" for info in survey.infos)
-        and _touches_few(survey, 1)
+        and _touches_few(model, 1)
     )
 
 
@@ -277,8 +288,9 @@ def _rows_at_a_time(lanes: list[LaneSpec]) -> int:
     return int(np.clip(2 ** round(np.log2(max(rows, 1) / 32)), 32, 8192))
 
 
-def _touches_few(survey: Survey, batch_size: int | None) -> bool:
-    per_row = survey.nonzeros_per_row
-    if per_row is None or batch_size is None or survey.n_features < _MANY_FEATURES:
+def _touches_few(model: StepModel, batch_size: int | None) -> bool:
+    """Whether a batch touches few of many rows of the parameters."""
+    n_rows = model.parameters.shape[0]
+    if model.touches is None or batch_size is None or n_rows < _MANY:
         return False
-    return per_row * batch_size <= _FEW_TOUCHED * survey.n_features
+    return model.touches * batch_size <= _FEW_TOUCHED * n_rows

@@ -16,8 +16,8 @@ from daskml_dist.solvers import RangedSolver, Solver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_work import OwnRowsWork, RoundWork
 from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
-from daskml_dist.training.work import OwnRowsWork, RoundWork
 
 __all__ = ["Rows", "make_solver_fit"]
 

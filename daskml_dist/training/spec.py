@@ -16,8 +16,9 @@ from daskml_dist.data.batches import LaneSpec, held_out_rows
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_work import KeyedWork, OwnRowsWork, RoundWork
 from daskml_dist.training.survey import Survey
-from daskml_dist.training.work import KeyedWork, OwnRowsWork, RoundWork, StepWork, Work
+from daskml_dist.training.work import StepWork, Work
 
 __all__ = [
     "FitSpec",

@@ -60,6 +60,11 @@ class Survey:
         """Columns; of tensors, the first dimension of a row, as scikit-learn counts them."""
         return self.row_shape[0]
 
+    @property
+    def any_sparse(self) -> bool:
+        """Whether rows of some block are sparse."""
+        return any(info.sparse for info in self.infos)
+
     def check_devices(self) -> None:
         """Check that all rows lie on GPUs, or none.
 
@@ -84,7 +89,7 @@ class Survey:
         InvalidParameterError
             For a GPU that is to add up sparse rows in a fixed order.
         """
-        if asked == "cpu" or not deterministic or not any(info.sparse for info in self.infos):
+        if asked == "cpu" or not deterministic or not self.any_sparse:
             return asked
         if asked == "gpu":
             raise InvalidParameterError(

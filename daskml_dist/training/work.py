@@ -1,4 +1,4 @@
-"""Work of a fit: gradient steps of a model under a policy, or rounds of a solver.
+"""Work of a fit, and gradient steps of a model under a policy.
 
 The machinery of a run (servers, generations, recovery, reports) asks of either what `Work` says,
 and the loop that it names knows which of the two it is.
@@ -9,10 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from daskml_dist.compression import Compressor
 from daskml_dist.models.base import LinearForm, Model, StepModel
@@ -23,11 +20,8 @@ from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.solvers import Solver
-from daskml_dist.solvers.keyed import KeyedSolver
-from daskml_dist.solvers.own_rows import RowSolver
 
-__all__ = ["KeyedWork", "OwnRowsWork", "RoundWork", "StepWork", "Work"]
+__all__ = ["StepWork", "Work"]
 
 #: Steps of a pass from which on the last push of every pass is not compressed.
 _MANY_STEPS = 32
@@ -272,163 +266,4 @@ class StepWork(Work):
         """Fresh state of some rows of the parameters."""
         if self.initial is not None:
             return self.initial.part(rows)
-        return ShardState(self.model.init(self.seed, dtype)[rows, :].copy(), {})
-
-
-@dataclass(frozen=True)
-class RoundWork(Work):
-    """Sums over all rows, asked for by a solver.
-
-    Parameters
-    ----------
-    model : Model
-    solver : Solver
-    shape : tuple of int or None
-        Of the parameters; None where the solver finds something else.
-    start : ndarray or None
-        What the solver starts from; None: zeros where there is a shape.
-    stopping : StoppingRule
-    in_ranges : bool, default=False
-        Whether each trainer holds a range of the solver's vectors.
-    seed : int, default=0
-        Of what statistics draw.
-    first_pass : int, default=0
-        Sums made before, where the fit is a later part of a longer one.
-    log : ndarray of uint8, or None
-        What trainers remember of these (`SumLog.packed`).
-    pause_at : int or None
-        Sums after which the fit ends as far as it has come, to be gone on with.
-    is_stopped : bool, default=False
-        Whether the user has ended the fit already.
-    """
-
-    model: Model
-    solver: Solver
-    shape: tuple[int, ...] | None
-    start: NDArray[Any] | None
-    stopping: StoppingRule
-    in_ranges: bool = False
-    seed: int = 0
-    first_pass: int = 0
-    log: NDArray[np.uint8] | None = None
-    pause_at: int | None = None
-    is_stopped: bool = False
-
-    #: Servers keep the passes alone.
-    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
-    n_steps: ClassVar[int] = 1  # type: ignore[misc]
-    shuffle: ClassVar[bool] = False  # type: ignore[misc]
-    compression: ClassVar[None] = None  # type: ignore[misc]
-    micro_batch: ClassVar[None] = None  # type: ignore[misc]
-    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
-
-    @property
-    def name(self) -> str:
-        return "rounds"
-
-    @property
-    def loop(self) -> str:
-        return "ranges" if self.in_ranges else "solver"
-
-    @property
-    def carried(self) -> int:
-        return sum(array.nbytes for array in (self.start, self.log) if array is not None)
-
-    def first(self) -> NDArray[np.float64] | None:
-        """Parameters to start from, in an array of their own; None where there are none."""
-        if self.start is not None:
-            return self.start.astype(np.float64)
-        return None if self.shape is None else np.zeros(self.shape)
-
-    @property
-    def replays(self) -> bool:
-        return True
-
-
-@dataclass(frozen=True)
-class OwnRowsWork(Work):
-    """What a solver finds that trainers run on their own rows, together.
-
-    Parameters
-    ----------
-    model : Model
-    solver : RowSolver
-    stopping : StoppingRule
-    first_rows : ndarray of int64
-        Of each block, the number of its first row among all.
-    seed : int, default=0
-    """
-
-    model: Model
-    solver: RowSolver
-    stopping: StoppingRule
-    first_rows: NDArray[np.int64]
-    seed: int = 0
-    first_pass: int = 0
-
-    #: Servers keep the passes alone.
-    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
-    n_steps: ClassVar[int] = 1  # type: ignore[misc]
-    shuffle: ClassVar[bool] = False  # type: ignore[misc]
-    compression: ClassVar[None] = None  # type: ignore[misc]
-    micro_batch: ClassVar[None] = None  # type: ignore[misc]
-    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
-
-    @property
-    def name(self) -> str:
-        return "own rows"
-
-    @property
-    def loop(self) -> str:
-        return "own_rows"
-
-    @property
-    def carried(self) -> int:
-        return 0
-
-    @property
-    def replays(self) -> bool:
-        return True
-
-
-@dataclass(frozen=True)
-class KeyedWork(Work):
-    """Values of keys, found by a solver on all trainers together.
-
-    Parameters
-    ----------
-    model : Model
-    solver : KeyedSolver
-    stopping : StoppingRule
-    seed : int, default=0
-    """
-
-    model: Model
-    solver: KeyedSolver
-    stopping: StoppingRule
-    seed: int = 0
-    first_pass: int = 0
-
-    #: Servers keep the passes alone.
-    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
-    n_steps: ClassVar[int] = 1  # type: ignore[misc]
-    shuffle: ClassVar[bool] = False  # type: ignore[misc]
-    compression: ClassVar[None] = None  # type: ignore[misc]
-    micro_batch: ClassVar[None] = None  # type: ignore[misc]
-    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
-
-    @property
-    def name(self) -> str:
-        return "keys"
-
-    @property
-    def loop(self) -> str:
-        return "keyed"
-
-    @property
-    def carried(self) -> int:
-        return 0
-
-    @property
-    def replays(self) -> bool:
-        return True
+        return ShardState(self.model.init_rows(rows, self.seed, dtype), {})

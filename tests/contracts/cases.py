@@ -65,7 +65,7 @@ class Case:
     def is_unique(self) -> bool:
         """Whether coefficients follow from the data."""
         enough = self.n_rows >= 40 and self.dtype not in {"bool", "nullable booleans"}
-        return SHAPES[self.shape].unique and enough
+        return SHAPES[self.shape].unique and self.of.setting.unique and enough
 
     @property
     def rtol(self) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Setting:
         How near results are to scikit-learn's.
     twin_is_weighted : bool
         Whether scikit-learn's own finds the optimum of weighted rows.
+    unique : bool
+        Whether fitted attributes follow from the data.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class Setting:
     twin: dict[str, Any] | None = field(default_factory=dict)
     twin_rtol: float = 1e-3
     twin_is_weighted: bool = True
+    unique: bool = True
 
     @property
     def is_exact(self) -> bool:
@@ -83,6 +87,10 @@ _coded = _of(WORDS, rtol=1e-10, twin_rtol=1e-10)
 _grouped = _of(("normal",))
 # Eigenvectors turn where eigenvalues are near each other.
 _turned = _of(("normal",), rtol=1e-6, twin_rtol=1e-5)
+# Another way to an optimum is another optimum.
+_parts = partial(
+    _of(("counts",), rtol=1e-6, twin=None), n_components=2, tol=0.0, max_iter=20, random_state=0
+)
 _quantiles = _of(NUMBERS, rtol=1e-8, twin_rtol=1e-6)
 _binned = _of(("normal", "counts", "scales", "constant column"), rtol=1e-8, twin_rtol=1e-8)
 
@@ -101,10 +109,16 @@ def _mixed(**params: Any) -> Setting:
 
 
 def _layers(**params: Any) -> Setting:
-    """Of small networks; scikit-learn's own stop by the loss, a little earlier."""
+    """Of small networks; scikit-learn's own stop by the loss, a little earlier.
+
+    Where two units of a layer have become the same, a solver settles by rounding which does what.
+    """
     rounds = {"solver": "lbfgs", "tol": 1e-8, "max_iter": 1_000}
-    twin = None if "batch_size" in params else dict[str, Any]()
-    return Setting(_SMALL | rounds | params, TAME, rtol=1e-6, twin=twin, twin_rtol=1e-2)
+    steps = "batch_size" in params
+    twin = None if steps else dict[str, Any]()
+    return Setting(
+        _SMALL | rounds | params, TAME, rtol=1e-6, twin=twin, twin_rtol=1e-2, unique=steps
+    )
 
 
 #: Settings in which each subject is tried.
@@ -156,6 +170,17 @@ SETTINGS: dict[str, list[Setting]] = {
             n_clusters=3, init=np.sin(np.arange(12.0)).reshape(3, 4), n_init=1, tol=1e-9
         )
     ],
+    # Batches are cut from the rows in an order of chunks, which differ; of one batch they are all.
+    "MiniBatchKMeans": [
+        _of(("normal",), rtol=1e-8, twin=None)(
+            n_clusters=3,
+            init=np.sin(np.arange(12.0)).reshape(3, 4),
+            batch_size=1_000,
+            max_iter=4,
+            max_no_improvement=None,
+            reassignment_ratio=0,
+        )
+    ],
     "GaussianMixture": [
         _mixed(),
         _mixed(covariance_type="tied"),
@@ -166,6 +191,11 @@ SETTINGS: dict[str, list[Setting]] = {
     # they are all.
     "IncrementalPCA": [_turned(n_components=2, batch_size=1_000)],
     "TruncatedSVD": [_turned()],
+    "NMF": [
+        _parts(),
+        _parts(init="random", alpha_W=1e-3, l1_ratio=0.5),
+        _parts(init="nndsvda", solver="mu", beta_loss="kullback-leibler"),
+    ],
     "PCA": [_turned(), _turned(n_components=2, whiten=True)],
     "StandardScaler": [_scaled(), _scaled(with_mean=False)],
     "MinMaxScaler": [_scaled(), _scaled(feature_range=(-1, 2), clip=True)],
@@ -214,6 +244,7 @@ ELSEWHERE = {
     "FeatureHasher": "learns nothing, and takes dicts",
     "HashingVectorizer": "learns nothing, and takes documents",
     "LabelEncoder": "takes labels alone",
+    "MatrixFactorization": "takes ratings of users and items",
     "LatentDirichletAllocation": "what rows begin with belongs to their blocks, which differ",
     "NamespaceHasher": "learns nothing, and takes dicts",
     "RandomForestClassifier": "what it draws belongs to numbers of rows and features, which differ",

@@ -13,6 +13,8 @@ import pytest
 import sklearn.cluster
 from distributed import Client
 
+from daskml_dist._checks import seed_of
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 N_ROWS = 1_000
 
@@ -96,6 +98,27 @@ def _shapes(names: dict[str, Any]) -> None:
     assert names["predicted"].shape == (N_ROWS,)
 
 
+def _values(rng: Any) -> tuple[Any, Any]:
+    """Numbers of values in three columns, of which the rarer half are seldom seen."""
+    X = np.concatenate(
+        [rng.integers(0, 12, (N_ROWS, 1)) + first for first in (0, 1990, 3988)], axis=1
+    )
+    factors, weights = rng.normal(scale=0.5, size=(4000, 2)), rng.normal(size=4000)
+    return X, weights[X].sum(axis=1) + (factors[X[:, 0]] * factors[X[:, 1]]).sum(axis=1)
+
+
+def _few(names: dict[str, Any]) -> None:
+    _fits(names, "model", 0.9)
+    model, X = names["model"], names["X"].compute()
+    assert names["predicted"].shape == (N_ROWS,)
+    fresh = model.model_.init(seed_of(0), model.w_.dtype)
+    untouched = np.setdiff1d(np.arange(4000), X)
+    assert len(untouched) > 3900
+    np.testing.assert_array_equal(model.w_[untouched], fresh[untouched])
+    moved = model.history_.records[-1]["bytes_pushed"]
+    assert moved < 0.05 * model.w_.nbytes * model.history_.records[-1]["steps"]
+
+
 def _clusters(rng: Any) -> tuple[Any, None]:
     return rng.normal(size=(N_ROWS, 6)) + rng.normal(scale=2, size=(3, 6))[
         rng.integers(3, size=N_ROWS)
@@ -115,6 +138,7 @@ SECTIONS: dict[str, tuple[Callable[[Any], tuple[Any, Any]], Callable[[dict[str, 
     "A loss": (_regression, _loss),
     "An optimizer": (_classes, _optimizer),
     "A model": (_curve, _steps),
+    "A model that touches few rows": (_values, _few),
     "Rows of any shape": (_images, _shapes),
     "A statistic, its solver and its estimator": (_clusters, _rounds),
 }

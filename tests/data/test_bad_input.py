@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import dask.array as da
@@ -9,20 +10,28 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 from sklearn.exceptions import DataConversionWarning
 
 from daskml_dist import Run
 from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.cluster import KMeans
 from daskml_dist.errors import (
     DaskMLDistError,
     DeviceUnavailableError,
     InvalidDataError,
     InvalidParameterError,
 )
-from daskml_dist.linear_model import LinearRegression, SGDClassifier, SGDRegressor
+from daskml_dist.linear_model import (
+    LinearRegression,
+    LogisticRegression,
+    SGDClassifier,
+    SGDRegressor,
+)
 from daskml_dist.metrics import accuracy_score, mean_squared_error
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.policies import BoundedStaleness, get_policy
+from daskml_dist.training.worker.lane import Lane
 
 X = np.random.default_rng(0).normal(size=(60, 3))
 Y = X[:, 0] > 0
@@ -101,6 +110,24 @@ def test_not_finite(value: float) -> None:
     bad[33, 1] = value
     with pytest.raises(InvalidDataError, match=r"NaN|infinity"):
         SGDClassifier().fit(bad, Y)
+
+
+@pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.parametrize("model", [KMeans(2), LinearRegression(), LogisticRegression()])
+def test_not_finite_where_lanes_share_a_block(
+    model: Any, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first lane to make its sum has rows without NaN."""
+    bad, turns, usual = X.copy(), threading.Lock(), Lane.add_statistic
+    bad[row, 1] = np.nan
+
+    def one_after_the_other(lane: Lane, *arguments: Any) -> Any:
+        with turns:
+            return usual(lane, *arguments)
+
+    monkeypatch.setattr(Lane, "add_statistic", one_after_the_other)
+    with pytest.raises(InvalidDataError, match=r"contains NaN \(row"):
+        clone(model).set_params(run=Run(n_lanes=2)).fit(bad, Y)
 
 
 def test_an_empty_collection() -> None:

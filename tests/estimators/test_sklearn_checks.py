@@ -29,6 +29,7 @@ WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in 
 EXPECTED = {
     "BisectingKMeans": WEIGHTS,
     "KMeans": WEIGHTS,
+    "MiniBatchKMeans": WEIGHTS,
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
 

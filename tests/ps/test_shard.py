@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty
+from daskml_dist.ps.few_rows import FewRows
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
@@ -138,15 +139,18 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
 ) -> None:
     rule = _rule(optimizer, get_penalty(penalty, 0.05, 0.5), InverseScaling(0.1), coordinates=True)
     compiled, arrays = (_shard(rule, _weights(dtype)) for _ in range(2))
-    compiled.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
-    arrays._few = False
-    arrays.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
+    (group,) = arrays._groups
+    arrays._few = [FewRows(group, arrays.w, arrays.slots, arrays._paid, arrays._backend)]
+    arrays._few[0]._compiled = False
+    for shard in (compiled, arrays):
+        shard.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
     draw = np.random.default_rng(2)
     for gradient in _gradients(8).astype(dtype):
         index = np.flatnonzero(draw.random(N_ROWS) < 0.5)
         compiled.apply(gradient[index], 3, index)
         arrays.apply(gradient[index], 3, index)
-    assert bool(compiled._few) == (rule.only.optimizer.at_entry is not None)
+    assert compiled._few is not None
+    assert bool(compiled._few[0]._compiled) == (rule.only.optimizer.at_entry is not None)
     np.testing.assert_array_equal(compiled.w, arrays.w)
     for name, slot in compiled.slots.items():
         np.testing.assert_array_equal(slot, arrays.slots[name])

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from daskml_dist.metrics import root_mean_squared_error
-from daskml_dist.recommender import ALS
+from daskml_dist.recommender import ALS, MatrixFactorization
 
 #: Root mean squared errors of biases alone, and of these and least squares of rank 5.
 BIASES, TRUTH = 4.351, 4.124
@@ -34,3 +34,5 @@ def test_held_out_ratings_of_jokes(data_dir: Path) -> None:
         root_mean_squared_error(held_out["rating"], model.predict(held_out))
     )
     assert found < TRUTH < BIASES
+    steps = MatrixFactorization(5, random_state=0).fit(rest)
+    assert -steps.score(held_out) < TRUTH

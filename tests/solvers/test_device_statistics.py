@@ -37,7 +37,10 @@ from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
 from daskml_dist.solvers.huber import HuberSums
 from daskml_dist.solvers.lloyd import Assignment, Farthest
 from daskml_dist.solvers.moments import Moments
+from daskml_dist.solvers.multiplicative import MultiplicativeStep, StepWeights
 from daskml_dist.solvers.newton import LossHessian
+from daskml_dist.solvers.nmf import LeastSquaresWeights
+from daskml_dist.solvers.nonnegative import HalfNorms, Totals
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
@@ -150,6 +153,33 @@ def _of_documents() -> dict[type[Statistic], dict[str, Sample]]:
     }
 
 
+def _of_parts() -> dict[type[Statistic], dict[str, Sample]]:
+    """Sums of non-negative factorisations; rows of a GPU, and of few, begin alike."""
+    across, model = np.random.default_rng(1).random((N_FEATURES, 3)), Unlabelled(N_FEATURES)
+    vectors = np.random.default_rng(2).normal(size=(N_FEATURES, 3))
+    exact: dict[str, Any] = {"sweeps": 9, "tol": 0.0, "l1": 0.1, "l2": 0.2}
+    steps = {
+        f"{beta}-{'drawn' if spread else 'vectors'}": MultiplicativeStep(
+            across,
+            StepWeights(
+                3, None if spread else vectors, 0.3, spread, beta=beta, history=(across,), l1=0.1
+            ),
+            anew=bool(spread),
+            looks=True,
+        )
+        for beta, spread in ((2.0, 0.5), (2.0, 0.0), (1.0, 0.0), (1.0, 0.5))
+    }
+    return {
+        Totals: {"all": (model, Totals(counts=True, signed=True), None)},
+        HalfNorms: {"all": (model, HalfNorms(vectors), None)},
+        LeastSquaresWeights: {
+            "sums": (model, LeastSquaresWeights(across, **exact), None),
+            "error": (model, LeastSquaresWeights(across, **exact, only_error=True), None),
+        },
+        MultiplicativeStep: {name: (model, step, None) for name, step in steps.items()},
+    }
+
+
 def _of_components(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
     """Samples of whole covariances, and of variances."""
     rng, model = np.random.default_rng(1), Unlabelled(N_FEATURES)
@@ -214,6 +244,7 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     CandidateWeights: _of_centres(CandidateWeights),
     **_of_leaves(),
     **_of_documents(),
+    **_of_parts(),
     ExpectedMoments: _of_components(ExpectedMoments, constants=np.log([0.2, 0.3, 0.5])),
     NearestMoments: _of_components(NearestMoments),
     DrawnMoments: _of_components(DrawnMoments, seed=0, run=1),

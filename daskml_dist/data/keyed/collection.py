@@ -17,7 +17,7 @@ from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.data.keyed.cut import Numbered
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["Holder", "KeyedCollection"]
+__all__ = ["Holder", "KeyedCollection", "Tasks", "item"]
 
 
 class Holder(Protocol):
@@ -79,7 +79,7 @@ class KeyedCollection(Collection):
         """The block itself."""
         return _as_it_is
 
-    def cut(self, n_lanes: int | None, hold: Holder) -> KeyedCollection:
+    def cut(self, n_lanes: int | None, hold: Holder) -> Collection:
         """Cut the entries by ranges of keys.
 
         Parameters
@@ -95,15 +95,19 @@ class KeyedCollection(Collection):
             samples = [cut.sample_of(part, self.sides) for part in parts]
             blocks = _cut(_Here(), parts, self.sides, cut.cuts_of(samples, n_lanes or 1))
         else:
-            tasks = _Tasks(self.sources)
-            lazy = tasks.lazy([tasks(self.numbers, source.key) for source in self.sources])
-            held, ask = hold(lazy)
-            samples = ask(_Sample(self.sides))
-            tasks = _Tasks(held)
-            cuts = cut.cuts_of(samples, n_lanes or 1)
+            held, cuts = self.numbered(n_lanes or 1, hold)
+            tasks = Tasks(held)
             keys = _cut(tasks, [part.key for part in held], self.sides, cuts)
             blocks = tasks.lazy(keys)
         return replace(self, parts=[(block, None, None) for block in blocks], lanes=n_lanes or 1)
+
+    def numbered(self, n_ranges: int, hold: Holder) -> tuple[list[Delayed], dict[str, Any]]:
+        """Lazy parts as `numbers` numbers them, held; and where ranges of their keys are cut."""
+        assert self.numbers is not None
+        tasks = Tasks(self.sources)
+        lazy = tasks.lazy([tasks(self.numbers, source.key) for source in self.sources])
+        held, ask = hold(lazy)
+        return held, cut.cuts_of(ask(_Sample(self.sides)), n_ranges)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class _Here:
         return function(*args)
 
 
-class _Tasks:
+class Tasks:
     """Makes tasks of calls; a result is known by its key.
 
     Parameters
@@ -155,7 +159,7 @@ class _Tasks:
         return [Delayed(key, graph, layer=self._name) for key in keys]
 
 
-def _item(things: Sequence[Any], at: int) -> Any:
+def item(things: Sequence[Any], at: int) -> Any:
     return things[at]
 
 
@@ -173,17 +177,17 @@ def _cut(do: Any, parts: list[Any], sides: Sequence[Side], cuts: dict[str, Any])
         bys = sorted({s.by for s in sides if s.rows == space} |
                      {1 - s.by for s in sides if s.columns == space})  # fmt: skip
         keys = [do(cut.keys_of, part, bys, cuts[space]) for part in parts]
-        tables[space] = [do(cut.table_of, [do(_item, key, r) for key in keys]) for r in range(n)]
+        tables[space] = [do(cut.table_of, [do(item, key, r) for key in keys]) for r in range(n)]
         sizes[space] = [do(_size, table) for table in tables[space]]
     blocks: dict[tuple[int, int], Any] = {}
     for at, side in enumerate(sides):
         pieces = [do(cut.pieces_of, part, side.by, cuts[side.rows]) for part in parts]
         for r in range(n):
-            own = [do(_item, some, r) for some in pieces]
+            own = [do(item, some, r) for some in pieces]
             half = do(cut.half_of, tables[side.rows][r], own)
             columns = do(cut.columns_of, half, cuts[side.columns])
             numbers = [
-                do(cut.numbers_of, table, do(_item, columns, q))
+                do(cut.numbers_of, table, do(item, columns, q))
                 for q, table in enumerate(tables[side.columns])
             ]
             blocks[r, at] = do(

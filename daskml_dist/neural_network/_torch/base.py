@@ -15,7 +15,6 @@ from daskml_dist._steps import BaseSteps
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
-from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.torch_modules.flat import flat_of, parameters_of, torch_dtype
 from daskml_dist.models.torch_modules.inputs import IMAGES, Columns, TorchInputs
 from daskml_dist.models.torch_modules.library import check_torch, load_torch
@@ -322,8 +321,4 @@ class BaseTorch(BaseNetwork):
     def _map_outputs(
         self, outputs: TorchOutputs, X: Any, n_outputs: int | None, then: Any = None
     ) -> Any:
-        return map_rows(
-            outputs, X, dtype=self._w.dtype, n_outputs=n_outputs, name=type(self).__name__,
-            row_shape=self._row_shape,
-            tensors=True, then=then,
-        )  # fmt: skip
+        return self._applied(outputs, X, self._w.dtype, n_outputs, then=then)

@@ -99,13 +99,14 @@ class ClusterEngine(Engine):
         self._collection = in_columns(self._collection, n_lanes)
         self._rows.take(self._collection)
 
-    def cut_keys(self, n_lanes: int | None) -> None:
+    def cut_keys(self, n_lanes: int | None) -> Collection:
         """Cut the entries by ranges of keys; by default for a lane for each thread."""
         assert isinstance(self._collection, KeyedCollection)
         threads = self._rows.threads()  # waits for one
         n_lanes = n_lanes or sum(threads.values())
         self._collection = self._collection.cut(n_lanes, self._rows.parts.hold)
         self._rows.take(self._collection)
+        return self._collection
 
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
         """Results of a function of each block, made where it lies."""

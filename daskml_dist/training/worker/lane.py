@@ -61,6 +61,8 @@ class Lane:
         self._told = fit.work.step_callbacks
         streaming = fit.rows.streaming
         self._states = RowStates(None if streaming is None else streaming.states)
+        #: Whether NaN was looked for in the rows, or a sum of them has shown that there is none.
+        self._looked = False
 
     @property
     def n_rows(self) -> int:
@@ -206,9 +208,10 @@ class Lane:
         model, loss, since = self._model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
-        kept = self._reader.kept
-        for block in kept:
+        for block in self._reader.kept:
             block.meet(statistic)
+        if not statistic.shows_not_finite:
+            self._look_for_nan()
         batch = self.next_batch()
         for rows in batch.pieces:
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
@@ -216,11 +219,18 @@ class Lane:
                 loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
-        for block in kept:
-            block.has_shown(out)
+        if not (self._looked or np.isfinite(out).all()):
+            self._look_for_nan()
+        self._looked = True
         self._worked(since)
         self.reached += 1
         return float(loss), batch.n_rows
+
+    def _look_for_nan(self) -> None:
+        """Raise where the rows hold NaN or infinity; blocks are shared with other lanes."""
+        for block in () if self._looked else self._reader.kept:
+            block.check()
+        self._looked = True
 
     def new_gradient(self, w: Any, batch: Batch) -> Any:
         """The gradient SUM of a batch at `w`, in a new array like `w`."""

@@ -83,8 +83,10 @@ class Reader:
         self._clock = 0
         self._draws: Iterator[Drawn] = iter(())
         self._ready: deque[Batch] = deque()
-        # A batch of whole blocks stays where it is, and sparse rows touch columns of their own.
-        self._in_arrays = fit.work.n_steps > 1 and not fit.work.coordinates
+        # A batch of whole blocks stays where it is, and sparse rows are read there. Whose few
+        # parameters are touched is asked of all pieces, before these are read.
+        at_once = self._linear is None and fit.work.micro_batch is None
+        self._in_arrays = fit.work.n_steps > 1 and (at_once or not fit.work.coordinates)
         self._room = _Room()
 
     def seek(self, clock: int) -> None:
@@ -155,7 +157,7 @@ class Reader:
                 blocks = [(held[number], at) for number, at in _numbers(drawn)]
                 key, cut = (*self._stream, clock), cuts if self._linear else shares
                 pieces = self._room.gather(blocks, n_rows, self._most, key, cut)
-                return Batch(pieces, n_rows, None)
+                return Batch(pieces, n_rows, self._touched(pieces))
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return Batch(_InTurn(lambda: self._pieces(drawn, clock, held)), n_rows, None)
         found = list(self._pieces(drawn, clock, held))
@@ -185,10 +187,12 @@ class Reader:
         y, weight = (None if a is None else rows(a, at) for a in (block.y, block.weight))
         return rows(block.X, at), y, weight
 
-    def _touched(self, pieces: list[BatchRows]) -> NDArray[np.int64] | None:
+    def _touched(self, pieces: Iterable[BatchRows]) -> NDArray[np.int64] | None:
         if not self._fit.work.coordinates:
             return None
-        return self._fit.steps.model.touched([piece.X for piece in pieces], self._backend)
+        if not (pieces := list(pieces)):
+            return np.empty(0, np.int64)
+        return self._fit.steps.model.touched(pieces, self._backend)
 
     def held_out(self) -> Iterator[BatchRows]:
         """The rows of the validation set, block by block."""

@@ -40,32 +40,17 @@ class ReadyBlock:
     unchecked: int | None = None
 
     def meet(self, statistic: Statistic) -> None:
-        """Make of X what a statistic asks for, before its sum.
-
-        Raises
-        ------
-        InvalidDataError
-            For NaN or infinity, where the sum would not show them.
-        """
+        """Make of X what a statistic asks for, before its sum."""
         if not statistic.in_parts:
             self.X = get_backend("cpu").to_device(self.X)
-        if not statistic.shows_not_finite:
-            self._check()
 
-    def has_shown(self, total: NDArray[np.float64]) -> None:
-        """Take the sum of X, among others, of a statistic that it has met.
+    def check(self) -> None:
+        """Look for NaN and infinity in X, unless that has been done.
 
         Raises
         ------
         InvalidDataError
-            For NaN or infinity in X.
         """
-        if self.unchecked is not None:
-            if not np.isfinite(total).all():
-                self._check()
-            self.unchecked = None
-
-    def _check(self) -> None:
         if self.unchecked is not None:
             check_finite_rows(self.X, self.unchecked)
             self.unchecked = None

@@ -11,8 +11,8 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
-from daskml_dist.cluster import BisectingKMeans, KMeans
-from daskml_dist.decomposition import LatentDirichletAllocation
+from daskml_dist.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
+from daskml_dist.decomposition import NMF, LatentDirichletAllocation
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.mixture import GaussianMixture
 from tests.training.recovery.strikes import Strike, first_of, make_killer
@@ -119,6 +119,24 @@ def test_documents_begin_alike_on_other_workers(crew_client: Client, role: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["both", "trainer"])
+@pytest.mark.parametrize("solver", ["cd", "mu"])
+def test_parts_of_lost_rows_are_made_again(crew_client: Client, solver: str, role: str) -> None:
+    X = abs(da.random.default_rng(0).normal(size=(200_000, 40), chunks=(20_000, -1)))
+
+    def fit(*callbacks: Any) -> NMF:
+        run = Run(n_lanes=3, deterministic=True)
+        how: dict[str, Any] = {"solver": solver, "init": "random", "random_state": 0, "tol": 0.0}
+        return NMF(6, max_iter=25, run=run, callbacks=list(callbacks), **how).fit(X)
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    struck = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(struck.components_, calm.components_)
+    assert struck.reconstruction_err_ == calm.reconstruction_err_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
 def test_what_was_remembered_of_lost_rows_changes_no_centre(crew_client: Client, role: str) -> None:
     """Rows that move to another trainer are looked at as if nothing were known of them."""
     X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
@@ -150,4 +168,24 @@ def test_lost_rows_find_their_leaves_again(crew_client: Client, role: str) -> No
     found = fit(strike)
     assert strike.events
     np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
+    assert found.inertia_ == calm.inertia_
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["both", "trainer"])
+@pytest.mark.parametrize("policy", ["allreduce", "local"])
+def test_steps_along_batches_go_on(crew_client: Client, role: str, policy: str) -> None:
+    X = da.random.default_rng(0).normal(size=(N_ROWS, 10), chunks=(N_ROWS // 10, -1))
+
+    def fit(*callbacks: Any) -> MiniBatchKMeans:
+        return MiniBatchKMeans(
+            20, policy=policy, random_state=0, max_iter=4, max_no_improvement=None,
+            run=Run(n_lanes=3, deterministic=True), callbacks=list(callbacks),
+        ).fit(X)  # fmt: skip
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    found = fit(strike)
+    assert strike.events
+    np.testing.assert_array_equal(found.cluster_centers_, calm.cluster_centers_)
+    np.testing.assert_array_equal(found.counts_, calm.counts_)
     assert found.inertia_ == calm.inertia_

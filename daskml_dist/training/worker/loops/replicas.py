@@ -199,8 +199,14 @@ class _Averaged:
         self._fit = context.fit
         self._lanes = context.lanes
         self._home = Residence(context, alone=True)
+        total = sum(context.lane_rows)
+        self._shares = {
+            lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
+        }
+        rule = self._fit.steps.rule
         self._replicas = {
-            lane.number: self._home.shard(self._fit.start_state()) for lane in context.lanes
+            number: self._home.shard(self._fit.start_state(), rule=rule.of_share(share))
+            for number, share in self._shares.items()
         }
         self._own = [
             own_steps(context, lane, self._replicas[lane.number]) for lane in context.lanes
@@ -209,10 +215,6 @@ class _Averaged:
         # New memory is dearer than a mean.
         w = self._replicas[context.lanes[0].number].w
         self._room = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
-        total = sum(context.lane_rows)
-        self._shares = {
-            lane.number: context.lane_rows[lane.number] / total for lane in context.lanes
-        }
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on, up to where parameters meet; how many."""

@@ -241,9 +241,12 @@ class _Shared:
 
     def _meet_last(self) -> Any:
         """Send the last changes; what the others have changed, only where it is validated."""
+        pull = self._fit.rows.validation_fraction > 0
+        if self._has_sent_all and not pull:
+            return None  # by another thread, and what was not pulled would be sent again
         self._has_sent_all = True
         self.replica.settle()
-        return self._meet(pull=self._fit.rows.validation_fraction > 0)
+        return self._meet(pull=pull)
 
     def leave(self) -> None:
         """Send the last changes and leave."""

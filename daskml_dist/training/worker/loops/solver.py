@@ -287,8 +287,7 @@ class _Asked:
         """Keep the point at which an iteration ended, and the state to go on from."""
         self._n_iter += 1
         w = self._copied(w)
-        found = Solution(w, self._n_iter, converged=False, message="interrupted")
-        found.extra.update(extra or {})
+        found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
         self._context.leaves(lambda: Left(found))
         if state is not None and self._rounds.log.is_long(self._n_asked):
             made = {name: np.array(array) for name, array in state().items()}

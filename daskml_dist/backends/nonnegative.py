@@ -1,0 +1,93 @@
+"""Least squares without negative coefficients, for many right-hand sides of one Gram matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.backends.namespace import cast, is_host, namespace, total, zeros
+
+__all__ = ["descend", "left_squares", "nonnegative", "shares"]
+
+#: Products of coefficients from which compiled loops are worth loading numba for.
+_COMPILED_FROM = 1 << 16
+
+
+def nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
+    """Coefficients w >= 0 that make ``w @ gram @ w / 2 - b @ w`` smallest, for each row b.
+
+    Parameters
+    ----------
+    gram : array of shape (k, k)
+        Symmetric.
+    products : array of shape (n, k), of the same dtype
+    most, tol
+        As of :func:`descend`.
+
+    Returns
+    -------
+    array of shape (n, k)
+        The same for a row whatever rows are beside it.
+    """
+    W = zeros(tuple(products.shape), products.dtype, like=products)
+    descend(gram, -products, W, most, tol)
+    return W
+
+
+def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
+    """Lower ``w @ gram @ w / 2 - b @ w``, w >= 0, of each row w of W, in place.
+
+    Parameters
+    ----------
+    gram : array of shape (k, k)
+    slope : array of shape (n, k)
+        ``W @ gram - b``, and kept so.
+    W : array of shape (n, k)
+    most : int
+        Sweeps over the coefficients at most.
+    tol : float
+        A row ends after a sweep that changes none of its coefficients by more than so much of the
+        largest.
+    """
+    if is_host(W) and W.size * len(gram) >= _COMPILED_FROM:
+        from daskml_dist.backends import nonnegative_kernels
+
+        nonnegative_kernels.descend(np.ascontiguousarray(gram), slope, W, most, tol)
+        return
+    xp = namespace(W)
+    going = zeros((W.shape[0],), W.dtype, like=W) + 1
+    for _ in range(most):
+        change, largest = going * 0, going * 0
+        for t in range(gram.shape[0]):
+            if not float(gram[t, t]) > 0:
+                continue
+            new = W[:, t] - slope[:, t] / gram[t, t]
+            new = xp.where(new > 0, new, 0 * new)
+            step = (new - W[:, t]) * going
+            W[:, t] += step
+            slope += step[:, None] * gram[t, ...][None, :]
+            change, largest = xp.maximum(change, xp.abs(step)), xp.maximum(largest, new)
+        going *= cast(change > tol * largest, going.dtype)
+        if not float(xp.max(going)):
+            break
+
+
+def shares(X: Any, found: Any, least: float) -> Any:
+    """``X / found``, with at least `least` for what is found; in its memory on the host."""
+    if is_host(found):
+        np.maximum(found, least, out=found)
+        return np.divide(X, found, out=found)
+    xp = namespace(found)
+    return X / xp.where(found < least, least + 0 * found, found)
+
+
+def left_squares(X: Any, W: Any, across: Any, backend: Any) -> Any:
+    """Squared distance of each of some dense rows to ``W @ across.T``, float64."""
+    found = backend.matmul(W, across.T, "found")
+    xp = namespace(found)
+    if is_host(found):
+        np.subtract(X, found, out=found)
+        return np.einsum("ij,ij->i", found, found).astype(np.float64)
+    apart = X - found
+    return total(apart * apart, axis=1, dtype=xp.float64)

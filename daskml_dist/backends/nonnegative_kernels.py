@@ -1,0 +1,122 @@
+"""Compiled loops of non-negative factorisations: weights of rows, given the components.
+
+Importing this module loads numba, so it is imported at first use.
+
+References
+----------
+C.-J. Hsieh and I. S. Dhillon, "Fast coordinate descent methods with variable selection for
+non-negative matrix factorization", KDD 2011.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["add_shares", "descend", "divergence", "multiply"]
+
+_LOOSE = {"contract", "reassoc", "nsz"}
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+def descend(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
+    """Lower ``w @ gram @ w / 2 - b @ w``, w >= 0, of each row w of W, a coefficient at a time.
+
+    `slope` is ``W @ gram - b`` and kept so. A row ends after `most` sweeps, or one that changes no
+    coefficient by more than `tol` of the largest.
+    """
+    k = len(gram)
+    for i in range(len(W)):
+        w, g = W[i], slope[i]
+        for _ in range(most):
+            change = largest = gram[0, 0] * 0
+            for t in range(k):
+                curve, old = gram[t, t], w[t]
+                if curve <= 0 or (old == 0 and g[t] >= 0):
+                    continue
+                new = max(old - g[t] / curve, gram[0, 0] * 0)
+                step = new - old
+                if step != 0:
+                    w[t] = new
+                    row = gram[t]
+                    for r in range(k):
+                        g[r] += step * row[r]
+                    change = max(change, abs(step))
+                largest = max(largest, new)
+            if change <= tol * largest:
+                break
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_LOOSE)
+def _product(w: Any, h: Any, least: Any) -> Any:
+    found = w[0] * 0
+    for c in range(len(w)):
+        found += w[c] * h[c]
+    return max(found, least)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_LOOSE)
+def multiply(
+    indptr: Any, indices: Any, data: Any, rows: Any, H: Any, column_sums: Any, l1: Any, l2: Any,
+    least: Any, W: Any, most: int, tol: float,
+) -> None:  # fmt: skip
+    """Multiplicative updates of each row's weights for the Kullback-Leibler divergence.
+
+    A row ends after `most` of them, or one that changes no weight by more than `tol` of the
+    largest.
+    """
+    above = np.empty(W.shape[1], W.dtype)
+    for i in range(len(rows)):
+        w, row = W[i], rows[i]
+        for _ in range(most):
+            above[:] = 0
+            for at in range(indptr[row], indptr[row + 1]):
+                if data[at] == 0:
+                    continue
+                h = H[indices[at]]
+                share = data[at] / _product(w, h, least)
+                for c in range(len(w)):
+                    above[c] += share * h[c]
+            change = largest = w[0] * 0
+            for c in range(len(w)):
+                below = column_sums[c] + l1 + l2 * w[c]
+                new = w[c] * above[c] / (below if below != 0 else least)
+                change = max(change, abs(new - w[c]))
+                largest = max(largest, new)
+                w[c] = new
+            if change <= tol * largest:
+                break
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_LOOSE)
+def add_shares(
+    indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, own: Any, least: Any, out: Any
+) -> None:
+    """out[j] += own[i] * X[i, j] / (W[i] @ H[j]) of all entries."""
+    for i in range(len(rows)):
+        row, w, mine = rows[i], W[i], own[i]
+        for at in range(indptr[row], indptr[row + 1]):
+            if data[at] == 0:
+                continue
+            h, to = H[indices[at]], out[indices[at]]
+            share = data[at] / _product(w, h, least)
+            for c in range(len(w)):
+                to[c] += share * mine[c]
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def divergence(
+    indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, least: Any, out: Any
+) -> None:
+    """out[i] = sum of x log(x / (W[i] @ H[j])) - x over the entries x of row i."""
+    for i in range(len(rows)):
+        row, total = rows[i], 0.0
+        for at in range(indptr[row], indptr[row + 1]):
+            x = data[at]
+            if x > least:
+                total += x * math.log(x / _product(W[i], H[indices[at]], least))
+            total -= x
+        out[i] = total

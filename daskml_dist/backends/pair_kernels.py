@@ -1,0 +1,148 @@
+"""Compiled loops over pairs of rows of the parameters: which ones a batch touches, and gradients.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.margins import AT_ROW
+
+__all__ = ["add_pairs", "distinct"]
+
+#: Bits of a place in a batch, beside which a number must fit into 63.
+_PLACE = 24
+
+
+# `_loss` stands for the function of a loss.
+def _loss(y: Any, raw: Any, parameters: Any) -> Any: ...
+
+
+def _product(w: Any, a: Any, b: Any, rank: Any) -> Any:
+    """Product of the factors of two rows."""
+    whole = w.dtype.type(0)
+    for j in range(rank):
+        whole += w[a, j] * w[b, j]
+    return whole
+
+
+def _distinct(keys: Any, place: Any, index: Any) -> Any:
+    """Numbers of sorted keys, and at whose places among them each is; return how many there are."""
+    n, last = -1, np.int64(-1)
+    for key in keys:
+        number = key >> _PLACE
+        if number != last:
+            n += 1
+            index[n] = last = number
+        place[key & ((1 << _PLACE) - 1)] = n
+    return n + 1
+
+
+def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+    """Sorted distinct numbers of some arrays, and the place of each entry's among them.
+
+    Parameters
+    ----------
+    numbers : sequence of ndarray of int, each at least 0
+
+    Returns
+    -------
+    index : ndarray of int64
+    places : list of ndarray of int32 or int64
+        Of the shapes of the arrays.
+    """
+    whole = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
+    n = len(whole)
+    if n >> _PLACE or (n and int(whole.max()) >> (63 - _PLACE)):
+        index, place = np.unique(whole, return_inverse=True)
+    else:
+        whole <<= _PLACE
+        whole |= np.arange(n)
+        whole.sort()  # several times faster than an argument sort
+        index, place = np.empty(n, np.int64), np.empty(n, np.int32)
+        index = index[: compiled_with(_distinct, exact=True)(whole, place, index)]
+    ends = np.cumsum([part.size for part in numbers])[:-1]
+    pairs = zip(np.split(place, ends), numbers, strict=True)
+    return index, [part.reshape(given.shape) for part, given in pairs]
+
+
+def _add(
+    w: Any, at: Any, y: Any, weight: Any, rank: Any, reg: Any, offset: Any, out: Any,
+    parameters: Any,
+) -> Any:  # fmt: skip
+    """Add the gradient of pairs to `out`; return the sum of their losses without the penalty.
+
+    Parameters
+    ----------
+    w, out : (n_rows, rank) or (n_rows, rank + 1) floats
+        Factors and, where there is one more column, biases.
+    at : (n, 2) integers
+        Rows of the users and items.
+    y, weight : (n,) floats
+        No weights: all are 1.
+    rank : int
+    reg, offset : floats
+    parameters : floats
+        Of the loss.
+    """
+    number, whole = w.dtype.type, 0.0
+    biased = w.shape[1] > rank
+    for t in range(len(at)):
+        a, b = np.uint64(at[t, 0]), np.uint64(at[t, 1])
+        raw, penalty = _product(w, a, b, rank) + offset, reg
+        if biased:
+            raw += w[a, rank]
+            raw += w[b, rank]
+        value, slope = _loss(y[t], raw, parameters)
+        if len(weight):
+            value, slope, penalty = value * weight[t], slope * weight[t], reg * weight[t]
+        whole += value
+        g = number(slope)
+        for j in range(rank):
+            of_a, of_b = w[a, j], w[b, j]
+            out[a, j] += g * of_b + penalty * of_a
+            out[b, j] += g * of_a + penalty * of_b
+        if biased:
+            out[a, rank] += g + penalty * w[a, rank]
+            out[b, rank] += g + penalty * w[b, rank]
+    return whole
+
+
+def add_pairs(
+    loss: Any, w: NDArray[Any], at: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
+    rank: int, reg: float, offset: float, out: NDArray[Any],
+) -> float | None:  # fmt: skip
+    """Add the gradient of a loss of products of rows to `out`, reading each pair once.
+
+    Parameters
+    ----------
+    loss : Loss
+    w, out : ndarray of shape (n_rows, rank) or (n_rows, rank + 1)
+    at : ndarray of int of shape (n, 2)
+    y : ndarray of shape (n,)
+    weight : ndarray of shape (n,), or None
+    rank : int
+    reg : float
+        Half the penalty of the squares of both rows of each pair.
+    offset : float
+
+    Returns
+    -------
+    float or None
+        Sum of the losses without the penalty; None where numba does not compile the loss, and
+        nothing was done.
+    """
+    at_row = AT_ROW.get(loss.kernel, type(loss).at_row)
+    if at_row is None:
+        return None
+    product = compiled_with(_product, reassociates=True)
+    run, number = compiled_with(_add, _loss=at_row, _product=product), w.dtype.type
+    weight = np.empty(0, w.dtype) if weight is None else weight
+    given = rank, number(reg), number(offset), out, loss.parameters
+    return float(run(w, at, y, weight, *given))

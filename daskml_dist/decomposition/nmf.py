@@ -1,0 +1,387 @@
+"""`NMF`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+
+from daskml_dist._checks import check_count, check_flag, check_number, check_one_of
+from daskml_dist._run import Run
+from daskml_dist.backends import get_backend
+from daskml_dist.data.collection import take_columns
+from daskml_dist.decomposition._base import Array, Components, Projected
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.nonnegative import Updates
+from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.multiplicative import MultiplicativeNMF
+from daskml_dist.solvers.nmf import LeastSquaresNMF, best_weights
+from daskml_dist.solvers.nonnegative import Begin
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["NMF"]
+
+_INITS = ("nndsvd", "nndsvda", "nndsvdar", "random", "custom")
+_LOSSES = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
+#: Sweeps over the weights of a row at most, and the change that ends them.
+_SWEEPS, _SETTLED = 1000, 1e-5
+#: Numbers of the components at most.
+_MOST = 1 << 28
+
+
+class NMF(Components):
+    """Non-negative factorisation of all rows: few parts that add up to each row.
+
+    Rows stay where they are, in memory or streamed; what travels in each round is of the size of
+    the components.
+
+    Parameters
+    ----------
+    n_components : int, "auto" or None, default="auto"
+        ``"auto"``: those of given `H`, else as None, which is as many as there are features.
+    init : {"random", "nndsvd", "nndsvda", "nndsvdar", "custom"} or None, default=None
+        As in scikit-learn: halves of singular vectors, with zeros, means or small drawn numbers in
+        the places of zeros; drawn; or `W` and `H` as they are given to :meth:`fit`. None:
+        ``"nndsvda"`` where there are as many rows and features as components, else ``"random"``.
+    solver : {"cd", "mu"}, default="cd"
+        ``"cd"``: the best weights of each row, by coordinate descent, for components that take
+        sweeps of it in turn with sums over the rows, and go some way on in their last direction. It
+        remembers nothing of the rows. ``"mu"``: multiplicative updates, step by step those of
+        scikit-learn, for any `beta_loss`.
+    beta_loss : float or {"frobenius", "kullback-leibler", "itakura-saito"}, default="frobenius"
+        What is minimised; other than ``"frobenius"`` by ``"mu"`` alone.
+    tol : float, default=1e-4
+        ``"cd"``: of the components' slope, by which it ends, of the first. ``"mu"``: of the
+        decrease of the error in 10 steps, of the first error.
+    max_iter : int, default=200
+    random_state : int, RandomState instance or None, default=None
+        Of drawn numbers.
+    alpha_W : float, default=0.0
+        Penalty on weights, for each feature.
+    alpha_H : float or "same", default="same"
+        Penalty on components, for each row.
+    l1_ratio : float, default=0.0
+        Share of absolute values in the penalties, beside halves of squares.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    shuffle : bool, default=False
+        Of no effect: coordinates are taken in turn.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    components_ : ndarray of float64 of shape (n_components, n_features)
+    n_components_ : int
+    reconstruction_err_ : float
+        Root of twice the `beta_loss` of all rows; "frobenius": the norm of what is left of them.
+    n_iter_ : int
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    D. D. Lee and H. S. Seung, "Algorithms for non-negative matrix factorization", NIPS 2000.
+    C. Fevotte and J. Idier, "Algorithms for nonnegative matrix factorization with the
+    beta-divergence", Neural Computation 23(9), 2011. A. M. S. Ang and N. Gillis, "Accelerating
+    nonnegative matrix factorization algorithms using extrapolation", Neural Computation 31(2),
+    2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.decomposition import NMF
+    >>> X = np.array([[1, 1], [2, 1], [3, 1.2], [4, 1], [5, 0.8], [6, 1]])
+    >>> model = NMF(n_components=2, init="random", random_state=0).fit(X)
+    >>> bool(model.reconstruction_err_ < 0.01)
+    True
+    """
+
+    _multi_output = True
+
+    def __init__(
+        self,
+        n_components: Any = "auto",
+        *,
+        init: str | None = None,
+        solver: str = "cd",
+        beta_loss: float | str = "frobenius",
+        tol: float = 1e-4,
+        max_iter: int = 200,
+        random_state: Any = None,
+        alpha_W: float = 0.0,
+        alpha_H: float | str = "same",
+        l1_ratio: float = 0.0,
+        verbose: int = 0,
+        shuffle: bool = False,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.init = init
+        self.solver = solver
+        self.beta_loss = beta_loss
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.alpha_W = alpha_W
+        self.alpha_H = alpha_H
+        self.l1_ratio = l1_ratio
+        self.verbose = verbose
+        self.shuffle = shuffle
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: None = None,
+        sample_weight: Any = None,
+        *,
+        W: Any = None,
+        H: Any = None,
+        client: Any = None,
+    ) -> Self:
+        """Find the components.
+
+        Parameters
+        ----------
+        X, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`; no number below 0. A weight of
+            k equals a row repeated k times.
+        y : ignored
+        W : array-like or dask Array of shape (n_rows, n_components), or None
+            Weights to begin with, of ``init="custom"`` and ``solver="mu"``; rows chunked as X.
+        H : array-like of shape (n_components, n_features), or None
+            Components to begin with, of ``init="custom"``.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN, infinity and negative numbers: during the first
+            pass).
+        DivergedError
+            The squares of the rows overflow.
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._given = None if H is None else self._checked("H", H), W
+        try:
+            self._fit(X, W, sample_weight, client)
+        finally:
+            del self._given
+        return self
+
+    def fit_transform(
+        self,
+        X: Any,
+        y: None = None,
+        sample_weight: Any = None,
+        *,
+        W: Any = None,
+        H: Any = None,
+        client: Any = None,
+    ) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        return self.fit(X, None, sample_weight, W=W, H=H, client=client).transform(X)
+
+    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        # Weights to begin with belong to rows as targets do.
+        return take_columns(X, y, sample_weight)
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        self.n_iter_ = solution.n_iter
+
+    def _check_params(self) -> None:
+        n = self.n_components
+        if not (n is None or (isinstance(n, str) and n == "auto")):
+            check_count("n_components", n, '"auto" or None')
+        check_one_of("init", self.init, (None, *_INITS))
+        check_one_of("solver", self.solver, ("cd", "mu"))
+        if isinstance(self.beta_loss, str) or not isinstance(self.beta_loss, Real):
+            check_one_of("beta_loss", self.beta_loss, tuple(_LOSSES))
+        for name in ("tol", "alpha_W"):
+            check_number(name, getattr(self, name))
+        if not (isinstance(self.alpha_H, str) and self.alpha_H == "same"):
+            check_number("alpha_H", self.alpha_H, hint='>= 0, or "same"')
+        check_number("l1_ratio", self.l1_ratio, lambda v: 0 <= v <= 1, "from 0 to 1")
+        check_count("max_iter", self.max_iter)
+        check_flag("shuffle", self.shuffle)
+        if self.solver == "cd" and self._beta != 2:
+            raise InvalidParameterError(
+                f"Invalid beta_loss parameter: solver 'cd' does not handle beta_loss = "
+                f"{self.beta_loss!r}. Use solver='mu'."
+            )
+        self._check_given()
+
+    def _check_given(self) -> None:
+        """Check what the user begins with, as far as rows need not be known."""
+        H, W = self._given
+        if self.init != "custom":
+            if H is not None or W is not None:
+                raise InvalidParameterError(
+                    f"W or H was given, and init={self.init!r} reads neither. Use init='custom'."
+                )
+            return
+        if H is None or (W is None and self.solver == "mu"):
+            raise InvalidParameterError(
+                "init='custom' begins with what is given, and "
+                f"{'H' if H is None else 'W'} is None. Pass {'H' if H is None else 'W'}."
+            )
+
+    @staticmethod
+    def _checked(name: str, given: Any) -> Array:
+        try:
+            found = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InvalidParameterError(f"{name} is no array of numbers: {error}.") from error
+        if found.ndim != 2 or not np.isfinite(found).all() or (found < 0).any():
+            raise InvalidParameterError(
+                f"Negative values in data passed to NMF (input {name}), or NaN, or another shape "
+                "than two dimensions. Give a matrix of finite numbers >= 0."
+            )
+        return found
+
+    @property
+    def _beta(self) -> float:
+        if isinstance(self.beta_loss, str):
+            return _LOSSES[self.beta_loss]
+        return float(self.beta_loss)
+
+    def _problem(self, rows: Rows) -> tuple[Unlabelled, Solver]:
+        n, d = rows.survey.n_rows, rows.survey.n_features
+        k, init = self._count(d), self._init(n, d)
+        l1, l2 = self._penalties
+        how: dict[str, Any] = {
+            "begin": Begin(k, init, *self._drawn(init, k, d), rows.weight_sum / n),
+            "max_iter": int(self.max_iter),
+            "tol": float(self.tol),
+            "l1_rows": d * l1[0],
+            "l2_rows": d * l2[0],
+            "l1": l1[1],
+            "l2": l2[1],
+            "n_features": d,
+        }
+        if self.solver == "cd":
+            return Unlabelled(d), LeastSquaresNMF(**how)
+        return Unlabelled(d), MultiplicativeNMF(beta=self._beta, **how)
+
+    def _count(self, d: int) -> int:
+        """Number of the components of rows of `d` features."""
+        H = self._given[0]
+        auto = isinstance(self.n_components, str)
+        k = d if self.n_components is None or auto else int(self.n_components)
+        if H is not None:
+            k = len(H) if auto else k
+            if H.shape != (k, d):
+                raise InvalidParameterError(
+                    f"Array with wrong shape passed to NMF (input H). Expected {(k, d)}, but got "
+                    f"{H.shape}. Give one row a component, one column a feature of X."
+                )
+        if k * d > _MOST:
+            raise InvalidParameterError(
+                f"n_components={self.n_components!r} of {d:,} features: components of {k * d:,} "
+                "numbers are more than a process should hold. Ask for fewer."
+            )
+        return k
+
+    def _init(self, n: int, d: int) -> str:
+        k = self._count(d)
+        fits = k <= min(n, d)
+        if self.init is None:
+            return "nndsvda" if fits else "random"
+        if self.init.startswith("nndsvd") and not fits:
+            raise InvalidParameterError(
+                f"init = {self.init!r} can only be used when n_components <= min(n_samples, "
+                f"n_features), and {k} is not <= min({n}, {d}). Ask for fewer components, or use "
+                "init='random'."
+            )
+        if self.solver == "mu" and self.init == "nndsvd":
+            warnings.warn(
+                "The multiplicative update ('mu') solver cannot update zeros present in the "
+                "initialization, of which init='nndsvd' makes many. Use init='nndsvda'.",
+                UserWarning,
+                stacklevel=5,
+            )
+        return str(self.init)
+
+    def _drawn(self, init: str, k: int, d: int) -> tuple[int, Array | None]:
+        """A seed, and numbers for random components, as scikit-learn draws them."""
+        generator = check_random_state(self.random_state)
+        drawn = generator.standard_normal((k, d)).T if init == "random" else None
+        return int(generator.randint(2**31 - 1)), drawn
+
+    @property
+    def _penalties(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Of absolute values and of squares; of weights and of components."""
+        alpha_H = self.alpha_W if isinstance(self.alpha_H, str) else self.alpha_H
+        both = float(self.alpha_W), float(alpha_H)
+        ratio = float(self.l1_ratio)
+        return (both[0] * ratio, both[1] * ratio), (both[0] * (1 - ratio), both[1] * (1 - ratio))
+
+    def _start(self, model: Unlabelled, rows: Rows) -> NDArray[Any] | None:
+        H: Array | None = self._given[0]
+        return None if H is None else np.ascontiguousarray(H.T)
+
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+        self.components_ = np.ascontiguousarray(solution.w.T)
+        self.n_components_ = len(self.components_)
+        error = 2 * max(0.0, float(solution.extra["error"])) / (rows.weight_scale or 1.0)
+        self.reconstruction_err_ = float(np.sqrt(error))
+        self.n_features_in_ = model.n_features
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def _projection(self) -> Callable[[Any], NDArray[Any]]:
+        l1, l2 = self._penalties
+        d = self.n_features_in_
+        how = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
+        return _Weights(self.components_, *how)
+
+    def _expansion(self) -> Callable[[Any], NDArray[Any]]:
+        return Projected(self.components_)
+
+
+@dataclass(frozen=True, eq=False)
+class _Weights:
+    """Weights of the components in each row: the best ones, whatever rows are beside it."""
+
+    components: Array
+    beta: float
+    l1: float
+    l2: float
+    max_iter: int
+    tol: float
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        """In the rows' dtype."""
+        backend = get_backend("cpu")
+        rows = backend.rows(X, slice(0, X.shape[0]))
+        across = np.ascontiguousarray(self.components.T, dtype=X.dtype)
+        updates = Updates(across, self.beta, self.l1, self.l2, backend)
+        if self.beta != 2:
+            found = updates.settled(updates.rows(rows), self.max_iter, self.tol)
+        else:
+            how = self.l1, self.l2, max(_SWEEPS, self.max_iter), min(_SETTLED, self.tol)
+            found = best_weights(updates.gram, updates.products(rows), *how)
+        return np.asarray(found)

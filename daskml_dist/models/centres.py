@@ -1,0 +1,185 @@
+"""Centres of rows, found by steps: how many rows each has had, and their sum.
+
+References
+----------
+D. Sculley, "Web-scale k-means clustering", WWW 2010. L. Bottou and Y. Bengio, "Convergence
+properties of the k-means algorithms", NIPS 1995.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, zeros
+from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
+
+__all__ = ["Centres", "Reassignment"]
+
+_Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Reassignment:
+    """Centres of few rows that begin anew at some row.
+
+    Each lane does so for centres of its own, since what lanes push is added.
+
+    Parameters
+    ----------
+    n_centres : int
+    ratio : float
+        Share of the largest count below which a count is low.
+    rows : ndarray of shape (m, n_features)
+        Drawn rows, less the shift.
+    lanes : tuple of int
+        Lanes with rows.
+    every : float
+        Steps between two looks; where a centre has no row, each step looks.
+    most : int
+        Centres at once at most: half as many as rows of a step.
+    """
+
+    n_centres: int
+    ratio: float
+    rows: _Array
+    lanes: tuple[int, ...]
+    every: float
+    most: int
+
+    def is_due(self, clock: int, counts: _Array) -> bool:
+        """Whether the step of a clock begins with a look."""
+        often = (clock + 1) // self.every > clock // self.every
+        return clock > 0 and bool(often or (counts == 0).any())
+
+    def low(self, counts: _Array) -> NDArray[np.bool_]:
+        """Truth value of each centre: it is to begin anew."""
+        low: NDArray[np.bool_] = counts < min(self.ratio, 1.0) * counts.max()
+        if low.sum() > self.most:
+            low[np.argsort(counts)[self.most :]] = False
+        return low
+
+    def of_lane(self, lane: int) -> NDArray[np.bool_]:
+        """Truth value of each centre: it is a lane's to begin anew."""
+        own: NDArray[np.bool_] = np.resize(self.lanes, self.n_centres) == lane
+        return own
+
+    def changes(
+        self, counts: _Array, sums: _Array, own: NDArray[np.bool_], rng: np.random.Generator
+    ) -> tuple[_Array, _Array]:
+        """Changes of the counts and sums by which own centres of few rows begin anew."""
+        low = self.low(counts)
+        (at,) = np.nonzero(low & own)
+        by_count, by_sum = np.zeros_like(counts), np.zeros_like(sums)
+        if len(at):
+            few = len(self.rows) < len(at)
+            chosen = self.rows[rng.choice(len(self.rows), len(at), replace=few)]
+            # Not too few, or it would begin anew at once.
+            least = counts[~low].min()
+            by_count[at] = least - counts[at]
+            by_sum[at] = least * chosen - sums[at]
+        return by_count, by_sum
+
+
+@dataclass(frozen=True, eq=False)
+class Centres(StepModel):
+    """Centres, each the mean of all rows that were nearest to it when a step came to them.
+
+    So a step moves a centre towards its rows of the batch by the share that these are of all its
+    rows so far: a learning rate of its own. What rows add is a plain sum, whichever lanes push it
+    and in whatever order.
+
+    Parameters
+    ----------
+    first : ndarray of shape (k, n_features)
+        Centres as long as they have no rows, less the shift.
+    shift : ndarray of shape (n_features,) or None
+        Taken from dense rows; None for sparse ones.
+    reassignment : Reassignment or None
+    """
+
+    first: _Array
+    shift: _Array | None
+    reassignment: Reassignment | None = None
+    parameters: Parameters = field(init=False, repr=False)
+    starts_threads: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        k, n_features = self.first.shape
+        parts = Part("counts", (k,), additive=True), Part("sums", (k, n_features), additive=True)
+        object.__setattr__(self, "parameters", Parameters(parts))
+
+    @property
+    def n_features(self) -> int:
+        """Features of a row."""
+        return int(self.first.shape[1])
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """The targets themselves, which nobody reads."""
+        return y
+
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        """The rows as they are: sums alone are in the dtype of the fit."""
+        return X
+
+    def parts(self, w: Any) -> tuple[Any, Any]:
+        """Counts and sums: views of parameters."""
+        views = self.parameters.views(w)
+        return views["counts"], views["sums"]
+
+    def matrix(self, counts: _Array, sums: _Array) -> _Array:
+        """Parameters of counts and sums."""
+        return np.concatenate([counts, sums.ravel()])[:, np.newaxis]
+
+    def centres(self, w: Any) -> _Array:
+        """Centres that parameters mean, less the shift."""
+        found: _Array = _means(*self.parts(w), self.first)
+        return found
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Take what the rows add from `out`; the sum of their squared distances, weighted."""
+        (counts, sums), (to_counts, to_sums) = self.parts(w), self.parts(out)
+        begun = self._begun_anew(counts, sums, rows, backend)
+        if begun is not None:
+            by_count, by_sum = (backend.to_device(array) for array in begun)
+            counts, sums = counts + by_count, sums + by_sum
+            to_counts -= cast(by_count, out.dtype)
+            to_sums -= cast(by_sum, out.dtype)
+        dtype = arithmetic_dtype(rows.X)
+        centres = cast(_means(counts, sums, backend.to_device(self.first)), dtype)
+        shift = None if self.shift is None else cast(backend.to_device(self.shift), dtype)
+        weight = None if rows.weight is None else cast(rows.weight, dtype)
+        found = zeros((centres.shape[0], 1 + centres.shape[1]), np.float64, like=centres)
+        with np.errstate(over="ignore", invalid="ignore"):  # the loss shows it
+            inertia = backend.assign(rows.X, shift, centres, weight, found)
+        to_counts -= cast(found[:, 0], out.dtype)
+        to_sums -= cast(found[:, 1:], out.dtype)
+        return inertia
+
+    def _begun_anew(
+        self, counts: Any, sums: Any, rows: BatchRows, backend: Backend
+    ) -> tuple[_Array, _Array] | None:
+        again = self.reassignment
+        # Once a batch, by its first piece.
+        if again is None or rows.key[3]:
+            return None
+        on_host = backend.to_numpy(counts)
+        if not again.is_due(rows.key[2], on_host):
+            return None
+        own = again.of_lane(rows.key[1])
+        return again.changes(on_host, backend.to_numpy(sums), own, rows.draw())
+
+    def identity(self) -> dict[str, Any]:
+        """Number of centres and of features."""
+        return {"centres": list(self.first.shape)}
+
+
+def _means(counts: Any, sums: Any, first: Any) -> Any:
+    """Mean of each centre's rows; where there are none, as it began."""
+    xp, has = namespace(counts), counts > 0
+    means = sums / xp.where(has, counts, xp.ones_like(counts))[:, None]
+    return xp.where(has[:, None], means, first)

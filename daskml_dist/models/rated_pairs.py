@@ -1,0 +1,169 @@
+"""Factors of users and items, by gradient steps: each rating touches two rows of the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total
+from daskml_dist.losses import Loss
+from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
+from daskml_dist.models.distinct import distinct
+from daskml_dist.models.hashed import mixed  #
+
+__all__ = ["RatedPairs"]
+
+#: Standard deviation of the first factors, times the root of the rank.
+_START = 0.1
+
+
+@dataclass(frozen=True)
+class RatedPairs(StepModel):
+    """A loss of ``offset + p_u @ q_i``, with biases ``+ b_u + c_i``, of a user and an item.
+
+    The parameters are a row for each user and, after these, for each item: factors and, with
+    biases, what the user or item adds to every rating. Rows of data are the numbers of two rows of
+    the parameters.
+
+    Parameters
+    ----------
+    n_users, n_items : int
+    rank : int
+        Length of the factors.
+    loss : Loss
+    reg : float
+        Half the penalty, in each rating, of the squares of the two rows that it touches: over all
+        ratings each user and item is penalised times the number of its own (ALS-WR).
+    biased : bool, default=True
+    offset : float, default=0.0
+        Prediction of a pair of which nothing is known.
+    """
+
+    n_users: int
+    n_items: int
+    rank: int
+    loss: Loss
+    reg: float
+    biased: bool = True
+    offset: float = 0.0
+
+    parameters: Parameters = field(init=False, repr=False, compare=False)
+    touches: float | None = field(default=2.0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        width = self.rank + int(self.biased)
+        parts = Part("user", (self.n_users, width)), Part("item", (self.n_items, width))
+        object.__setattr__(self, "parameters", Parameters(parts, width))
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Ratings; -1 and +1 for losses that tell two kinds apart: +1 is any rating above 0."""
+        if self.loss.kind == "classification":
+            return np.where(y > 0, 1, -1).astype(dtype)
+        return y.astype(dtype, copy=False)
+
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        """The numbers themselves."""
+        return X
+
+    def init(self, seed: int, dtype: Any) -> NDArray[Any]:
+        """As :meth:`init_rows`, all of them."""
+        return self.init_rows(slice(None), seed, dtype)
+
+    def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
+        """Normal factors, hashed from the numbers of users and items; biases of 0."""
+        number = np.arange(*at.indices(self.parameters.shape[0]))
+        is_item = (number >= self.n_users).astype(np.int64)
+        keys = mixed(np.array([2 * seed, 2 * seed + 1], np.uint64))
+        own = (number - is_item * self.n_users).astype(np.uint64)
+        column = np.arange(self.rank, dtype=np.uint64)
+        draw = mixed(mixed(own + keys[is_item])[:, np.newaxis] + column)
+        # Box and Muller 1958.
+        radius, angle = _uniform(draw), _uniform(mixed(draw))
+        w = np.zeros((len(number), self.parameters.shape[1]), dtype)
+        normal = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
+        w[:, : self.rank] = normal * (_START / np.sqrt(self.rank))
+        return w
+
+    def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
+        """Rows of the users and of the items."""
+        index, places = distinct([backend.to_numpy(piece.X) for piece in pieces])
+        for piece, at in zip(pieces, places, strict=True):
+            piece.X = backend.to_device(at)
+        return index
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """As in :class:`StepModel`; the loss is without the penalty."""
+        at, weight = rows.X, rows.weight
+        if is_host(w) and (found := self._add_compiled(w, rows, out)) is not None:
+            return found
+        users, items = at[:, 0], at[:, 1]
+        of_user, of_item = self._taken(w, users), self._taken(w, items)
+        losses, slope = self.loss.value_and_gradient(rows.y, self._raw(of_user, of_item))
+        reg = self.reg
+        if weight is not None:
+            losses, slope, reg = losses * weight, slope * weight, reg * weight[:, None]
+        slope = slope[:, None]
+        backend.add_rows(slope * self._beside(of_item) + reg * of_user, users, None, out)
+        backend.add_rows(slope * self._beside(of_user) + reg * of_item, items, None, out)
+        return scalar(total(losses, dtype=namespace(losses).float64))
+
+    def _add_compiled(self, w: Any, rows: BatchRows, out: Any) -> float | None:
+        """The same in one reading; None where there is no such loop."""
+        from daskml_dist.backends.pair_kernels import add_pairs
+
+        given = rows.X, rows.y, rows.weight, self.rank, self.reg, self.offset
+        return add_pairs(self.loss, w, *given, out)
+
+    def _taken(self, w: Any, at: Any) -> Any:
+        return namespace(w).take(w, at, axis=0)
+
+    def _raw(self, of_user: Any, of_item: Any) -> Any:
+        """Raw prediction of each pair."""
+        k = self.rank
+        raw = total(of_user[:, :k] * of_item[:, :k], axis=1)
+        raw += self.offset
+        if self.biased:
+            raw += of_user[:, k]
+            raw += of_item[:, k]
+        return raw
+
+    def _beside(self, row: Any) -> Any:
+        """Derivative of the raw prediction by the other row of the pair."""
+        if self.biased:
+            row = namespace(row).asarray(row, copy=True)
+            row[:, self.rank] = 1
+        return row
+
+    def identity(self) -> dict[str, Any]:
+        """Loss, numbers of users and items, rank and penalty."""
+        sizes = [self.n_users, self.n_items, self.rank, self.biased]
+        return {"model": "pairs", "loss": repr(self.loss), "sizes": sizes, "reg": self.reg}
+
+    def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
+        """Weights, and squared errors, or right signs, times these; (2,)."""
+        at = rows.X
+        raw = self._raw(self._taken(w, at[:, 0]), self._taken(w, at[:, 1]))
+        xp, y, weight = namespace(raw), rows.y, rows.weight
+        weight = ones(y.shape, np.float64, y) if weight is None else cast(weight, xp.float64)
+        if self.loss.kind == "classification":
+            found = cast((raw > 0) == (y > 0), xp.float64)
+        else:
+            found = (cast(y, xp.float64) - self.loss.inverse_link(raw)) ** 2
+        return np.array([float(total(weight)), float(weight @ found)])
+
+    def validation_score(self, sums: NDArray[np.float64]) -> float:
+        """Minus the root mean squared error, or the share of right signs."""
+        if sums[0] == 0:
+            return float("nan")
+        mean = float(sums[1] / sums[0])
+        return mean if self.loss.kind == "classification" else -(mean**0.5)
+
+
+def _uniform(draw: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers between 0 and 1, neither of them, of 64 random bits."""
+    found: NDArray[np.float64] = ((draw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return found

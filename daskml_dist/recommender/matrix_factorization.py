@@ -1,0 +1,384 @@
+"""`MatrixFactorization`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_count, check_flag, check_number
+from daskml_dist._run import Run
+from daskml_dist._steps import BaseSteps
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.keyed.ids import positions
+from daskml_dist.data.keyed.pairs import NumberedPairs, PairCollection
+from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.losses import LOSSES, Loss, get_loss
+from daskml_dist.models.rated_pairs import RatedPairs
+from daskml_dist.optimizers import Optimizer
+from daskml_dist.policies import Policy
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.recommender._base import BaseRecommender, predictions, scored
+from daskml_dist.recommender._scores import Fitted
+from daskml_dist.schedules import Constant, Schedule
+from daskml_dist.training.engine import Engine
+from daskml_dist.training.plan import make_target_shift
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.settings import Settings
+
+__all__ = ["MatrixFactorization"]
+
+_RUN_UNUSED = {"compute_dtype", "shard"}
+#: Rank that the optimizers' rates are for, where ratings have a standard deviation of 1.
+_RANK = 10
+#: Improvement of the validation score that counts, where none is named.
+_TOL = 1e-4
+
+
+class MatrixFactorization(BaseRecommender, BaseSteps):
+    """Factors of users and items by distributed stochastic gradient descent.
+
+    A rating is predicted by the mean of all, what its user and its item add to it, and the product
+    of their factors. Users and items are rows of one matrix, which servers hold by ranges; a batch
+    of ratings pulls and pushes the rows of its own users and items alone, and ratings stay on the
+    workers that hold them. Any loss will do.
+
+    Parameters
+    ----------
+    rank : int, default=10
+        Length of a vector of factors.
+    reg_param : float, default=0.1
+        Penalty of the squared factors and biases, times the number of the ratings that a user or an
+        item has: with the squared error the objective is that of
+        :class:`~daskml_dist.recommender.ALS`.
+    loss : str or Loss, default="squared_error"
+        Of a rating and its prediction: any of :class:`~daskml_dist.linear_model.SGDRegressor`; or
+        one of :class:`~daskml_dist.linear_model.SGDClassifier`, such as ``"log_loss"``, which tells
+        ratings above 0 from others.
+    biases : bool, default=True
+        Learn what each user and each item adds to the mean.
+    max_iter : int, default=20
+        Passes over the ratings.
+    tol : float or None, default=None
+        End once the loss, or the validation score, has not improved by `tol` for
+        `n_iter_no_change` passes in a row; None: after `max_iter` passes, with `early_stopping`
+        1e-4.
+    shuffle, early_stopping, validation_fraction, n_iter_no_change, batch_size, optimizer
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`. The validation score is minus the
+        root mean squared error, or the share of ratings on the right side of 0.
+    warm_start : bool, default=False
+        Go on from the last fit. Users and items that it has not seen begin as in a new fit, and
+        those without a rating in this one are forgotten.
+    learning_rate : float, str or Schedule, default="auto"
+        ``"auto"`` is the optimizer's own rate; where it is adaptive, for factors of this rank and
+        ratings of their standard deviation. See :mod:`daskml_dist.schedules`.
+    clip : float or None, default=None
+        Largest norm of a batch's mean gradient; with one server.
+    dtype : {"float32", "float64"}, default="float32"
+        Of the factors and of the arithmetic.
+    user_col, item_col, rating_col : str, default="user", "item", "rating"
+        Columns of a dataframe. Without a rating column (None) every row is a rating of 1.
+    policy : str or Policy, default="sync"
+        ``"sync"``, ``"ssp"`` and ``"async"`` keep the factors on servers. With ``"allreduce"``
+        every trainer has all of them, and with ``"hogwild"`` trainers exchange all of them now and
+        then. Those that average what lanes find alone are refused.
+    random_state : int, RandomState instance or None, default=None
+        The first factors follow from it and from the order of the ids, not from workers or chunks.
+    verbose, run, device, callbacks, checkpoint
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    user_ids_, item_ids_ : ndarray of shape (n_users,), (n_items,)
+        Sorted; of a sparse matrix, the rows and columns that have a rating.
+    user_factors_, item_factors_ : ndarray of shape (n_users, rank), (n_items, rank)
+    user_biases_, item_biases_ : ndarray of shape (n_users,), (n_items,)
+        With `biases`.
+    mean_ : float
+        Prediction of a pair of which nothing is known: of the default loss, the mean of all ratings
+        (of a loss with a link, before it).
+    n_iter_ : int
+        Passes.
+    history_ : History
+        A record a pass; its loss is the mean over the ratings without the penalty, half the squared
+        error by default.
+    t_ : float
+        Ratings seen.
+
+    References
+    ----------
+    Y. Koren, R. Bell and C. Volinsky, "Matrix factorization techniques for recommender systems",
+    IEEE Computer 2009. M. Li et al., "Scaling distributed machine learning with the parameter
+    server", OSDI 2014.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.recommender import MatrixFactorization
+    >>> ratings = pd.DataFrame({
+    ...     "user": ["ann", "ann", "bob", "bob", "eve"],
+    ...     "item": ["tea", "milk", "tea", "milk", "tea"],
+    ...     "rating": [5.0, 1.0, 4.0, 1.0, 5.0],
+    ... })
+    >>> model = MatrixFactorization(rank=2, reg_param=0.01, random_state=0).fit(ratings)
+    >>> model.recommend(["eve"], n=1)["item"].tolist()
+    ['milk']
+    """
+
+    _tensors = True
+    _run_used = tuple(name for name in Run().get_params() if name not in _RUN_UNUSED)
+
+    def __init__(
+        self,
+        rank: int = 10,
+        *,
+        reg_param: float = 0.1,
+        loss: str | Loss = "squared_error",
+        biases: bool = True,
+        max_iter: int = 20,
+        tol: float | None = None,
+        shuffle: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        warm_start: bool = False,
+        batch_size: int | str | None = "auto",
+        optimizer: str | Optimizer = "adagrad",
+        learning_rate: float | str | Schedule = "auto",
+        clip: float | None = None,
+        dtype: str = "float32",
+        user_col: Any = "user",
+        item_col: Any = "item",
+        rating_col: Any = "rating",
+        policy: str | Policy = "sync",
+        random_state: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+        checkpoint: Any = None,
+    ) -> None:
+        self.rank = rank
+        self.reg_param = reg_param
+        self.loss = loss
+        self.biases = biases
+        self.max_iter = max_iter
+        self.tol = tol
+        self.shuffle = shuffle
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.warm_start = warm_start
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.clip = clip
+        self.dtype = dtype
+        self.user_col = user_col
+        self.item_col = item_col
+        self.rating_col = rating_col
+        self.policy = policy
+        self.random_state = random_state
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+        self.checkpoint = checkpoint
+
+    def fit(  # type: ignore[override]
+        self, X: Any, y: None = None, *, policy: str | Policy | None = None, client: Any = None
+    ) -> Self:
+        """Learn the factors.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame, dask DataFrame, scipy.sparse matrix, or dask Array of such chunks
+            As in :meth:`ALS.fit <daskml_dist.recommender.ALS.fit>`.
+        y : ignored
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, optional
+            Default: the current client. Without one, ratings in memory are trained in this process
+            and a Dask collection on a cluster inside it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Naming the remedy: a column is not there; there are no ratings; an id or a rating is
+            missing, or infinite.
+        DivergedError
+            Factors overflow.
+        TrainingError
+            When the fit cannot go on.
+        """
+        super(BaseRecommender, self).fit(X, None, policy=policy, client=client)
+        self._given = X
+        return self
+
+    def score(self, X: Any, y: None = None) -> float:
+        """Score of held-out ratings; higher is better.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        y : ignored
+
+        Returns
+        -------
+        float
+            Minus the root mean squared error of :meth:`predict`; of a loss that tells two kinds of
+            ratings apart, the share of ratings on whose side it is.
+        """
+        self._check_fitted()
+        if self._last_model.loss.kind != "classification":
+            return super().score(X, y)
+        right, n = self._reduced(partial(_right, self._fitted(), self._names), X)
+        return float(right.sum() / n.sum())
+
+    # -- what is trained -----------------------------------------------------------------------
+
+    def _loss(self) -> Loss:
+        named = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
+        return get_loss(self.loss, getattr(named, "kind", "regression"))
+
+    def _settings(self, policy: str | Policy | None) -> Settings:
+        check_count("rank", self.rank)
+        check_number("reg_param", self.reg_param)
+        check_flag("biases", self.biases)
+        self._loss()
+        settings = super()._settings(policy)
+        if settings.policy.averages:
+            raise InvalidParameterError(
+                f"policy={settings.policy.name!r} takes the mean of what lanes find alone. Factors "
+                "that fit together in each lane need not do so in the mean, and a user whom one "
+                'lane alone knows would move at a fraction of its steps. Use "sync", "allreduce", '
+                '"ssp", "async" or "hogwild".'
+            )
+        if settings.validation_fraction and settings.tol is None:
+            settings = replace(settings, tol=_TOL)
+        return settings
+
+    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        given = self._entries(X)
+        return PairCollection.of(given.kind, given.sources, given.numbers, given.sides)
+
+    def _rows(
+        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+    ) -> Rows:
+        pairs = engine.cut_keys(run.n_lanes)
+        assert isinstance(pairs, NumberedPairs)
+        self._ids = pairs.ids
+        return super()._rows(engine, run, classes, class_weight, weighted)
+
+    def _model(self, rows: Rows, last: RatedPairs | None) -> RatedPairs:
+        loss, survey = self._loss(), rows.survey
+        loss.check_target(survey.target_range)
+        if last is not None:
+            offset = last.offset  # which the factors are about
+        else:
+            near = make_target_shift(loss, True, survey)
+            offset = near[0] if near else loss.constant(float(survey.target_mean))
+        n_users, n_items = map(len, self._ids)
+        reg, biased = float(self.reg_param), bool(self.biases)
+        return RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset)
+
+    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+        if not settings.auto_rate:
+            return settings
+        optimizer = settings.optimizer
+        rate = optimizer.sparse_learning_rate or optimizer.default_learning_rate
+        if optimizer.adaptive:
+            # What the first steps of all factors of a pair make of its prediction grows with their
+            # number, and with the square of the rate.
+            spread = rows.survey.target_spread if self._loss().in_target_units else 1.0
+            rate *= (_RANK * spread / self.rank) ** 0.5
+        return replace(settings, schedule=Constant(rate), auto_rate=False)
+
+    def _initial(self, rows: Rows, settings: Settings) -> ShardState | None:
+        """The last fit's state at the places of the ids of this one; new ids begin anew."""
+        state: ShardState | None = super()._initial(rows, settings)
+        if state is None:
+            return None
+        last = self._last_model
+        model = self._model(rows, last)
+        if model.parameters.width != last.parameters.width:
+            raise InvalidParameterError(
+                f"warm_start=True goes on with rank={last.rank} and biases={last.biased}. Leave "
+                "them as they were, or set warm_start=False."
+            )
+        w = model.init(settings.seed, state.w.dtype)
+        slots = settings.optimizer.init(w) if state.slots else {}
+        first, before = 0, 0
+        for old, new in zip((self.user_ids_, self.item_ids_), self._ids, strict=True):
+            at = positions(old, new)
+            known = np.flatnonzero(at >= 0)
+            for name, array in {"": w, **slots}.items():
+                source = state.slots[name] if name else state.w
+                array[first + known] = source[before + at[known]]
+            first, before = first + len(new), before + len(old)
+        return replace(state, w=w, slots=slots)
+
+    # -- what was fitted -----------------------------------------------------------------------
+
+    @property
+    def _row_shape(self) -> tuple[int, ...]:
+        return (2,)
+
+    def _set_row_shape(self, shape: tuple[int, ...]) -> None:
+        """Nothing: pairs have no features."""
+
+    def _set_parameters(self, w: NDArray[Any], model: RatedPairs, rows: Rows) -> None:
+        if not np.isfinite(w).all():
+            raise DivergedError(
+                "Factors became NaN or infinite. Lower learning_rate, raise reg_param, or set clip."
+            )
+        self.user_ids_, self.item_ids_ = self._ids
+        users, items = w[: model.n_users], w[model.n_users :]
+        rank = model.rank
+        self.user_factors_, self.item_factors_ = (
+            np.ascontiguousarray(part[:, :rank]) for part in (users, items)
+        )
+        self.mean_ = float(model.offset)
+        for name in ("user_biases_", "item_biases_"):
+            if hasattr(self, name):
+                delattr(self, name)
+        if model.biased:
+            self.user_biases_, self.item_biases_ = users[:, rank].copy(), items[:, rank].copy()
+
+    def _fitted(self) -> Fitted:
+        fitted, loss = super()._fitted(), self._last_model.loss
+        if fitted.user_biases is None:
+            # The mean is part of every prediction.
+            users, items = (np.zeros(len(ids)) for ids in (fitted.user_ids, fitted.item_ids))
+            fitted = replace(fitted, user_biases=users, item_biases=items)
+        if loss.kind == "classification":
+            return replace(fitted, link=partial(_probability, loss) if loss.proba else None)
+        return replace(fitted, link=loss.inverse_link)
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        return partial(predictions, self._fitted(), self._names)
+
+
+def _right(
+    fitted: Fitted, names: tuple[Any, Any], entries: Numbered
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ratings on whose side of 0 their scores are, and all of them."""
+    values, scores = scored(fitted, names, entries)
+    return np.array([((values > 0) == (scores > 0)).sum()]), np.array([len(values)])
+
+
+def _probability(loss: Loss, raw: NDArray[Any]) -> NDArray[Any]:
+    """Probability of a rating above 0."""
+    found: NDArray[Any] = loss.predict_proba(raw)[:, 1]
+    return found

@@ -1,0 +1,154 @@
+"""Work of fits by solvers: rounds of sums, values of keys, and what trainers find together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.base import Model
+from daskml_dist.ps.layout import Layout
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.solvers import Solver
+from daskml_dist.solvers.keyed import KeyedSolver
+from daskml_dist.solvers.own_rows import RowSolver
+from daskml_dist.training.work import Work
+
+__all__ = ["KeyedWork", "OwnRowsWork", "RoundWork", "SolverWork"]
+
+
+class SolverWork(Work):
+    """Base class of a solver's work: servers keep the passes alone, and there are no steps."""
+
+    #: Servers keep the passes alone.
+    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
+    n_steps: ClassVar[int] = 1  # type: ignore[misc]
+    shuffle: ClassVar[bool] = False  # type: ignore[misc]
+    compression: ClassVar[None] = None  # type: ignore[misc]
+    micro_batch: ClassVar[None] = None  # type: ignore[misc]
+    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
+
+    @property
+    def carried(self) -> int:
+        return 0
+
+    @property
+    def replays(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class RoundWork(SolverWork):
+    """Sums over all rows, asked for by a solver.
+
+    Parameters
+    ----------
+    model : Model
+    solver : Solver
+    shape : tuple of int or None
+        Of the parameters; None where the solver finds something else.
+    start : ndarray or None
+        What the solver starts from; None: zeros where there is a shape.
+    stopping : StoppingRule
+    in_ranges : bool, default=False
+        Whether each trainer holds a range of the solver's vectors.
+    seed : int, default=0
+        Of what statistics draw.
+    first_pass : int, default=0
+        Sums made before, where the fit is a later part of a longer one.
+    log : ndarray of uint8, or None
+        What trainers remember of these (`SumLog.packed`).
+    pause_at : int or None
+        Sums after which the fit ends as far as it has come, to be gone on with.
+    is_stopped : bool, default=False
+        Whether the user has ended the fit already.
+    """
+
+    model: Model
+    solver: Solver
+    shape: tuple[int, ...] | None
+    start: NDArray[Any] | None
+    stopping: StoppingRule
+    in_ranges: bool = False
+    seed: int = 0
+    first_pass: int = 0
+    log: NDArray[np.uint8] | None = None
+    pause_at: int | None = None
+    is_stopped: bool = False
+
+    @property
+    def name(self) -> str:
+        return "rounds"
+
+    @property
+    def loop(self) -> str:
+        return "ranges" if self.in_ranges else "solver"
+
+    @property
+    def carried(self) -> int:
+        return sum(array.nbytes for array in (self.start, self.log) if array is not None)
+
+    def first(self) -> NDArray[np.float64] | None:
+        """Parameters to start from, in an array of their own; None where there are none."""
+        if self.start is not None:
+            return self.start.astype(np.float64)
+        return None if self.shape is None else np.zeros(self.shape)
+
+
+@dataclass(frozen=True)
+class OwnRowsWork(SolverWork):
+    """What a solver finds that trainers run on their own rows, together.
+
+    Parameters
+    ----------
+    model : Model
+    solver : RowSolver
+    stopping : StoppingRule
+    first_rows : ndarray of int64
+        Of each block, the number of its first row among all.
+    seed : int, default=0
+    """
+
+    model: Model
+    solver: RowSolver
+    stopping: StoppingRule
+    first_rows: NDArray[np.int64]
+    seed: int = 0
+    first_pass: int = 0
+
+    @property
+    def name(self) -> str:
+        return "own rows"
+
+    @property
+    def loop(self) -> str:
+        return "own_rows"
+
+
+@dataclass(frozen=True)
+class KeyedWork(SolverWork):
+    """Values of keys, found by a solver on all trainers together.
+
+    Parameters
+    ----------
+    model : Model
+    solver : KeyedSolver
+    stopping : StoppingRule
+    seed : int, default=0
+    """
+
+    model: Model
+    solver: KeyedSolver
+    stopping: StoppingRule
+    seed: int = 0
+    first_pass: int = 0
+
+    @property
+    def name(self) -> str:
+        return "keys"
+
+    @property
+    def loop(self) -> str:
+        return "keyed"

@@ -1,0 +1,231 @@
+"""Gradient boosting: scikit-learn's trees, the same on any number of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from sklearn import ensemble as truth
+
+from daskml_dist import Run
+from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(2_000, 6))
+X[:, 4] = rng.integers(0, 9, len(X))
+Y = 2 * X[:, 0] + np.sin(3 * X[:, 1]) + X[:, 2] * X[:, 3] + (X[:, 4] == 3)
+Y += 0.1 * rng.normal(size=len(X))
+X[rng.random(X.shape) < 0.05] = np.nan
+POSITIVE = np.exp(Y / 3)
+WEIGHT = rng.integers(1, 4, len(X)).astype(float)
+GIVEN: dict[str, Any] = {"max_iter": 12, "early_stopping": False}
+SHORT = Run(n_lanes=1)
+
+
+def arrays(model: Any) -> dict[str, bytes]:
+    """All that a fit found, to the bit."""
+    scores = {"train": model.train_score_, "held": model.validation_score_}
+    found = {**model._trees.packed(), **scores, "baseline": model._baseline}
+    return {name: array.tobytes() for name, array in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("params", "y", "weight"),
+    [
+        ({}, Y, None),
+        ({}, Y, WEIGHT),
+        ({"loss": "absolute_error"}, Y, None),
+        ({"loss": "absolute_error"}, Y, WEIGHT),
+        ({"loss": "quantile", "quantile": 0.8}, Y, None),
+        ({"loss": "quantile", "quantile": 0.8}, Y, WEIGHT),
+        ({"loss": "poisson"}, POSITIVE, None),
+        ({"loss": "gamma"}, POSITIVE, None),
+        ({"l2_regularization": 3.0, "max_depth": 4, "max_leaf_nodes": None}, Y, None),
+        ({"max_bins": 20, "min_samples_leaf": 5, "learning_rate": 0.5}, Y, None),
+        ({"monotonic_cst": [1, -1, 0, 0, 0, 0], "max_iter": 5}, Y, None),
+        ({"interaction_cst": [[0, 1], [1, 2, 3]]}, Y, None),
+        ({"categorical_features": [4]}, Y, None),
+        ({"categorical_features": [False] * 4 + [True, False]}, Y, WEIGHT),
+    ],
+    ids=lambda given: str(given) if isinstance(given, dict) else str(given is not None),
+)
+def test_regressors_are_scikit_learns(params: dict[str, Any], y: Any, weight: Any) -> None:
+    given = {**GIVEN, **params}
+    peer = truth.HistGradientBoostingRegressor(**given).fit(X, y, weight)
+    model = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, y, weight)
+    np.testing.assert_allclose(model.predict(X), peer.predict(X), rtol=1e-6)
+    for (of_peer,), number in zip(peer._predictors, range(12), strict=False):
+        nodes, tree = of_peer.nodes, model._trees.tree(number)
+        splits = nodes[nodes["is_leaf"] == 0]
+        own = tree.feature >= 0
+        numbers, theirs = [tree.count[own]], [splits["count"]]
+        if "categorical_features" not in params:  # which scikit-learn brings to the front
+            numbers, theirs = [*numbers, tree.feature[own]], [*theirs, splits["feature_idx"]]
+        assert sorted(zip(*numbers, strict=True)) == sorted(zip(*theirs, strict=True))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+def test_classifiers_are_scikit_learns(n_classes: int, class_weight: Any) -> None:
+    labels = np.array(["a", "b", "c"])[np.digitize(Y, [0.5] if n_classes == 2 else [-1, 1])]
+    given = {**GIVEN, "class_weight": class_weight}
+    peer = truth.HistGradientBoostingClassifier(**given).fit(X, labels)
+    model = HistGradientBoostingClassifier(**given, run=SHORT).fit(X, labels)
+    np.testing.assert_allclose(model.predict_proba(X), peer.predict_proba(X), atol=1e-6)
+    np.testing.assert_allclose(model.decision_function(X), peer.decision_function(X), atol=1e-6)
+    np.testing.assert_array_equal(model.predict(X), peer.predict(X))
+    staged = list(model.staged_predict_proba(X[:50]))
+    for found, wanted in zip(staged, peer.staged_predict_proba(X[:50]), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_scores_and_their_end_are_scikit_learns(held: bool) -> None:
+    given = {"max_iter": 60, "early_stopping": True, "tol": 0.02, "n_iter_no_change": 3}
+    more = {"X_val": X[:300], "y_val": Y[:300]} if held else {}
+    given |= {} if held else {"validation_fraction": None}
+    peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y, **more)
+    model = HistGradientBoostingRegressor(**given).fit(X, Y, **more)
+    assert model.n_iter_ == peer.n_iter_ < 60
+    np.testing.assert_allclose(model.train_score_, peer.train_score_, rtol=1e-8)
+    np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-8)
+
+
+def test_a_warm_start_goes_on_to_the_bit() -> None:
+    given = {"early_stopping": True, "random_state": 0, "max_features": 0.5}
+    whole = HistGradientBoostingRegressor(max_iter=8, **given).fit(X, Y)
+    warm = HistGradientBoostingRegressor(max_iter=3, warm_start=True, **given).fit(X, Y)
+    warm.set_params(max_iter=8).fit(X, Y)
+    assert arrays(warm) == arrays(whole)
+    with pytest.raises(InvalidParameterError, match="max_iter=2 must be larger"):
+        warm.set_params(max_iter=2).fit(X, Y)
+
+
+def test_the_same_trees_on_any_workers_and_lanes(client: Client) -> None:
+    given = {"max_iter": 6, "random_state": 0, "max_features": 0.6, "early_stopping": True}
+    alone = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, Y, WEIGHT)
+    assert len(alone.validation_score_) == 7
+    for chunks, n_lanes in ((500, None), (333, 5)):
+        lazy = [da.from_array(a, chunks=(chunks, *a.shape[1:])) for a in (X, Y, WEIGHT)]
+        model = HistGradientBoostingRegressor(**given, run=Run(n_lanes=n_lanes)).fit(*lazy)
+        assert arrays(model) == arrays(alone)
+    found = model.predict(lazy[0])
+    assert isinstance(found, da.Array)
+    np.testing.assert_array_equal(found.compute(), alone.predict(X))
+    many = HistGradientBoostingClassifier(max_iter=3).fit(lazy[0], lazy[1] // 1 % 3)
+    here = HistGradientBoostingClassifier(max_iter=3, run=Run(n_lanes=3)).fit(X, Y // 1 % 3)
+    assert arrays(many) == arrays(here)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error"])
+def test_streamed_rows_give_the_same_trees(client: Client, loss: str) -> None:
+    given = {"loss": loss, "max_iter": 3, "random_state": 0}
+    alone = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, Y)
+    empty = da.zeros((len(X), 6), chunks=(250, 6))
+
+    def rows(block: Any, block_info: Any = None) -> Any:
+        start = block_info[0]["array-location"][0][0]
+        return X[start : start + len(block)]
+
+    lazy = empty.map_blocks(rows, dtype=float)
+    target = empty[:, 0].map_blocks(_targets(Y), dtype=float)
+    run = Run(memory_budget="20 kB")
+    model = HistGradientBoostingRegressor(**given, run=run).fit(lazy, target)
+    assert model.history_.extra["streamed"]
+    assert arrays(model) == arrays(alone)
+
+
+def _targets(y: Any) -> Any:
+    def targets(block: Any, block_info: Any = None) -> Any:
+        start = block_info[0]["array-location"][0][0]
+        return y[start : start + len(block)]
+
+    return targets
+
+
+def test_rows_rounded_by_draws_are_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = Y > 0
+    given = {"max_iter": 20, "early_stopping": False, "random_state": 0}
+    exact = HistGradientBoostingClassifier(**given).fit(X, labels)
+    monkeypatch.setattr("daskml_dist.solvers.gradients.SAMPLE", 1_000)
+    found = [
+        HistGradientBoostingClassifier(**given, run=Run(n_lanes=n)).fit(X, labels) for n in (1, 3)
+    ]
+    assert arrays(found[0]) == arrays(found[1]) != arrays(exact)
+    given_shares, shares = exact.predict_proba(X)[:, 1], found[0].predict_proba(X)[:, 1]
+    loss, rounded = (-np.log(np.where(labels, p, 1 - p)).mean() for p in (given_shares, shares))
+    assert abs(rounded - loss) < 0.01
+
+
+def test_more_rows_than_a_sample_give_bins_of_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("daskml_dist.solvers.bin_sample.SAMPLE", 700)
+    given = {"max_iter": 2, "random_state": 0}
+    one, three = (
+        HistGradientBoostingRegressor(**given, run=Run(n_lanes=n)).fit(X, Y) for n in (1, 3)
+    )
+    assert arrays(one) == arrays(three)
+
+
+def test_categories_of_frames() -> None:
+    names = pd.Categorical([f"k{v:.0f}" if v == v else None for v in X[:, 4]])
+    frame = pd.DataFrame(X, columns=list("abcdef")).assign(e=names)
+    peer = truth.HistGradientBoostingRegressor(**GIVEN).fit(frame, Y)
+    model = HistGradientBoostingRegressor(**GIVEN).fit(frame, Y)
+    np.testing.assert_allclose(model.predict(frame), peer.predict(frame), rtol=1e-6)
+    np.testing.assert_array_equal(model.is_categorical_, [0, 0, 0, 0, 1, 0])
+    strange = frame.assign(e="never seen")
+    np.testing.assert_allclose(model.predict(strange), peer.predict(strange), rtol=1e-6)
+    lazy = dd.from_pandas(frame.assign(y=Y), npartitions=3)
+    again = HistGradientBoostingRegressor(**GIVEN).fit(lazy, "y")
+    assert arrays(again) == arrays(model)
+    found = again.predict(lazy.drop(columns="y"))
+    np.testing.assert_array_equal(found.compute(), model.predict(frame))
+    assert again.score(lazy, "y") == pytest.approx(model.score(frame, Y))
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "match"),
+    [
+        ({"max_depth": 0}, InvalidParameterError, "max_depth=0: use an integer >= 1"),
+        ({"max_leaf_nodes": 1}, InvalidParameterError, "max_leaf_nodes=1"),
+        ({"max_bins": 256}, InvalidParameterError, "max_bins=256"),
+        ({"max_features": 0.0}, InvalidParameterError, "max_features"),
+        ({"scoring": "accuracy"}, InvalidParameterError, "scoring"),
+        ({"validation_fraction": 1.5}, InvalidParameterError, "validation_fraction"),
+        ({"monotonic_cst": [1]}, InvalidParameterError, "monotonic_cst has shape"),
+        ({"monotonic_cst": [2] * 6}, InvalidParameterError, "must be -1, 0 or 1"),
+        ({"interaction_cst": [[9]]}, InvalidParameterError, "invalid indices"),
+        ({"categorical_features": [7]}, InvalidParameterError, "n_features - 1"),
+        ({"categorical_features": ["a"]}, InvalidParameterError, "without feature names"),
+        ({"categorical_features": [4], "max_bins": 5}, InvalidDataError, "index 4.*cardinality"),
+        ({"loss": "gamma"}, InvalidDataError, "strictly positive"),
+        ({"loss": "poisson"}, InvalidDataError, "non-negative"),
+        ({"loss": "quantile"}, InvalidParameterError, "quantile=0.5"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_named(params: dict[str, Any], error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        HistGradientBoostingRegressor(**{**GIVEN, **params}).fit(X, Y)
+
+
+def test_odd_columns_and_targets() -> None:
+    odd = np.column_stack([X[:, 0], np.ones(len(X)), np.full(len(X), np.nan)])
+    given = {**GIVEN, "max_iter": 3}
+    peer = truth.HistGradientBoostingRegressor(**given).fit(odd[:, :2], Y)
+    model = HistGradientBoostingRegressor(**given).fit(odd, Y)
+    np.testing.assert_allclose(model.predict(odd), peer.predict(odd[:, :2]), rtol=1e-6)
+    with pytest.raises(InvalidDataError, match="one class only"):
+        HistGradientBoostingClassifier().fit(X, np.zeros(len(X)))
+    with pytest.raises(InvalidDataError, match="continuous"):
+        HistGradientBoostingClassifier().fit(X, Y)
+    flat = HistGradientBoostingRegressor(**given).fit(X, np.ones(len(X)))
+    np.testing.assert_array_equal(flat.predict(X), 1.0)

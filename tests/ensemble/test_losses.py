@@ -1,0 +1,82 @@
+"""A worker killed in the middle of a tree: the trees are those of a calm fit."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.ensemble import HistGradientBoostingClassifier
+from daskml_dist.solvers.boost import BoostSolver
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(6_000, 6))
+Y = np.digitize(X[:, 0] + X[:, 1] * X[:, 2], [-0.5, 0.5])
+
+
+def killing(solver: BoostSolver, folder: Path, at: list[int]) -> BoostSolver:
+    """A solver one of whose processes kills itself in some of its iterations, once in each."""
+
+    class Killed:
+        def __init__(self, rows: Any) -> None:
+            self._rows, self._n_iter, self._sums = rows, rows.n_done, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._rows, name)
+
+        def keep(self, n_iter: int, *more: Any) -> None:
+            self._n_iter, self._sums = n_iter, 0
+            self._rows.keep(n_iter, *more)
+
+        def sum_own(self, array: Any) -> Any:
+            import os
+            import signal
+
+            self._sums += 1
+            mark = folder / f"killed {self._n_iter}"
+            if self._n_iter in at and self._sums == 12 and 1 in self._rows.lanes:
+                if not mark.exists():
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return self._rows.sum_own(array)
+
+    class Killing(BoostSolver):
+        def solve(self, model: Any, rows: Any) -> Any:
+            return super().solve(model, Killed(rows))
+
+    return Killing(**{f.name: getattr(solver, f.name) for f in fields(solver)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [[0], [5], [2, 7]], ids=str)
+def test_a_kill_in_mid_tree_changes_nothing(
+    crew: LocalCluster, tmp_path: Path, at: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy, labels = da.from_array(X, chunks=(700, 6)), da.from_array(Y, chunks=700)
+    model = HistGradientBoostingClassifier(
+        max_iter=10, random_state=0, early_stopping=True, max_features=0.7, run=Run(n_lanes=3)
+    )
+    with Client(crew) as client:
+        client.wait_for_workers(3)
+        model.fit(lazy, labels)
+        calm = {name: a.tobytes() for name, a in model._trees.packed().items()}
+        scores = model.validation_score_
+        problem = HistGradientBoostingClassifier._problem
+
+        def struck(self: Any, rows: Any) -> Any:
+            of_rows, solver = problem(self, rows)
+            return of_rows, killing(solver, tmp_path, at)
+
+        monkeypatch.setattr(HistGradientBoostingClassifier, "_problem", struck)
+        model.fit(lazy, labels)
+    assert len(list(tmp_path.iterdir())) == len(at)
+    assert model.history_.extra["generations"]
+    assert model.n_iter_ == len(model.history_) == 10
+    assert {name: a.tobytes() for name, a in model._trees.packed().items()} == calm
+    np.testing.assert_array_equal(model.validation_score_, scores)

@@ -1,0 +1,279 @@
+"""`MatrixFactorization` as users meet it: policies, workers, losses, going on, bad input."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from dask.base import is_dask_collection
+from dask.delayed import delayed
+from distributed import Client
+from scipy import sparse
+from sklearn.base import clone
+
+from daskml_dist import Run
+from daskml_dist.errors import (
+    DivergedError,
+    InvalidDataError,
+    InvalidParameterError,
+    NotFittedError,
+)
+from daskml_dist.policies import POLICIES
+from daskml_dist.recommender import ALS, MatrixFactorization
+from daskml_dist.training.checkpoint import Checkpoint
+from tests.quick import quick
+
+rng = np.random.default_rng(0)
+#: So many that a batch touches few of them.
+N_USERS, N_ITEMS, N = 1600, 900, 40_000
+TASTES = rng.normal(size=(N_USERS, 2)), rng.normal(size=(N_ITEMS, 2))
+USERS, ITEMS = rng.integers(0, N_USERS, N), rng.integers(0, N_ITEMS, N)
+VALUES = 3 + (TASTES[0][USERS] * TASTES[1][ITEMS]).sum(axis=1) + 0.1 * rng.normal(size=N)
+WHOLE = pd.DataFrame(
+    {"user": np.char.add("u", USERS.astype(str)).astype(object), "item": ITEMS, "rating": VALUES}
+)
+RATINGS, HELD = WHOLE[:36_000], WHOLE[36_000:]
+SOME = RATINGS[:6000]
+ATTRIBUTES = (
+    "user_factors_", "item_factors_", "user_biases_", "item_biases_", "user_ids_", "item_ids_",
+    "mean_", "n_iter_",
+)  # fmt: skip
+CALM = Run(n_lanes=3, deterministic=True)
+SUMMED = [name for name, kind in POLICIES.items() if not kind().averages]
+
+
+def made(**params: Any) -> MatrixFactorization:
+    return MatrixFactorization(2, **{"reg_param": 0.02, "random_state": 0, **params})
+
+
+def lazy(frame: pd.DataFrame, n: int = 5) -> Any:
+    return dd.from_pandas(frame, npartitions=n, sort=False)
+
+
+def assert_same(one: MatrixFactorization, other: MatrixFactorization) -> None:
+    for name in ATTRIBUTES:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("run", [CALM, Run(n_lanes=3, n_servers=2, deterministic=True)], ids=str)
+@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+def test_workers_change_nothing(policy: str, run: Run, client: Client) -> None:
+    one = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
+    frame = lazy(SOME)
+    far = made(policy=policy, run=run, max_iter=2, batch_size=64).fit(frame)
+    assert far.history_.extra["n_lanes"] == 3
+    parts = client.persist(frame, workers=[one])
+    near = made(policy=policy, run=run, max_iter=2, batch_size=64).fit(parts)
+    assert_same(near, far)
+    loss = [[record["loss"] for record in model.history_] for model in (near, far)]
+    np.testing.assert_allclose(*loss, rtol=1e-12)
+
+
+@pytest.mark.parametrize("policy", quick(SUMMED, "async"))
+def test_every_policy_finds_what_was_left_out(policy: str, client: Client) -> None:
+    # Factors to spare: just as many as there are tastes may be stuck for some passes.
+    model = made(policy=policy, run=Run(n_lanes=2, n_servers=2), max_iter=12)
+    model.set_params(rank=6).fit(lazy(RATINGS))
+    assert model.score(HELD) > -0.55 > -HELD["rating"].std() / 2
+    loss = [record["loss"] for record in model.history_]
+    assert loss[-1] < 0.15 < loss[0] / 4
+    assert len(loss) == model.n_iter_ == 12
+
+
+@pytest.mark.slow
+def test_it_has_the_objective_of_least_squares() -> None:
+    """Of the same penalty both find a loss as small."""
+
+    def objective(model: Any) -> float:
+        u = np.searchsorted(model.user_ids_, RATINGS["user"].astype(str))
+        i = np.searchsorted(model.item_ids_, RATINGS["item"])
+        error = model.predict(RATINGS) - RATINGS["rating"].to_numpy()
+        total = error @ error
+        for rows, at in ((model.user_factors_, u), (model.item_factors_, i)):
+            total += 0.05 * (rows[at] ** 2).sum()
+        for biases, at in ((model.user_biases_, u), (model.item_biases_, i)):
+            total += 0.05 * (biases[at] ** 2).sum()
+        return float(total / len(RATINGS))
+
+    steps = made(reg_param=0.05, max_iter=60, learning_rate=0.1).fit(RATINGS)
+    exact = ALS(2, reg_param=0.05, biases=True, max_iter=40, random_state=0).fit(RATINGS)
+    assert objective(steps) == pytest.approx(objective(exact), rel=0.02)
+
+
+def test_numbers_are_those_of_the_ids(client: Client) -> None:
+    """Steps on a frame whose ids are any: the rows and ids of a frame of positions."""
+    frame = SOME.assign(user=SOME["user"].str[1:].astype(int))
+    matrix = sparse.csr_matrix(
+        (SOME["rating"], (frame["user"], frame["item"])), shape=(N_USERS, N_ITEMS)
+    )
+    cells = matrix.tocoo()
+    ordered = pd.DataFrame({"user": cells.row, "item": cells.col, "rating": cells.data})
+    found = made(max_iter=2).fit(ordered)
+    assert_same(made(max_iter=2).fit(matrix), found)
+    assert found.user_ids_.tolist() == sorted(set(ordered["user"]))
+    halves = [matrix[:800], matrix[800:]]
+    chunks = da.concatenate(
+        [da.from_delayed(delayed(part), part.shape, meta=matrix[:0]) for part in halves]
+    )
+    run = Run(n_lanes=2)
+    far = made(max_iter=2, run=run).fit(chunks)
+    two = ordered.assign(part=ordered["user"] >= 800)
+    split = dd.concat([lazy(part, 1) for _, part in two.groupby("part")])
+    assert_same(made(max_iter=2, run=run).fit(split), far)
+    # Partitions without rows, and text in another order than its partitions.
+    gaps = dd.concat([lazy(SOME[:2000], 2), lazy(SOME, 1)[lazy(SOME, 1)["rating"] > 99]])
+    gaps = made(max_iter=1, run=run).fit(gaps)
+    assert gaps.user_ids_.tolist() == sorted(set(SOME["user"][:2000]))
+    assert np.isfinite(gaps.user_factors_).all()
+
+
+def test_predictions_and_recommendations(client: Client) -> None:
+    for params in ({}, {"biases": False}):
+        model = made(max_iter=3, **params).fit(SOME)
+        pairs = SOME[["item", "user"]].head(100)
+        u = np.searchsorted(model.user_ids_, pairs["user"].astype(str))
+        i = np.searchsorted(model.item_ids_, pairs["item"])
+        expected = model.mean_ + (model.user_factors_[u] * model.item_factors_[i]).sum(axis=1)
+        if not params:
+            expected += model.user_biases_[u] + model.item_biases_[i]
+        found = model.predict(pairs)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        later = model.predict(lazy(pairs, 3))
+        assert is_dask_collection(later)
+        np.testing.assert_array_equal(later.compute(), found)
+        cold = model.predict(pd.DataFrame({"user": ["who", "u1"], "item": [10**6, 10**6]}))
+        known = 0.0 if params else model.user_biases_[model.user_ids_ == "u1"][0]
+        np.testing.assert_allclose(cold, model.mean_ + np.array([0, known]), rtol=1e-6)
+        best = model.recommend(["u1", "who"], 3)
+        assert best["user"].tolist() == ["u1"] * 3 + ["who"] * 3
+        assert not set(best["item"][:3]) & set(SOME[SOME["user"] == "u1"]["item"])
+        np.testing.assert_allclose(best["score"][:3], model.predict(best[:3]), rtol=1e-4)
+        assert len(model.similar_items([model.item_ids_[0]], 2)) == 2
+
+
+LOSSES: dict[str, tuple[Any, Any]] = {
+    "huber": (RATINGS["rating"], lambda m: m.score(HELD) > -0.9),
+    "log_loss": (RATINGS["rating"] > 3, lambda m: m.score(HELD - [3]) > 0.85),
+    "hinge": (RATINGS["rating"] > 3, lambda m: m.score(HELD) > 0.85),
+    "poisson": (RATINGS["rating"].clip(0), lambda m: m.score(HELD) > -1.3),
+}
+
+
+@pytest.mark.parametrize("loss", quick(LOSSES, "log_loss"))
+def test_losses(loss: str) -> None:
+    kinds = HELD.assign(rating=(HELD["rating"] > 3).astype(float))
+    frame = RATINGS.assign(rating=LOSSES[loss][0].astype(float))
+    model = made(loss=loss, max_iter=20).fit(frame)
+    found = model.predict(HELD)
+    if loss in ("log_loss", "hinge"):
+        assert model.score(kinds) > 0.85
+        assert np.mean((found > (0.5 if loss == "log_loss" else 0)) == kinds["rating"]) > 0.85
+    else:
+        assert model.score(HELD.assign(rating=HELD["rating"].clip(0))) > -1.2
+    if loss != "huber":
+        assert found.min() >= (0 if loss != "hinge" else -100)
+    assert model.recommend(["u1"], 2)["score"].tolist() == pytest.approx(
+        model.predict(model.recommend(["u1"], 2)).tolist(), rel=1e-4
+    )
+
+
+def test_it_goes_on_with_new_ids() -> None:
+    first = made(max_iter=4, warm_start=True).fit(SOME)
+    before = {
+        name: dict(
+            zip(getattr(first, f"{name}_ids_"), getattr(first, f"{name}_factors_"), strict=True)
+        )
+        for name in ("user", "item")
+    }
+    more = pd.concat([SOME[500:], pd.DataFrame({"user": ["a", "zz"], "item": -1, "rating": 4.0})])
+    mean, loss = first.mean_, first.history_[-1]["loss"]
+    first.set_params(max_iter=1, learning_rate=1e-9).fit(more)
+    assert first.mean_ == mean
+    assert 0.5 * loss < first.history_[0]["loss"] < 1.1 * loss  # it began with what it had
+    assert {"a", "zz"} < set(first.user_ids_)
+    for name, known in before.items():
+        ids, factors = getattr(first, f"{name}_ids_"), getattr(first, f"{name}_factors_")
+        for one, row in zip(ids, factors, strict=True):
+            if one in known:
+                np.testing.assert_allclose(row, known[one], atol=1e-5)
+    with pytest.raises(InvalidParameterError, match="goes on with rank=2"):
+        first.set_params(rank=3).fit(more)
+
+
+def test_early_stopping_and_clipping() -> None:
+    noise = SOME.assign(rating=rng.normal(size=len(SOME)))
+    model = made(early_stopping=True, max_iter=40, n_iter_no_change=2).fit(noise)
+    scores = [record["val_score"] for record in model.history_]
+    assert len(scores) < 40
+    assert max(scores) < 0
+    # Steps of a clipped gradient are no longer than it.
+    tight = made(optimizer="sgd", learning_rate=1.0, clip=1e-6, max_iter=1).fit(SOME)
+    far = made(optimizer="sgd", learning_rate=1e-12, max_iter=1).fit(SOME)
+    steps = np.abs(tight.item_factors_ - far.item_factors_)
+    n_steps = tight.history_[0]["steps"]
+    assert 0 < steps.max() <= 1.1e-6 * n_steps
+
+
+def test_a_checkpoint_goes_on(tmp_path: Path) -> None:
+    through = made(max_iter=4).fit(SOME)
+    path = tmp_path / "fit"
+    made(max_iter=2, checkpoint=Checkpoint(path)).fit(SOME)
+    resumed = made(max_iter=4, checkpoint=Checkpoint(path)).fit(SOME)
+    np.testing.assert_array_equal(resumed.item_factors_, through.item_factors_)
+
+
+def test_it_is_an_estimator(client: Client) -> None:
+    with pytest.raises(NotFittedError, match="not fitted"):
+        made().predict(RATINGS)
+    model = clone(made(max_iter=1)).fit(SOME)
+    again = pickle.loads(pickle.dumps(model))
+    pd.testing.assert_frame_equal(again.recommend(["u3"], 3), model.recommend(["u3"], 3))
+    far = pickle.loads(pickle.dumps(made(max_iter=1).fit(lazy(SOME))))
+    with pytest.raises(InvalidDataError, match=r"recommend\(\.\.\., seen=ratings\)"):
+        far.recommend(["u3"])
+
+
+NAN, INF = float("nan"), float("inf")
+BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
+    "rank": ({"rank": 0}, SOME, InvalidParameterError, "rank=0: use an integer >= 1"),
+    "loss": ({"loss": "no"}, SOME, InvalidParameterError, "loss='no'"),
+    "average": ({"policy": "average"}, SOME, InvalidParameterError, "takes the mean of what lanes"),
+    "local": ({"policy": "local"}, SOME, InvalidParameterError, 'Use "sync"'),
+    "columns": ({"user_col": "who"}, SOME, InvalidDataError, "no column 'who'"),
+    "nan rating": ({}, SOME.assign(rating=NAN), InvalidDataError, "'rating' holds NaN"),
+    "infinite": ({}, lazy(SOME.assign(rating=INF)), InvalidDataError, "holds NaN or inf"),
+    "nan id": ({}, SOME.assign(user=NAN), InvalidDataError, "missing id"),
+    "empty": ({}, SOME[:0], InvalidDataError, "no rows"),
+    "empty dask": ({}, lazy(SOME[SOME["rating"] > 99]), InvalidDataError, "no entries in any"),
+    "counts": ({"loss": "poisson"}, SOME.assign(rating=-1.0), InvalidDataError, "out of the valid"),
+    "diverges": (
+        {"optimizer": "sgd", "learning_rate": 1e4, "biases": False, "max_iter": 30},
+        SOME, DivergedError, "learning_rate",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_names_the_remedy(case: str, client: Client) -> None:
+    params, frame, error, match = BAD[case]
+    model = MatrixFactorization(**params)
+    with pytest.raises(error, match=match):
+        model.fit(frame)
+    assert not hasattr(model, "user_factors_")
+
+
+def test_odd_ratings() -> None:
+    one = pd.DataFrame({"user": [7, 7, 7], "item": ["a", "b", "a"], "rating": [1.0, 5.0, 1.0]})
+    model = MatrixFactorization(10, reg_param=0.01, max_iter=50, random_state=0).fit(one)
+    assert model.user_factors_.shape == (1, 10)
+    found = model.predict(pd.DataFrame({"user": 7, "item": ["a", "b"]}))
+    np.testing.assert_allclose(found, [1, 5], atol=0.3)
+    same = one.assign(rating=2.0)
+    model = MatrixFactorization(2, random_state=0).fit(same)
+    np.testing.assert_allclose(model.predict(same), 2, atol=0.05)
