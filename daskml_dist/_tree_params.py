@@ -13,7 +13,7 @@ from daskml_dist._checks import check_class_weight, check_number, check_one_of
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.criteria import Criterion, Entropy, Gini, Poisson, SquaredError
 
-__all__ = ["CRITERIA", "check_tree_params", "is_count", "rows_of"]
+__all__ = ["CRITERIA", "check_tree_params", "is_count", "is_share", "rows_of"]
 
 #: Criteria by the names that users call them by.
 CRITERIA: dict[str, Criterion] = {
@@ -71,6 +71,11 @@ def is_count(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_share(value: Any) -> bool:
+    """Whether a parameter is a number, and no whole one."""
+    return isinstance(value, Real) and not isinstance(value, Integral)
+
+
 def rows_of(given: Any, n: int) -> int:
     """Number of rows, given as such or as a share of `n`."""
     return int(given) if is_count(given) else ceil(given * n)
@@ -79,7 +84,7 @@ def rows_of(given: Any, n: int) -> int:
 def _check_rows(name: str, value: Any, least: int, most: float) -> None:
     if is_count(value) and value >= least:
         return
-    if isinstance(value, Real) and not isinstance(value, Integral) and 0 < value <= most:
+    if is_share(value) and 0 < value <= most:
         return
     raise InvalidParameterError(
         f"{name}={value!r}: use an integer >= {least}, or a share of the rows between 0 and 1."

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from math import log2, sqrt
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from daskml_dist._checks import seed_of
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._rounds import BaseRounds
-from daskml_dist._tree_params import CRITERIA, check_tree_params, is_count, rows_of
+from daskml_dist._tree_params import CRITERIA, check_tree_params, is_count, is_share, rows_of
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.predict import map_rows
@@ -71,7 +70,7 @@ class BaseTrees(BaseRounds):
             return max(1, int(sqrt(d) if given == "sqrt" else log2(d)))
         if is_count(given) and given >= 1:
             return min(int(given), d)
-        if isinstance(given, Real) and not isinstance(given, Integral) and 0 < given <= 1:
+        if is_share(given) and 0 < given <= 1:
             return max(1, int(given * d))
         raise InvalidParameterError(
             f'max_features={given!r}: use an integer >= 1, a share of (0, 1], "sqrt", "log2" or '
@@ -231,7 +230,7 @@ class TreesClassifier(BaseClassifier):
         assert rows.classes is not None
         self.classes_: NDArray[Any] = rows.classes
         self.n_classes_ = len(rows.classes)
-        super()._set_fitted(solution, model, rows)  # type: ignore[misc]
+        super()._set_fitted(solution, model, rows)
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes: means of their shares in the trees' leaves.

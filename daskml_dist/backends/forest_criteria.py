@@ -25,7 +25,7 @@ GINI, ENTROPY, SQUARED, POISSON = 0, 1, 2, 3
 
 
 @_exact
-def worth(kind: int, sums: Any, total: int, bits: int) -> float:
+def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     """Weight of a node times what its impurity lacks of a constant.
 
     Parameters
@@ -61,7 +61,7 @@ def worth(kind: int, sums: Any, total: int, bits: int) -> float:
 
 
 @_exact
-def middle(kind: int, sums: Any, total: int, bits: int) -> float:
+def middle(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     """Answer of a node, as monotonic constraints compare it.
 
     The mean of a regression, or the share of the second class.

@@ -44,7 +44,7 @@ def share_of(draw: Any) -> float:
 
 
 @_exact
-def occupied(hist: Any, missing: int, places: Any) -> int:
+def occupied(hist: Any, missing: Any, places: Any) -> Any:
     """Bins of values that hold rows, in their order; how many they are."""
     n = 0
     for b in range(missing):
@@ -58,8 +58,8 @@ def occupied(hist: Any, missing: int, places: Any) -> int:
 
 @_exact
 def _fits(
-    facts: Any, left: Any, l_total: int, right: Any, r_total: int, sign: int, bounds: Any
-) -> bool:
+    facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
+) -> Any:
     """Whether both children may be."""
     bits = facts[BITS]
     mask = (np.int64(1) << bits) - 1
@@ -80,7 +80,7 @@ def _fits(
 
 @_exact
 def best_cut(
-    facts: Any, hist: Any, places: Any, n: int, sums: Any, total: int, sign: int, bounds: Any,
+    facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
     best: float, found: Any, left_found: Any, work: Any,
 ) -> float:  # fmt: skip
     """The best cut of a feature; the worth of its children if larger than `best`, else `best`.
@@ -142,7 +142,7 @@ def best_cut(
 
 @_exact
 def random_cut(
-    facts: Any, hist: Any, places: Any, n: int, sums: Any, total: int, sign: int, bounds: Any,
+    facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
     low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,
     work: Any,
 ) -> float:  # fmt: skip

@@ -48,7 +48,7 @@ _LOWEST[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.ara
 
 
 @_exact
-def may_split(facts: Any, sums: Any, reach: Any, depth: int) -> bool:
+def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
     """Whether a node may be split: it is neither too deep, nor too small, nor pure."""
     bits = facts[BITS]
     total = sums[len(sums) - 2]
@@ -66,7 +66,7 @@ def may_split(facts: Any, sums: Any, reach: Any, depth: int) -> bool:
 
 
 @_exact
-def _few_places(rows: Any, lines: Any, feature: int, hist: Any, places: Any, missing: int) -> int:
+def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
     """As `add_rows` and `occupied`, at the price of the rows."""
     seen = np.zeros(4, np.uint64)
     one = np.uint64(1)
@@ -95,8 +95,8 @@ def _few_places(rows: Any, lines: Any, feature: int, hist: Any, places: Any, mis
 
 @_exact
 def cut_of(
-    facts: Any, hist: Any, places: Any, n: int, sums: Any, sign: int, bounds: Any, low: Any,
-    high: Any, path: Any, feature: int, best: float, found: Any, left: Any, threshold: Any,
+    facts: Any, hist: Any, places: Any, n: Any, sums: Any, sign: Any, bounds: Any, low: Any,
+    high: Any, path: Any, feature: Any, best: float, found: Any, left: Any, threshold: Any,
     work: Any,
 ) -> float:  # fmt: skip
     """The best, or the drawn, cut of a node by a feature, if it is worth more than `best`."""
@@ -158,10 +158,10 @@ def _split(
 
 @_exact
 def grow(
-    facts: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any, depth: int,
+    facts: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any, depth: Any,
     bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any, threshold: Any,
     left: Any, depths: Any, sums: Any, gain: Any, between: Any,
-) -> int:  # fmt: skip
+) -> Any:  # fmt: skip
     """Grow a tree from a node; how many nodes it has.
 
     Parameters
@@ -243,7 +243,7 @@ def grow(
 
 
 @_exact
-def halve(facts: Any, sums: Any, left: Any, sign: int, own: Any, work: Any, children: Any) -> None:
+def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any) -> None:
     """Write the bounds of what two children may answer."""
     n_sums = len(sums) - 2
     children[0] = own[:2]

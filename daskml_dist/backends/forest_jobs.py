@@ -24,7 +24,7 @@ TOLD = 6
 
 
 @_exact
-def features_of(path: Any, first: int, last: int, d: int, out: Any) -> None:
+def features_of(path: Any, first: Any, last: Any, d: Any, out: Any) -> None:
     """Write the features that a node draws, of numbers `first` to `last`."""
     features, swaps = np.arange(d), np.zeros(d, np.int64)
     for k in range(last):

@@ -33,13 +33,13 @@ def hash_of(number: Any) -> Any:
 
 
 @_exact
-def child_of(path: Any, side: int) -> Any:
+def child_of(path: Any, side: Any) -> Any:
     """Number that the way to a child has."""
     return hash_of(path + np.uint64(side + 1))
 
 
 @_exact
-def drawn(number: int, key: Any, table: Any) -> int:
+def drawn(number: Any, key: Any, table: Any) -> Any:
     """Number of times that a row is drawn: Poisson, by its cumulated probabilities."""
     draw = hash_of(hash_of(np.uint64(number) + np.uint64(1)) + key)
     times = 0
@@ -50,9 +50,9 @@ def drawn(number: int, key: Any, table: Any) -> int:
 
 @_exact
 def draw_rows(
-    numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, more: Any, bits: int,
+    numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, more: Any, bits: Any,
     lines: Any,
-) -> int:  # fmt: skip
+) -> Any:  # fmt: skip
     """Write the lines of the rows that a tree draws; how many they are.
 
     Parameters
@@ -97,7 +97,7 @@ def draw_rows(
 
 
 @_exact
-def draw_feature(path: Any, k: int, features: Any, swaps: Any) -> int:
+def draw_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
     """The k-th feature that a node draws, without replacement.
 
     `features` is reordered, which `swap_back` undoes, the last draw first; `swaps` says how.
@@ -112,7 +112,7 @@ def draw_feature(path: Any, k: int, features: Any, swaps: Any) -> int:
 
 
 @_exact
-def swap_back(features: Any, k: int, swaps: Any) -> None:
+def swap_back(features: Any, k: Any, swaps: Any) -> None:
     """Undo the k-th draw of `draw_feature`."""
     at = swaps[k]
     feature = features[at]
@@ -121,7 +121,7 @@ def swap_back(features: Any, k: int, swaps: Any) -> None:
 
 
 @_exact
-def add_rows(rows: Any, lines: Any, feature: int, hist: Any) -> None:
+def add_rows(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
     """Add the histogram of a feature of some lines."""
     if lines.shape[1] == 2:
         for q in range(len(lines)):
@@ -164,10 +164,12 @@ def node_sums(lines: Any, sums: Any, reach: Any) -> None:
 
 @_exact
 def part_lines(
-    rows: Any, lines: Any, feature: int, last: int, missing: int, missing_left: int, spare: Any
-) -> int:
+    rows: Any, lines: Any, feature: Any, last: Any, missing: Any, missing_left: Any, spare: Any
+) -> Any:
     """Bring lines that go left before the others, in place and in their order; how many do."""
-    left, right, width = 0, 0, lines.shape[1]
+    left: Any = 0
+    right: Any = 0
+    width = lines.shape[1]
     for q in range(len(lines)):
         b = rows[lines[q, 0] & 0xFFFFFFFF, feature]
         goes = np.int64(b <= last) if b != missing else np.int64(missing_left)

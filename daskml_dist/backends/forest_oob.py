@@ -20,7 +20,7 @@ _ROWS = 4096
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def add_out_of_bag(
     rows: Any, numbers: Any, keys: Any, table: Any, roots: Any, feature: Any, last: Any, left: Any,
-    missing_left: Any, missing: int, value: Any, sums: Any, times: Any,
+    missing_left: Any, missing: Any, value: Any, sums: Any, times: Any,
 ) -> None:  # fmt: skip
     """Add the answers of trees to binned rows that they did not draw, tree by tree.
 

@@ -20,7 +20,7 @@ _ROWS, _SIDE = 512, 8
 
 
 @_exact
-def _next(X: Any, i: int, k: int, threshold: Any, facts: Any) -> int:
+def _next(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
     """The node that a row comes to after another; a leaf's is itself."""
     x = X[i, facts[k, 0]]
     left = facts[k, 1]
@@ -61,12 +61,13 @@ def add_answers(
 
 @_exact
 def _descend(
-    X: Any, start: int, stop: int, root: int, depth: int, threshold: Any, facts: Any, at: Any
+    X: Any, start: Any, stop: Any, root: Any, depth: Any, threshold: Any, facts: Any, at: Any
 ) -> None:
     """Write the leaves that rows end in."""
     i = start
     while i + _SIDE <= stop:
-        a = b = c = d = e = f = g = h = np.int32(root)
+        a: Any = np.int32(root)
+        b = c = d = e = f = g = h = a
         for _ in range(depth):
             a1 = _next(X, i, a, threshold, facts)
             b1 = _next(X, i + 1, b, threshold, facts)
@@ -86,10 +87,10 @@ def _descend(
         at[k + 4], at[k + 5], at[k + 6], at[k + 7] = e, f, g, h
         i += _SIDE
     while i < stop:
-        k = np.int32(root)
+        last: Any = np.int32(root)
         for _ in range(depth):
-            k = _next(X, i, k, threshold, facts)
-        at[i - start] = k
+            last = _next(X, i, last, threshold, facts)
+        at[i - start] = last
         i += 1
 
 
@@ -98,7 +99,7 @@ def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out:
     """Write the leaf of each tree that rows end in, as its number in the tree."""
     for i in range(len(X)):
         for t in range(len(roots) - 1):
-            k = np.int32(roots[t])
+            k: Any = np.int32(roots[t])
             while True:
                 after = _next(X, i, k, threshold, facts)
                 if after == k:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from scipy.sparse import csr_matrix
 from sklearn.metrics import r2_score
 
 from daskml_dist._checks import check_count, check_flag
-from daskml_dist._tree_params import is_count
+from daskml_dist._tree_params import is_count, is_share
 from daskml_dist._trees import BaseTrees
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.grown import Grown
@@ -69,7 +68,7 @@ class BaseForest(BaseTrees):
                     f"`max_samples` must be <= n_samples={n_rows} but got value {given}. Lower it."
                 )
             return int(given) / n_rows
-        if isinstance(given, Real) and not isinstance(given, Integral) and 0 < given <= 1:
+        if is_share(given) and 0 < given <= 1:
             return max(round(n_rows * float(given)), 1) / n_rows
         raise InvalidParameterError(
             f"max_samples={given!r}: use an integer >= 1, a share of (0, 1], or None."
@@ -140,6 +139,10 @@ class BaseForest(BaseTrees):
         self._check_fitted()
         return len(self._trees)
 
+    def __getitem__(self, number: int) -> Any:
+        """One of the trees."""
+        return self.estimators_[number]
+
     @property
     def estimators_(self) -> list[Any]:
         """The trees, each as an estimator of its own; of classes by their numbers."""
@@ -152,7 +155,10 @@ class BaseForest(BaseTrees):
         found, roots = [], self._trees.roots
         for k in range(len(self._trees)):
             tree = Trees.of([self._trees.tree(k)], 1, self._trees.bins)
-            found.append(kind._of(tree, self._impurity[roots[k] : roots[k + 1]], **shared))
+            one = kind._of(tree, self._impurity[roots[k] : roots[k + 1]], **shared)
+            of_forest = self.get_params(deep=False)
+            known = one.get_params(deep=False)
+            found.append(one.set_params(**{n: v for n, v in of_forest.items() if n in known}))
         return found
 
     def decision_path(self, X: Any) -> tuple[csr_matrix, NDArray[np.int64]]:

@@ -51,6 +51,16 @@ class TreeView:
     weighted_n_node_samples: Array
     value: Array
 
+    def compute_feature_importances(self, normalize: bool = True) -> Array:
+        """Decrease of impurity by each feature, of shape (n_features,)."""
+        inner = self.children_left >= 0
+        whole = self.weighted_n_node_samples * self.impurity
+        left, right = self.children_left[inner], self.children_right[inner]
+        less = whole[inner] - whole[left] - whole[right]
+        found = np.bincount(self.feature[inner], less, minlength=self.n_features)
+        found = found / self.weighted_n_node_samples[0]
+        return np.asarray(found / found.sum() if normalize and found.sum() > 0 else found)
+
     @property
     def n_outputs(self) -> int:
         """Targets: one."""

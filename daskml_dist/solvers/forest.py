@@ -104,12 +104,11 @@ class _Forest:
             growth, self._bins, self._scales, first.low, first.high, solver.seed
         )
 
-    def _binned(self, bins: Bins | None) -> tuple[list[ForestRows], Bins]:
+    def _binned(self, known: Bins | None) -> tuple[list[ForestRows], Bins]:
         """The binned rows of the own lanes."""
         rows, solver = self._rows, self._solver
         made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
-        if bins is None:
-            bins = rows.memory.get("bins")
+        bins: Any = known or rows.memory.get("bins")
         # Who has come after a loss knows none.
         if rows.largest(np.array([float(bins is None)]))[0]:
             n = solver.growth.signs

@@ -70,7 +70,7 @@ def test_trees_are_the_same_whoever_grows_them(kind: str) -> None:
 
 
 def test_two_workers_grow_the_trees_of_one(client: Client) -> None:
-    model = RandomForestClassifier(20, random_state=0, decomposition="functional", max_depth=5)
+    model = RandomForestClassifier(40, random_state=0, decomposition="functional", max_depth=5)
     calm = bits(model.fit(X, CLASS))
     rows, y = client.persist([LAZY, da.from_array(CLASS, chunks=500)])
     for decomposition in ("functional", "data"):
