@@ -60,7 +60,7 @@ def occupied(hist: Any, missing: Any, places: Any) -> Any:
 def _fits(
     facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
 ) -> Any:
-    """Whether both children may be."""
+    """Test of a cut: both children may be."""
     bits = facts[BITS]
     mask = (np.int64(1) << bits) - 1
     if (l_total & mask) < facts[LEAST_ROWS] or (r_total & mask) < facts[LEAST_ROWS]:

@@ -49,7 +49,7 @@ _LOWEST[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.ara
 
 @_exact
 def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
-    """Whether a node may be split: it is neither too deep, nor too small, nor pure."""
+    """Test of a node that is to be split: it is neither too deep, nor too small, nor pure."""
     bits = facts[BITS]
     total = sums[len(sums) - 2]
     n, w = total & ((np.int64(1) << bits) - 1), total >> bits

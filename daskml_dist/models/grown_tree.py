@@ -13,7 +13,7 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.trees import Tree
 
-__all__ = ["GrownTree", "joined"]
+__all__ = ["Answers", "GrownTree", "joined"]
 
 Array = NDArray[Any]
 

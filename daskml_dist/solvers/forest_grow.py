@@ -21,7 +21,7 @@ __all__ = ["ForestGrowth", "Growing"]
 Array = NDArray[Any]
 
 #: Names these uses of a seed.
-ROWS, NODES = 11, 12
+_ROWS, _NODES = 11, 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Growing:
         self.growth, self.bins, self.scales = growth, bins, scales
         self.low, self.high = low, high
         self._seed = seed
-        self.table = draw_table(growth.rate)
+        self.table = _draw_table(growth.rate)
         self.bounded = bool(growth.signs.any())
         weight = scales.weight * (2.0**FACTOR_BITS if growth.balanced else 1.0)
         self.answers = Answers(
@@ -122,7 +122,7 @@ class Growing:
 
     def keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
         """Key of a tree's draws of rows, and the number of the way to its root."""
-        rows, nodes = (draws([tree], self._seed, use)[0] for use in (ROWS, NODES))
+        rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROWS, _NODES))
         return rows, nodes
 
     def lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
@@ -193,7 +193,7 @@ class Growing:
         return self.answers.of(grown, self.bins, self.low, self.high)
 
 
-def draw_table(rate: float | None) -> NDArray[np.uint64]:
+def _draw_table(rate: float | None) -> NDArray[np.uint64]:
     """Cumulated probabilities of 0, 1, ... draws, of 2**64; empty where each row is drawn once."""
     if rate is None:
         return np.empty(0, np.uint64)
