@@ -20,6 +20,9 @@ from daskml_dist.training.solver_plan import Rows, make_solver_fit
 
 __all__ = ["BaseRounds"]
 
+#: Bytes of rows from which another lane of sums in one process is worth a thread.
+_SHARE = 1 << 22
+
 
 class BaseRounds(BaseOnRows):
     """Base class of estimators fitted by a round solver.
@@ -104,7 +107,7 @@ class BaseRounds(BaseOnRows):
             rows = self._rows(engine, run, classes, class_weight, weighted)
             model, solver = self._problem(rows)
             start = self._start(model, rows)
-            lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
+            lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=solver.max_passes)
             fit = make_solver_fit(model, solver, rows, lanes, start, engine.streaming, run)
             callbacks = self._callbacks(None, aside=(Checkpoint,))
             if (checkpoint := self._checkpoint()) is None:

@@ -212,9 +212,8 @@ class BaseSteps(BaseOnRows):
         initial: ShardState | None,
         engine: Engine,
     ) -> FitSpec:
-        lanes = engine.lanes(
-            settings.run.n_lanes, shared=settings.policy.uses_threads, passes=settings.max_iter
-        )
+        share = 1 if settings.policy.uses_threads else None
+        lanes = engine.lanes(settings.run.n_lanes, share=share, passes=settings.max_iter)
         # Lanes of columns have all rows each, and the same batches.
         settings = self._over_lanes(settings, rows, lanes if engine.columns is None else lanes[:1])
         needed = settings.optimizer.uses_scales and model.linear is not None

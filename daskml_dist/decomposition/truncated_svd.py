@@ -36,7 +36,7 @@ class TruncatedSVD(Components):
         Power iterations from drawn vectors, or ARPACK, a pass for each of its products. Up to 512
         features either is exact, from one pass.
     n_iter : int, default=5
-        Power iterations.
+        Power iterations; fewer passes that keep all their vectors find as much.
     n_oversamples : int, default=10
         Vectors of power iterations beside those asked for.
     power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
@@ -60,7 +60,9 @@ shape (n_components,)
     References
     ----------
     N. Halko, P. G. Martinsson and J. A. Tropp, "Finding structure with randomness: probabilistic
-    algorithms for constructing approximate matrix decompositions", SIAM Review 53(2), 2011.
+    algorithms for constructing approximate matrix decompositions", SIAM Review 53(2), 2011. C.
+    Musco and C. Musco, "Randomized block Krylov methods for stronger and faster approximate
+    singular value decomposition", NIPS 2015.
 
     Examples
     --------

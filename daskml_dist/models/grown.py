@@ -15,7 +15,7 @@ __all__ = ["Grown"]
 
 @dataclass(frozen=True)
 class Grown(Model):
-    """What trees need of rows: no arithmetic, so any value goes.
+    """Rows of trees: no arithmetic is done with them, so any value goes.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.bins import Bins
 
-__all__ = ["Tree", "Trees"]
+__all__ = ["Tree", "Trees", "goes_left"]
 
 
 @dataclass(eq=False)
@@ -176,7 +176,7 @@ class Trees:
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, NDArray[Any]]) -> Trees:
-        """What :meth:`packed` made arrays of."""
+        """Trees of the arrays that :meth:`packed` made."""
         n_per_iteration, max_bins = arrays["facts"].tolist()
         edges = np.split(arrays["edges"], arrays["n_edges"].cumsum()[:-1])
         bins = Bins(tuple(edges), max_bins, arrays["categorical"].astype(bool))

@@ -13,7 +13,7 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.own_rows import OwnRows
 
-__all__ = ["BinnedRows", "binned"]
+__all__ = ["Aside", "BinnedRows", "binned", "chosen"]
 
 #: Rows of bins begin where a word does, so that few reach over a processor's lines.
 _WORD = 8

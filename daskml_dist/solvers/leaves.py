@@ -96,7 +96,7 @@ class Leaf:
 
     @property
     def smaller(self) -> int:
-        """Which of the children has fewer rows."""
+        """Number of the child that has fewer rows."""
         left, right = self.children
         return 0 if left.totals[2] < right.totals[2] else 1
 

@@ -9,11 +9,14 @@ D. Arthur and S. Vassilvitskii, "k-means++: the advantages of careful seeding", 
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.cluster import KMeans
+from threadpoolctl import ThreadpoolController
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import (
@@ -169,10 +172,19 @@ def choose(candidates: Array, weight: Array, k: int, seed: int) -> Array:
     """
     if len(candidates) == k:
         return candidates
-    tries = 8 if len(candidates) * k <= _SMALL else 1
-    with warnings.catch_warnings():
+    small = len(candidates) * k <= _SMALL
+    tries = 8 if small else 1
+    # Threads that meet after each of so few products take longer than one of them alone.
+    alone = _openmp().limit(limits=1, user_api="openmp") if small else nullcontext()
+    with warnings.catch_warnings(), alone:
         warnings.simplefilter("ignore")  # candidates that are equal are seen later
         found = KMeans(k, n_init=tries, random_state=seed % 2**32).fit(
             candidates, sample_weight=np.maximum(weight, np.finfo(float).tiny)
         )
     return np.asarray(found.cluster_centers_, dtype=np.float64)
+
+
+@cache
+def _openmp() -> ThreadpoolController:
+    """The process's OpenMP libraries; looking for them takes milliseconds."""
+    return ThreadpoolController()

@@ -139,10 +139,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
+    def lanes(self, n_lanes: int | None, *, share: int | None, passes: int) -> list[LaneSpec]:
         """Choose the lanes for a fit of at most so many passes.
 
-        `shared` asks for a lane a thread even in one process.
+        In one process another lane is worth a thread for each `share` bytes; None: never.
         """
 
     @abstractmethod

@@ -77,8 +77,8 @@ class InProcessEngine(Engine):
             return infos
         return joined_columns(infos, len(self.columns) - 1)
 
-    def lanes(self, n_lanes: int | None, *, shared: bool, passes: int) -> list[LaneSpec]:
-        """One lane by default; with shared memory, one for each core."""
+    def lanes(self, n_lanes: int | None, *, share: int | None, passes: int) -> list[LaneSpec]:
+        """One lane by default; where threads are worth it, up to one for each core."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
         if isinstance(self._collection, KeyedCollection):
             self._lanes = whole_lanes(rows, self._collection.lanes or 1)
@@ -87,7 +87,8 @@ class InProcessEngine(Engine):
             self._lanes = column_lanes(rows, len(self.columns) - 1)
             return self._lanes
         if n_lanes is None:
-            n_lanes = max(1, min(_n_cores(), sum(rows.values()))) if shared else 1
+            worth = 0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
+            n_lanes = max(1, min(_n_cores(), sum(rows.values()), 1 + worth))
         segments = split_rows(sorted(rows), rows, n_lanes)
         self._lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
         return self._lanes

@@ -106,7 +106,7 @@ class KeyedFit:
             It cannot go on.
         """
         engine, run = self.engine, replace(self._run, device="cpu")
-        lanes = engine.lanes(run.n_lanes, shared=True, passes=solver.max_passes)
+        lanes = engine.lanes(run.n_lanes, share=None, passes=solver.max_passes)
         rows = RowsSpec("float64", "int32", training_rows(lanes), None, None, None)
         work = KeyedWork(Unlabelled(0), solver, StoppingRule(solver.max_passes, None))
         fit = FitSpec(rows, work, RunSpec.of(run, Survey(self.infos)))

@@ -99,7 +99,7 @@ class RoundWork(SolverWork):
 
 @dataclass(frozen=True)
 class OwnRowsWork(SolverWork):
-    """What a solver finds that trainers run on their own rows, together.
+    """Solver that trainers run on their own rows, together.
 
     Parameters
     ----------

@@ -23,6 +23,18 @@ LONG = {
 }  # fmt: skip
 
 
+#: As ``python -m benchmarks``, with workers that are forked: most of a tiny size is their imports.
+MAIN = """
+from benchmarks.__main__ import main
+from tests.forked_workers import fork_workers
+
+fork_workers()
+main()
+"""
+#: Benchmarks from which on two processes share them.
+MANY = 12
+
+
 class _Runs:
     """Benchmarks of one process, each a future of what it printed.
 
@@ -33,7 +45,7 @@ class _Runs:
         self.printed: dict[str, Future[str]] = {name: Future() for name in names}
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks", *names, "--tiny"],
+            [sys.executable, "-c", MAIN, *names, "--tiny"],
             cwd=ROOT,
             env=environment(),
             stdout=subprocess.PIPE,
@@ -72,16 +84,17 @@ class _Runs:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
-    """All that are asked for, every other one in each of two processes."""
+    """All that are asked for, in one process or, where these are many, two."""
     chosen = [
         item.callspec.params["name"]
         for item in request.session.items
         if item.path == Path(__file__) and hasattr(item, "callspec")
     ]
-    halves = [_Runs(half) for half in (chosen[::2], chosen[1::2]) if half]
-    yield {name: future for half in halves for name, future in half.printed.items()}
-    for half in halves:
-        half.close()
+    parts = [chosen[::2], chosen[1::2]] if len(chosen) >= MANY else [chosen]
+    processes = [_Runs(part) for part in parts]
+    yield {name: future for each in processes for name, future in each.printed.items()}
+    for each in processes:
+        each.close()
 
 
 def test_there_are_benchmarks() -> None:

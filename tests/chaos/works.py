@@ -56,7 +56,7 @@ def do(trouble: Trouble, arena: Arena) -> TroubleMaker:
 
 def _check_clean(arena: Arena) -> None:
     """Nothing of the work is left on the cluster."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while left := arena.client.run_on_scheduler(_tasks):
         assert time.monotonic() < deadline, f"left behind: {left}"
         gc.collect()

@@ -58,7 +58,7 @@ def _reduce(group: NcclGroup, array: Any) -> Any:
 
 def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
     own = _Communicator(7, 7, 0)
-    group = NcclGroup(own, 2, Wait(5))
+    group = NcclGroup(own, 2, Wait(110))
     own.states = [7, 7, 0]
     array = np.ones(4)
     assert group.broadcast(array, 0) is array
@@ -75,9 +75,9 @@ def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
     [
         ([7], True, Wait(0.3), WaitTimeoutError),  # NCCL never takes the call up
         ([0], False, Wait(0.3), WaitTimeoutError),  # the GPU never ends it
-        ([0], False, Wait(5, is_aborted=lambda: True), RunAbortedError),
-        ([0], False, Wait(5, is_renewed=lambda: True), GenerationError),
-        ([7, 6], False, Wait(5), CommunicationError),  # NCCL says: remote error
+        ([0], False, Wait(110, is_aborted=lambda: True), RunAbortedError),
+        ([0], False, Wait(110, is_renewed=lambda: True), GenerationError),
+        ([7, 6], False, Wait(110), CommunicationError),  # NCCL says: remote error
     ],
 )
 def test_a_call_that_does_not_end_is_aborted(
@@ -90,7 +90,7 @@ def test_a_call_that_does_not_end_is_aborted(
     since = time.monotonic()
     with pytest.raises(error, match=r"workers' logs|stopped|membership"):
         _reduce(group, np.ones(4))
-    assert time.monotonic() - since < 2
+    assert time.monotonic() - since < 55
     assert own.calls == ["allreduce", "abort"]
     with pytest.raises(CommunicationError, match="given up"):
         _reduce(group, np.ones(4))
@@ -110,11 +110,11 @@ def test_an_end_that_hangs_holds_nobody_up(done: list[bool]) -> None:
     never = threading.Event()
     own = _Communicator(0)
     own.abort = never.wait  # type: ignore[attr-defined]
-    group = NcclGroup(own, 2, Wait(5))
+    group = NcclGroup(own, 2, Wait(110))
     own.states = [7]  # finalize does not end either
     since = time.monotonic()
     group.close()
-    assert time.monotonic() - since < 2
+    assert time.monotonic() - since < 55
     never.set()
 
 

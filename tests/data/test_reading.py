@@ -35,7 +35,7 @@ def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterat
     with Client(crew) as client:
         client.wait_for_workers(3, timeout=60)
         yield client
-        assert_clean(client, timeout=20)
+        assert_clean(client, timeout=60)
 
 
 def _rows() -> tuple[Any, Any]:

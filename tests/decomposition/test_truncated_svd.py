@@ -16,6 +16,7 @@ from daskml_dist import Run
 from daskml_dist.decomposition import TruncatedSVD, truncated_svd
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.feature_extraction import HashingVectorizer
+from daskml_dist.solvers import power
 
 S = sparse.random(600, 40, 0.2, format="csr", random_state=0) * sparse.diags_array(
     1.3 ** -np.arange(40)
@@ -90,6 +91,33 @@ def test_bad_input(case: str) -> None:
     params, rows, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
         TruncatedSVD(**params).fit(rows)
+
+
+def test_vectors_of_all_passes_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where they take too much memory those of the last do, by more passes."""
+    rng = np.random.default_rng(0)
+    X = sparse.random(400, 700, 0.05, format="csr", random_state=rng)
+    truth = Peer(5, algorithm="arpack").fit(X).singular_values_
+    ours = TruncatedSVD(5, random_state=0).fit(X)
+    error, n_passes = np.abs(ours.singular_values_ / truth - 1).max(), len(ours.history_)
+    peer = Peer(5, random_state=0).fit(X).singular_values_
+    assert error < np.abs(peer / truth - 1).max()
+    monkeypatch.setattr(power, "_KEPT", 1)
+    alone = TruncatedSVD(5, random_state=0).fit(X)
+    assert len(alone.history_) > n_passes
+    assert error < np.abs(alone.singular_values_ / truth - 1).max() < 0.1
+
+
+def test_rows_of_low_rank_end_early_and_exactly() -> None:
+    """What is left beside the first vectors is rounding."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3)) @ rng.normal(size=(3, 600))
+    ours = TruncatedSVD(5, random_state=0).fit(X)
+    truth = np.linalg.svd(X, compute_uv=False)
+    np.testing.assert_allclose(ours.singular_values_[:3], truth[:3], rtol=1e-10)
+    np.testing.assert_allclose(ours.singular_values_[3:], 0, atol=1e-5 * truth[0])
+    inner = ours.components_[:3] @ ours.components_[:3].T
+    np.testing.assert_allclose(inner, np.eye(3), atol=1e-8)
 
 
 def test_equal_rows_explain_nothing() -> None:

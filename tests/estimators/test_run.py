@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import dask.array as da
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from distributed import Client
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from daskml_dist import Run, linear_model, naive_bayes, svm
 from daskml_dist.compression import TopK
@@ -138,3 +139,22 @@ def test_a_fit_on_a_cluster_reads_it(model: Any, client: Client) -> None:
     clf = clone(model).set_params(run=run).fit(rows, labels)
     assert clf.history_.extra["n_lanes"] == 3
     assert clf.history_.extra["streamed"]
+
+
+@pytest.mark.parametrize("model", [SGDClassifier(max_iter=3, tol=None), LogisticRegression()])
+def test_a_lane_computes_with_one_thread_of_blas(model: Any) -> None:
+    """The lanes are the parallelism; tests beside each other have one thread anyhow."""
+
+    def threads() -> set[int]:
+        return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
+
+    class Note:
+        seen: ClassVar[set[int]] = set()
+
+        def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+            self.seen.update(threads())
+
+    with threadpool_limits(2, user_api="blas"):
+        clone(model).set_params(callbacks=[Note()], run=Run(n_lanes=2)).fit(X, Y)
+        assert threads() == {2}
+    assert Note.seen == {1}

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from daskml_dist import cluster, decomposition, linear_model, mixture, naive_bayes, svm
+from daskml_dist import (
+    cluster,
+    decomposition,
+    ensemble,
+    linear_model,
+    mixture,
+    naive_bayes,
+    svm,
+)
 
 # As in scikit-learn's own suite: fewer rows than features fit exactly, and the scale goes to zero
 # for as long as it is let.
@@ -18,7 +26,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 ESTIMATORS = [
     getattr(module, name)(**PARAMS.get(name, {}))
-    for module in (linear_model, naive_bayes, svm, cluster, decomposition, mixture)
+    for module in (linear_model, naive_bayes, svm, cluster, decomposition, mixture, ensemble)
     for name in module.__all__
 ]
 

@@ -23,6 +23,23 @@ EVERY = pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 PENALTY = pytest.mark.parametrize("penalty", list(PENALTIES), ids=str)
 
 
+def _loops() -> list[Any]:
+    """Penalties and dtypes: numba compiles each optimizer for either dtype, with l1 and without.
+
+    The default run takes those with l1 in float32 and those without in float64.
+    """
+    usual = {penalty: np.float32 if get_penalty(penalty, 0.05, 0.5).l1 else np.float64
+             for penalty in PENALTIES}  # fmt: skip
+    return [
+        pytest.param(penalty, dtype, marks=() if dtype is usual[penalty] else pytest.mark.slow)
+        for penalty in PENALTIES
+        for dtype in (np.float32, np.float64)
+    ]
+
+
+LOOPS = pytest.mark.parametrize(("penalty", "dtype"), _loops())
+
+
 def _rule(
     optimizer: str = "sgd",
     penalty: Penalty | None = None,
@@ -94,9 +111,8 @@ def test_step_without_rows_changes_no_parameter(optimizer: str, penalty: str | N
     assert (shard.version, shard.rows) == (1, 0)
 
 
-@PENALTY
+@LOOPS
 @EVERY
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_coordinates_of_all_rows_equal_dense(
     optimizer: str, penalty: str | None, dtype: Any
 ) -> None:
@@ -131,9 +147,8 @@ def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
         np.testing.assert_array_equal(slot[untouched], fresh[untouched])
 
 
-@PENALTY
+@LOOPS
 @EVERY
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
     optimizer: str, penalty: str | None, dtype: Any
 ) -> None:

@@ -253,8 +253,17 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
         for name, double in (("own", False), ("double", True))
     },
     GramProducts: {
-        name: (Unlabelled(N_FEATURES), GramProducts(RNG.normal(size=(N_FEATURES, m)), shift), None)
-        for name, m, shift in (("two", 2, None), ("shifted", 2, X.mean(axis=0)), ("one", 1, None))
+        name: (
+            Unlabelled(N_FEATURES),
+            GramProducts(RNG.normal(size=(N_FEATURES, m)), shift, not bare, bare),
+            None,
+        )
+        for name, m, shift, bare in (
+            ("two", 2, None, False),
+            ("shifted", 2, X.mean(axis=0), False),
+            ("one", 1, None, False),
+            ("bare", 2, None, True),
+        )
     },
 }
 

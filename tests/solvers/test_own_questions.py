@@ -90,7 +90,7 @@ def _asked(
     settings = RunSettings(n_lanes=3, **run)
     with open_engine(as_collection(LAZY if client else X), client) as engine:
         rows = Rows.of(Survey(engine.survey(3)), None, None, False)
-        lanes = engine.lanes(3, shared=True, passes=3)
+        lanes = engine.lanes(3, share=None, passes=3)
         fit = make_solver_fit(Points(6), solver, rows, lanes, None, None, settings)
         result = engine.train(fit, CallbackList(callbacks))
     assert isinstance(result.state, Solution)

@@ -117,7 +117,7 @@ def test_several_fits_inside_tasks_at_once(client: Client) -> None:
     futures = [client.submit(fit, pure=False) for fit in (lazy, lazy, lazy_by_rounds, in_memory)]
     assert client.gather(futures) == [True] * 4
     # Every task has given its thread back.
-    assert client.submit(lambda: 1, pure=False).result(timeout=20) == 1
+    assert client.submit(lambda: 1, pure=False).result(timeout=60) == 1
 
 
 def test_a_search_of_scikit_learn_on_dasks_backend(client: Client) -> None:

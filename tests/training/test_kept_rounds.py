@@ -103,7 +103,7 @@ class _Fit:
         survey = Survey(engine.survey(2))
         classes = None if y is RAW else np.unique(y)
         model = LinearModel(loss, 7, 0 if classes is None else len(classes), fit_intercept=True)
-        lanes = engine.lanes(2, shared=True, passes=solver.max_passes)
+        lanes = engine.lanes(2, share=None, passes=solver.max_passes)
         rows = Rows.of(survey, classes, None, False)
         settings = RunSettings(n_lanes=2, deterministic=True)
         fit = make_solver_fit(model, solver, rows, lanes, None, None, settings)

@@ -67,7 +67,7 @@ class Served:
 
     def dial(self) -> socket.socket:
         """A socket of somebody who knows the address, under TLS where the fit has it."""
-        sock = socket.create_connection((HOST, self.endpoint.port), timeout=20)
+        sock = socket.create_connection((HOST, self.endpoint.port), timeout=60)
         if self.credentials.connect is not None:
             sock = self.credentials.connect.wrap_socket(sock, server_hostname=HOST)
         return sock
@@ -75,7 +75,7 @@ class Served:
 
 def until(holds: Callable[[], bool]) -> None:
     """Wait for a state."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.01)

@@ -113,7 +113,7 @@ def test_reflected_proofs_are_refused() -> None:
         mirror.result(20)
     came: list[int] = []
     with peer_listener(came) as listener:
-        with closing(socket.create_connection((HOST, listener.port), timeout=20)) as sock:
+        with closing(socket.create_connection((HOST, listener.port), timeout=60)) as sock:
             sock.sendall(handshake._HELLO.pack(handshake._PROTOCOL, PEER, bytes(NAME), bytes(32)))
             answer = Deadline(20).receive(sock, 64)
             sock.sendall(answer[32:])  # the listener's proof as the caller's

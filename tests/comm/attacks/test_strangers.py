@@ -51,7 +51,7 @@ def test_garbage_is_refused_and_others_are_served(served: Served) -> None:
 
 
 def test_a_byte_now_and_then_does_not_prolong_a_handshake(served: Served) -> None:
-    with closing(socket.create_connection((HOST, served.endpoint.port), timeout=20)) as sock:
+    with closing(socket.create_connection((HOST, served.endpoint.port), timeout=60)) as sock:
         since = time.monotonic()
         with suppress(OSError):
             for byte in bytes(10_000):
@@ -125,7 +125,7 @@ def test_an_empty_secret_opens_nothing() -> None:
     with closing(Listener(HOST, Credentials(b""))) as listener:
         with pytest.raises(CommunicationError, match="Cannot connect"):
             call_peer(listener.endpoint, Credentials(b"", patience=PATIENCE), 4)
-        with closing(socket.create_connection((HOST, listener.port), timeout=20)) as sock:
+        with closing(socket.create_connection((HOST, listener.port), timeout=60)) as sock:
             sock.sendall(_HELLO)
             assert is_closed(sock)
     assert "ssss" not in repr(Credentials(SECRET))

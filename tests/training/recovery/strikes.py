@@ -30,7 +30,7 @@ SERVED = {"ssp", "async"}
 def _listens(address: str) -> bool:
     host, port = get_address_host_port(address)
     try:
-        socket.create_connection((host, port), timeout=5).close()
+        socket.create_connection((host, port), timeout=30).close()
     except OSError:
         return False
     return True
@@ -38,7 +38,7 @@ def _listens(address: str) -> bool:
 
 def wait_for_three(client: Client) -> None:
     """Until three workers are there: for a moment the scheduler lists those killed just now too."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not (len(workers := list_workers(client)) == 3 and all(map(_listens, workers))):
         assert time.monotonic() < deadline, workers
         time.sleep(0.05)
