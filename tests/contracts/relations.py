@@ -97,7 +97,7 @@ def _classifies(subject: Subject) -> bool:
 _LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
 # A covariance has two axes of columns, and its triangular factor changes altogether. What is drawn
-# belongs to places of columns, or of classes. Of equal splits a tree takes that of the first column.
+# belongs to places of columns, or of classes. Of equal splits a tree takes the first column's.
 _belongs_to_columns = _either(
     _is("MLPClassifier", "MLPRegressor", "GaussianMixture"),
     _is("NMF", init="random"),
