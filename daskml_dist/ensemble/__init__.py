@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from daskml_dist.ensemble.extra_trees_classifier import ExtraTreesClassifier
+from daskml_dist.ensemble.extra_trees_regressor import ExtraTreesRegressor
 from daskml_dist.ensemble.hist_gradient_boosting_classifier import HistGradientBoostingClassifier
 from daskml_dist.ensemble.hist_gradient_boosting_regressor import HistGradientBoostingRegressor
+from daskml_dist.ensemble.random_forest_classifier import RandomForestClassifier
+from daskml_dist.ensemble.random_forest_regressor import RandomForestRegressor
 
-__all__ = ["HistGradientBoostingClassifier", "HistGradientBoostingRegressor"]
+__all__ = [
+    "ExtraTreesClassifier",
+    "ExtraTreesRegressor",
+    "HistGradientBoostingClassifier",
+    "HistGradientBoostingRegressor",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
+]

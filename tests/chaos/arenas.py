@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -187,7 +188,7 @@ class NetworkArena(Arena):
 
     def _set_ports(self, addresses: list[str], state: str) -> None:
         for address in addresses:
-            _ip("link", "set", "dev", self._ports[_host_of(address)], state=state)
+            _set_port(self._ports[_host_of(address)], state)
 
     def _open(self, stack: ExitStack) -> None:
         prefix, net = _prefix(), f"10.{os.getpid() % 199 + 20}.77"
@@ -222,7 +223,7 @@ class NetworkArena(Arena):
 
     def _refill(self) -> None:
         for host, name in self._ports.items():
-            _ip("link", "set", "dev", name, state="3")
+            _set_port(name, "3")
             nanny = self._nannies.get(host)
             if nanny is None or nanny.poll() is not None:
                 self._nannies[host] = self._start_nanny(name, host)
@@ -246,10 +247,17 @@ class NetworkArena(Arena):
             nanny.wait()
 
 
-def _ip(*args: str, state: str | None = None) -> None:
-    """Run `ip`; with a state, set that of a bridge's port."""
-    command = ["ip", *args] if state is None else ["bridge", *args, "state", state]
-    subprocess.run(command, check=True, capture_output=True)
+def _ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True, capture_output=True)
+
+
+def _set_port(name: str, state: str) -> None:
+    """Set the state of a bridge's port; the kernel refuses until it has seen that the link is up."""
+    command = ["bridge", "link", "set", "dev", name, "state", state]
+    deadline = time.monotonic() + 60
+    while subprocess.run(command, capture_output=True).returncode:
+        assert time.monotonic() < deadline, f"no {shlex.join(command)}"
+        time.sleep(0.05)
 
 
 def _host_of(address: str) -> str:

@@ -96,8 +96,16 @@ def _classifies(subject: Subject) -> bool:
 
 _LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
-# A covariance has two axes of columns, and its triangular factor changes altogether.
-_belongs_to_columns = _is("MLPClassifier", "MLPRegressor", "GaussianMixture")
+# A covariance has two axes of columns, and its triangular factor changes altogether. What is drawn
+# belongs to places of columns, or of classes. Of equal splits a tree takes the first column's.
+_belongs_to_columns = _either(
+    _is("MLPClassifier", "MLPRegressor", "GaussianMixture"),
+    _is("NMF", init="random"),
+    _is("HistGradientBoostingClassifier", "HistGradientBoostingRegressor"),
+)
+_belongs_to_classes = _is("MLPClassifier")
+# A leaf has so many rows at least, whatever their weights.
+_counts_rows = _is("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
 _with_intercept = _is(
     *_LEAST_SQUARES, *_GLM, "HuberRegressor", "LogisticRegression", fit_intercept=True
 )
@@ -273,7 +281,7 @@ RELATIONS: dict[str, Relation] = {
         _params_reversed,
     ),
     "weights are rows": Relation(
-        _repeat, lambda s: s.weighted, _rows_repeated, weight="whole"
+        _repeat, lambda s: s.weighted and not _counts_rows(s), _rows_repeated, weight="whole"
     ),
     "weights scaled": Relation(
         lambda given, rng: replace(given, w=SCALE * given.w.astype(float)),
@@ -332,7 +340,10 @@ RELATIONS: dict[str, Relation] = {
                                           or s.name == "confusion_matrix"), _renamed
     ),
     "labels in reverse": Relation(
-        _rename(["z", "y", "x"]), _classifies, _order_reversed, rtol=1e-4
+        _rename(["z", "y", "x"]),
+        lambda s: _classifies(s) and not _belongs_to_classes(s),
+        _order_reversed,
+        rtol=1e-4,
     ),
 }  # fmt: skip
 

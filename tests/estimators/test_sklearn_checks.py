@@ -34,10 +34,15 @@ ESTIMATORS = [
 DRAWN = "a row drawn by its weight is not the draw of a repeated row; scikit-learn expects it too"
 CLASSES = "of probabilities for sparse rows it asks how many classes there are, which none has"
 WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")}
+DENSE_WEIGHTS = {"check_sample_weight_equivalence_on_dense_data": DRAWN}
 EXPECTED = {
     "BisectingKMeans": WEIGHTS,
     "KMeans": WEIGHTS,
     "MiniBatchKMeans": WEIGHTS,
+    "ExtraTreesClassifier": DENSE_WEIGHTS,
+    "ExtraTreesRegressor": DENSE_WEIGHTS,
+    "RandomForestClassifier": DENSE_WEIGHTS,
+    "RandomForestRegressor": DENSE_WEIGHTS,
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
 

@@ -172,7 +172,7 @@ def _edges(ids: Array, cuts: Array) -> list[int]:
 # -- pieces of a part ------------------------------------------------------------------------------
 
 
-def pieces_of(part: Numbered, by: int, cuts: Array) -> list[Piece]:
+def _pieces_of(part: Numbered, by: int, cuts: Array) -> list[Piece]:
     """A part's entries by the range of their row keys."""
     row_ids, column_ids = part.ids[by], part.ids[1 - by]
     rows, columns, values = part.codes[by], part.codes[1 - by], part.values
@@ -214,7 +214,7 @@ def parcels_of(
     whole = Parcel({}, {})
     for number, part in zip(numbers, parts, strict=True):
         for at, side in enumerate(sides):
-            for r, piece in enumerate(pieces_of(part, side.by, cuts[side.rows])):
+            for r, piece in enumerate(_pieces_of(part, side.by, cuts[side.rows])):
                 whole.pieces.setdefault((at, r), []).append((number, piece))
         for space in cuts:
             # First and second keys share a space, or are of one each.

@@ -1,0 +1,70 @@
+"""Criteria of splits, compiled: what a node's sums are worth, which a split is to make the most of.
+
+Each criterion is one function of sums of whole numbers; what a split gains is the worth of its
+children less that of the node. Importing this module loads numba, so it is imported at first use.
+
+References
+----------
+L. Breiman, J. Friedman, R. Olshen and C. Stone, "Classification and Regression Trees", 1984.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["ENTROPY", "GINI", "POISSON", "SQUARED", "middle", "worth"]
+
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: Numbers of the criteria; from `SQUARED` on they are of regression.
+GINI, ENTROPY, SQUARED, POISSON = 0, 1, 2, 3
+
+
+@_exact
+def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
+    """Weight of a node times what its impurity lacks of a constant.
+
+    Parameters
+    ----------
+    kind : int
+        Number of the criterion.
+    sums : ndarray of int64
+        Of each class, weight and rows packed; or, in regression, these of all rows, and the sum of
+        weighted targets.
+    total : int
+        Weight and rows of the node, packed.
+    bits : int
+        Of a packed number that count rows.
+    """
+    weight = np.float64(total >> bits)
+    if kind == SQUARED:
+        s = np.float64(sums[1])
+        return s * s / weight
+    if kind == POISSON:
+        s = np.float64(sums[1])
+        return s * math.log(s / weight) if s > 0 else -np.inf
+    found = 0.0
+    if kind == GINI:
+        for c in range(len(sums)):
+            w = np.float64(sums[c] >> bits)
+            found += w * w
+        return found / weight
+    for c in range(len(sums)):
+        w = np.float64(sums[c] >> bits)
+        if w > 0:
+            found += w * (math.log(w / weight) / math.log(2.0))
+    return found
+
+
+@_exact
+def middle(kind: Any, sums: Any, total: Any, bits: Any) -> float:
+    """Answer of a node, as monotonic constraints compare it.
+
+    The mean of a regression, or the share of the second class.
+    """
+    s = np.float64(sums[1]) if kind >= SQUARED else np.float64(sums[1] >> bits)
+    return s / np.float64(total >> bits)

@@ -1,0 +1,202 @@
+"""Compiled loops of cuts: where a node is best split by the histogram of a feature.
+
+Importing this module loads numba, so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from daskml_dist.backends.forest_criteria import middle, worth
+
+__all__ = [
+    "ANYWHERE",
+    "BITS",
+    "FOUND",
+    "KIND",
+    "LEAST_ROWS",
+    "LEAST_WEIGHT",
+    "MISSING",
+    "D",
+    "best_cut",
+    "occupied",
+    "random_cut",
+    "share_of",
+]  # fmt: skip
+
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: Where the facts of a fit are, in an array of int64: criterion, bits of counts, least rows and
+#: weight of a child, whether cuts are drawn, bin of missing values, features.
+KIND, BITS, LEAST_ROWS, LEAST_WEIGHT, ANYWHERE, MISSING, D = 0, 1, 2, 3, 4, 5, 6
+#: Numbers that tell of a cut: last bin on the left, first on the right (-1: missing values alone),
+#: whether missing values go left.
+FOUND = 3
+
+
+@_exact
+def share_of(draw: Any) -> float:
+    """A draw of 64 bits as a number of [0, 1)."""
+    return np.float64(draw >> np.uint64(11)) * 2.0**-53
+
+
+@_exact
+def occupied(hist: Any, missing: Any, places: Any) -> Any:
+    """Bins of values that hold rows, in their order; how many they are."""
+    n = 0
+    for b in range(missing):
+        for v in range(hist.shape[1]):
+            if hist[b, v] != 0:
+                places[n] = b
+                n += 1
+                break
+    return n
+
+
+@_exact
+def _fits(
+    facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
+) -> Any:
+    """Test of a cut: both children may be."""
+    bits = facts[BITS]
+    mask = (np.int64(1) << bits) - 1
+    if (l_total & mask) < facts[LEAST_ROWS] or (r_total & mask) < facts[LEAST_ROWS]:
+        return False
+    if (l_total >> bits) < facts[LEAST_WEIGHT] or (r_total >> bits) < facts[LEAST_WEIGHT]:
+        return False
+    if (l_total >> bits) == 0 or (r_total >> bits) == 0:
+        return False
+    if bounds[2] == 0 or sign == 0:
+        return True
+    a = middle(facts[KIND], left, l_total, bits)
+    b = middle(facts[KIND], right, r_total, bits)
+    if min(a, b) < bounds[0] or max(a, b) > bounds[1]:
+        return False
+    return (a - b) * sign <= 0
+
+
+@_exact
+def best_cut(
+    facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
+    best: float, found: Any, left_found: Any, work: Any,
+) -> float:  # fmt: skip
+    """The best cut of a feature; the worth of its children if larger than `best`, else `best`.
+
+    Of equal ones the first counts: bins from below, missing values on the right first.
+
+    Parameters
+    ----------
+    facts : ndarray of int64
+    hist : ndarray of int64 of shape (256, n_sums)
+    places : ndarray of int64
+        The bins of values that hold rows, `n` of them.
+    sums : ndarray of int64 of shape (n_sums,)
+        Of the node; `total` is its weight and rows, packed.
+    sign : int
+        Of a monotonic constraint.
+    bounds : ndarray of float64 of shape (3,)
+        Of what children may answer; whether there are constraints at all.
+    found : ndarray of int64 of shape (3,)
+    left_found : ndarray of int64 of shape (n_sums + 1,)
+        Sums of the left child, and its packed total.
+    work : ndarray of int64 of shape (2, n_sums)
+    """
+    missing, n_sums = facts[MISSING], len(sums)
+    of_class = facts[KIND] < 2
+    left, right = work[0], work[1]
+    there = False
+    for v in range(n_sums):
+        there = there or hist[missing, v] != 0
+    for side in range(2 if there else 1):
+        l_total = np.int64(0)
+        left[:] = 0
+        if side == 1:
+            left[:] = hist[missing]
+            for v in range(n_sums if of_class else 1):
+                l_total += hist[missing, v]
+        for k in range(n if there and side == 0 else n - 1):
+            b = places[k]
+            for v in range(n_sums):
+                left[v] += hist[b, v]
+                right[v] = sums[v] - left[v]
+            for v in range(n_sums if of_class else 1):
+                l_total += hist[b, v]
+            r_total = total - l_total
+            if not _fits(facts, left, l_total, right, r_total, sign, bounds):
+                continue
+            value = worth(facts[KIND], left, l_total, facts[BITS]) + worth(
+                facts[KIND], right, r_total, facts[BITS]
+            )
+            if value > best:
+                best = value
+                found[0] = b
+                found[1] = places[k + 1] if k + 1 < n else -1
+                found[2] = side
+                left_found[:n_sums] = left
+                left_found[n_sums] = l_total
+    return best
+
+
+@_exact
+def random_cut(
+    facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
+    low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,
+    work: Any,
+) -> float:  # fmt: skip
+    """As `best_cut`, of a cut drawn between the smallest and the largest value of a feature.
+
+    A bin in which the drawn value falls goes where more than half of it lies.
+
+    Parameters
+    ----------
+    low, high : ndarray of float64 of shape (256,)
+        Smallest and largest value of each bin.
+    draw : uint64
+    threshold : ndarray of float64 of shape (1,)
+        Where the drawn value goes; NaN where the cut is to lie between two bins.
+    """
+    missing, n_sums = facts[MISSING], len(sums)
+    of_class = facts[KIND] < 2
+    left, right = work[0], work[1]
+    there = False
+    for v in range(n_sums):
+        there = there or hist[missing, v] != 0
+    cut, at = 0, np.nan
+    if n > 1:
+        at = low[places[0]] + share_of(draw) * (high[places[n - 1]] - low[places[0]])
+        while cut + 1 < n - 1:
+            b = places[cut + 1]
+            if high[b] > at and not (low[b] + high[b]) / 2 <= at:
+                break
+            cut += 1
+        if not (high[places[cut]] <= at < low[places[cut + 1]]):
+            at = np.nan
+    side = np.int64(draw & np.uint64(1)) if there and n > 1 else 0
+    for v in range(n_sums):
+        left[v] = hist[missing, v] * side
+    for k in range(cut + 1):
+        for v in range(n_sums):
+            left[v] += hist[places[k], v]
+    l_total = np.int64(0)
+    for v in range(n_sums):
+        right[v] = sums[v] - left[v]
+    for v in range(n_sums if of_class else 1):
+        l_total += left[v]
+    r_total = total - l_total
+    if not _fits(facts, left, l_total, right, r_total, sign, bounds):
+        return best
+    value = worth(facts[KIND], left, l_total, facts[BITS]) + worth(
+        facts[KIND], right, r_total, facts[BITS]
+    )
+    if value > best:
+        best = value
+        threshold[0] = at
+        found[0] = places[cut]
+        found[1] = places[cut + 1] if cut + 1 < n else -1
+        found[2] = side
+        left_found[:n_sums] = left
+        left_found[n_sums] = l_total
+    return best

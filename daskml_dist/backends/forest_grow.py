@@ -1,0 +1,260 @@
+"""Compiled growth of a tree, or of a part of one, on rows that one trainer has.
+
+The work at a node follows its rows: where these are fewer than bins, only bins that hold some are
+looked at. Importing this module loads numba, so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from daskml_dist.backends.forest_criteria import SQUARED, middle, worth
+from daskml_dist.backends.forest_cuts import (
+    ANYWHERE,
+    BITS,
+    KIND,
+    LEAST_ROWS,
+    LEAST_WEIGHT,
+    MISSING,
+    D,
+    best_cut,
+    occupied,
+    random_cut,
+)
+from daskml_dist.backends.forest_kernels import (
+    add_rows,
+    child_of,
+    draw_feature,
+    hash_of,
+    node_sums,
+    part_lines,
+    swap_back,
+)
+
+__all__ = ["FEATURES", "MAX_DEPTH", "MIN_SPLIT", "cut_of", "grow", "halve", "may_split"]
+
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: Further facts of a fit: features of a node at least, depth, rows of a node that is split.
+FEATURES, MAX_DEPTH, MIN_SPLIT = 7, 8, 9
+#: Rows of a node below which only bins that hold some are looked at.
+_FEW = 192
+#: Position of the lowest bit of 2**k times this number.
+_LOWEST = np.zeros(64, np.int64)
+_LOWEST[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.arange(64)
+
+
+@_exact
+def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
+    """Test of a node that is to be split: it is neither too deep, nor too small, nor pure."""
+    bits = facts[BITS]
+    total = sums[len(sums) - 2]
+    n, w = total & ((np.int64(1) << bits) - 1), total >> bits
+    if depth >= facts[MAX_DEPTH] or n < facts[MIN_SPLIT] or n < 2 * facts[LEAST_ROWS]:
+        return False
+    if w < 2 * facts[LEAST_WEIGHT] or w == 0:
+        return False
+    if facts[KIND] >= SQUARED:
+        return -reach[0] != reach[1]
+    there = 0
+    for c in range(len(sums) - 2):
+        there += (sums[c] >> bits) > 0
+    return there > 1
+
+
+@_exact
+def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
+    """As `add_rows` and `occupied`, at the price of the rows."""
+    seen = np.zeros(4, np.uint64)
+    one = np.uint64(1)
+    plain = lines.shape[1] == 2
+    for q in range(len(lines)):
+        at = lines[q, 0]
+        b = np.int64(rows[at & 0xFFFFFFFF, feature])
+        seen[b >> 6] |= one << np.uint64(b & 63)
+        if plain:
+            hist[b, at >> 32] += lines[q, 1]
+        else:
+            hist[b, 0] += lines[q, 1]
+            hist[b, 1] += lines[q, 2]
+    n = 0
+    for k in range(4):
+        word = seen[k]
+        while word:
+            low = word & (~word + one)
+            b = 64 * k + _LOWEST[np.int64((low * np.uint64(0x03F79D71B4CB0A89)) >> np.uint64(58))]
+            if b != missing:
+                places[n] = b
+                n += 1
+            word ^= low
+    return n
+
+
+@_exact
+def cut_of(
+    facts: Any, hist: Any, places: Any, n: Any, sums: Any, sign: Any, bounds: Any, low: Any,
+    high: Any, path: Any, feature: Any, best: float, found: Any, left: Any, threshold: Any,
+    work: Any,
+) -> float:  # fmt: skip
+    """The best, or the drawn, cut of a node by a feature, if it is worth more than `best`."""
+    n_sums = len(sums) - 2
+    own, total = sums[:n_sums], sums[n_sums]
+    if facts[ANYWHERE]:
+        draw = hash_of(hash_of(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(feature))
+        return random_cut(
+            facts, hist, places, n, own, total, sign, bounds, low[feature], high[feature], draw,
+            best, found, left, threshold, work,
+        )  # fmt: skip
+    new = best_cut(facts, hist, places, n, own, total, sign, bounds, best, found, left, work)
+    if new > best:
+        threshold[0] = np.nan
+    return new
+
+
+@_exact
+def _split(
+    facts: Any, rows: Any, lines: Any, sums: Any, path: Any, signs: Any, bounds: Any, low: Any,
+    high: Any, features: Any, hist: Any, places: Any, swaps: Any, found: Any, left: Any,
+    threshold: Any, work: Any,
+) -> tuple[int, float]:  # fmt: skip
+    """The feature of the best split of a node (-1: there is none), and the children's worth.
+
+    Of equal splits that of the feature which the node drew first counts: nodes of few rows have
+    many, and a fixed order would favour some features.
+    """
+    missing, d, m = facts[MISSING], facts[D], facts[FEATURES]
+    best, best_feature, spreads, k = -np.inf, -1, False, 0
+    n_sums = len(sums) - 2
+    while k < d and (k < m or not spreads):
+        j = draw_feature(path, k, features, swaps)
+        k += 1
+        if len(lines) < _FEW:
+            n = _few_places(rows, lines, j, hist, places, missing)
+        else:
+            add_rows(rows, lines, j, hist)
+            n = occupied(hist, missing, places)
+        there = False
+        for v in range(n_sums):
+            there = there or hist[missing, v] != 0
+        if n + there > 1:
+            spreads = True
+            new = cut_of(
+                facts, hist, places, n, sums, signs[j], bounds, low, high, path, j, best, found,
+                left, threshold, work,
+            )  # fmt: skip
+            if new > best:
+                best, best_feature = new, j
+        hist[missing, :] = 0
+        for q in range(n):
+            hist[places[q], :] = 0
+    # In their order again, so that what a node draws is its own.
+    for q in range(k - 1, -1, -1):
+        swap_back(features, q, swaps)
+    return best_feature, best
+
+
+@_exact
+def grow(
+    facts: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any, depth: Any,
+    bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any, threshold: Any,
+    left: Any, depths: Any, sums: Any, gain: Any, between: Any,
+) -> Any:  # fmt: skip
+    """Grow a tree from a node; how many nodes it has.
+
+    Parameters
+    ----------
+    facts : ndarray of int64
+        Of the fit; see `forest_cuts`.
+    least_gain : float
+        What a split must gain at least, in units of worth.
+    rows : ndarray of uint8 of shape (n_rows, width)
+    lines, spare : ndarray of int64 of shape (n, n_line)
+    path : uint64
+        Number of the way to the node.
+    depth : int
+    bounds : ndarray of float64 of shape (3,)
+    signs : ndarray of int8 of shape (n_features,)
+    low, high : ndarray of float64 of shape (n_features, 256)
+        Smallest and largest value of each bin (where cuts are drawn).
+    feature, left, depths : ndarray of int32 of shape (2n - 1,)
+    cut : ndarray of int64 of shape (2n - 1, 3)
+    threshold, gain : ndarray of float64 of shape (2n - 1,)
+    sums : ndarray of int64 of shape (2n - 1, n_sums + 2)
+    between : ndarray of float64 of shape (2n - 1, 2), or (0, 2)
+        Bounds of what nodes may answer; none without constraints.
+    """
+    n_sums = sums.shape[1] - 2
+    bits, d = facts[BITS], facts[D]
+    hist = np.zeros((256, n_sums), np.int64)
+    places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
+    found, of_left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
+    features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2)
+    own = bounds.copy()
+    # Nodes that wait: number, first line, last line.
+    stack = np.zeros((64, 3), np.int64)
+    paths = np.zeros(64, np.uint64)
+    stack[0, 2], paths[0], n_stack, n_nodes = len(lines), path, 1, 1
+    depths[0] = depth
+    sums[0] = 0
+    if len(between):
+        between[0] = bounds[:2]
+    while n_stack:
+        n_stack -= 1
+        node, start, stop = stack[n_stack, 0], stack[n_stack, 1], stack[n_stack, 2]
+        path = paths[n_stack]
+        some = lines[start:stop]
+        reach[:] = -np.inf
+        sums[node] = 0
+        node_sums(some, sums[node], reach)
+        feature[node], left[node], gain[node] = -1, node, 0.0
+        if len(between):
+            own[:2] = between[node]
+        if not may_split(facts, sums[node], reach, depths[node]):
+            continue
+        j, best = _split(
+            facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
+            swaps, found, of_left, at, work,
+        )  # fmt: skip
+        if j < 0:
+            continue
+        more = max(best - worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits), 0.0)
+        if more < least_gain:
+            continue
+        n_left = part_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
+        feature[node], left[node], gain[node], threshold[node] = j, n_nodes, more, at[0]
+        cut[node] = found
+        if n_stack + 2 > len(stack):
+            stack = np.concatenate((stack, np.zeros_like(stack)))
+            paths = np.concatenate((paths, np.zeros_like(paths)))
+        depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
+        if len(between):
+            halve(facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2])
+        for side in (1, 0):
+            stack[n_stack, 0] = n_nodes + side
+            stack[n_stack, 1] = start if side == 0 else start + n_left
+            stack[n_stack, 2] = start + n_left if side == 0 else stop
+            paths[n_stack] = child_of(path, side)
+            n_stack += 1
+        n_nodes += 2
+    return n_nodes
+
+
+@_exact
+def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any) -> None:
+    """Write the bounds of what two children may answer."""
+    n_sums = len(sums) - 2
+    children[0] = own[:2]
+    children[1] = own[:2]
+    if sign == 0:
+        return
+    work[0] = left[:n_sums]
+    work[1] = sums[:n_sums] - left[:n_sums]
+    a = middle(facts[KIND], work[0], left[n_sums], facts[BITS])
+    b = middle(facts[KIND], work[1], sums[n_sums] - left[n_sums], facts[BITS])
+    half = (a + b) / 2
+    # Of a rising feature the left child stays below, the right one above.
+    children[0 if sign > 0 else 1, 1] = half
+    children[1 if sign > 0 else 0, 0] = half

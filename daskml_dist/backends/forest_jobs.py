@@ -1,0 +1,82 @@
+"""Compiled loops of the nodes of many trainers: histograms summed elsewhere, and cuts of them.
+
+Importing this module loads numba, so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from daskml_dist.backends.forest_cuts import MISSING, occupied
+from daskml_dist.backends.forest_grow import cut_of
+from daskml_dist.backends.forest_kernels import add_rows, draw_feature, swap_back
+
+__all__ = ["TOLD", "add_jobs", "cut_jobs", "features_of"]
+
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: What is told of a cut before the sums of the left child: worth and threshold (as bits), whether
+#: the feature varies, and the cut.
+TOLD = 6
+
+
+@_exact
+def features_of(path: Any, first: Any, last: Any, d: Any, out: Any) -> None:
+    """Write the features that a node draws, of numbers `first` to `last`."""
+    features, swaps = np.arange(d), np.zeros(d, np.int64)
+    for k in range(last):
+        j = draw_feature(path, k, features, swaps)
+        if k >= first:
+            out[k - first] = j
+    for k in range(last - 1, -1, -1):
+        swap_back(features, k, swaps)
+
+
+@_exact
+def add_jobs(rows: Any, lines: Any, starts: Any, stops: Any, features: Any, hist: Any) -> None:
+    """Add the histograms of some jobs (a node and a feature each) to theirs."""
+    for q in range(len(features)):
+        add_rows(rows, lines[starts[q] : stops[q]], features[q], hist[q])
+
+
+@_exact
+def cut_jobs(
+    facts: Any, hist: Any, sums: Any, signs: Any, bounds: Any, low: Any, high: Any, paths: Any,
+    features: Any, told: Any,
+) -> None:  # fmt: skip
+    """Write what is told of the best cut of each job.
+
+    Parameters
+    ----------
+    facts : ndarray of int64 of shape (n, n_facts)
+    hist : ndarray of int64 of shape (n, 256, n_sums)
+    sums : ndarray of int64 of shape (n, n_sums + 2)
+    bounds : ndarray of float64 of shape (n, 3)
+    paths : ndarray of uint64 of shape (n,)
+    features : ndarray of int64 of shape (n,)
+    told : ndarray of int64 of shape (n, TOLD + n_sums + 1)
+    """
+    n_sums = hist.shape[2]
+    places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
+    found, left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
+    real = np.zeros(2)
+    for q in range(len(features)):
+        missing, j = facts[q, MISSING], features[q]
+        n = occupied(hist[q], missing, places)
+        there = False
+        for v in range(n_sums):
+            there = there or hist[q, missing, v] != 0
+        real[0] = -np.inf
+        if n + there > 1:
+            told[q, 2] = 1
+            real[0] = cut_of(
+                facts[q], hist[q], places, n, sums[q], signs[j], bounds[q], low, high, paths[q], j,
+                -np.inf, found, left, at, work,
+            )  # fmt: skip
+            real[1] = at[0]
+            told[q, 3:6] = found
+            told[q, 6:] = left
+        told[q, :2] = real.view(np.int64)

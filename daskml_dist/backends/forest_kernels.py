@@ -1,0 +1,183 @@
+"""Compiled loops of forests' rows: draws, histograms, sums and partitions of a node.
+
+A drawn row is a line of whole numbers (`LINE`): which row, its class, and what it adds to sums.
+Importing this module loads numba, so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = [
+    "LINE", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of", "node_sums",
+    "part_lines", "swap_back",
+]  # fmt: skip
+
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: Numbers of a line: row and class, weight and count; in regression the weighted target, what its
+#: impurity is made of, and the target.
+LINE = (2, 5)
+
+
+@_exact
+def hash_of(number: Any) -> Any:
+    """Hash of 64 bits; see `models.hashed.mixed`."""
+    number = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
+
+
+@_exact
+def child_of(path: Any, side: Any) -> Any:
+    """Number that the way to a child has."""
+    return hash_of(path + np.uint64(side + 1))
+
+
+@_exact
+def drawn(number: Any, key: Any, table: Any) -> Any:
+    """Number of times that a row is drawn: Poisson, by its cumulated probabilities."""
+    draw = hash_of(hash_of(np.uint64(number) + np.uint64(1)) + key)
+    times = 0
+    while times < len(table) and draw >= table[times]:
+        times += 1
+    return times
+
+
+@_exact
+def draw_rows(
+    numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, more: Any, bits: Any,
+    lines: Any,
+) -> Any:  # fmt: skip
+    """Write the lines of the rows that a tree draws; how many they are.
+
+    Parameters
+    ----------
+    numbers : ndarray of int64 of shape (n,)
+        Of the rows, among all.
+    key : uint64
+        Of the tree.
+    table : ndarray of uint64
+        Cumulated probabilities of 0, 1, ... draws, of 2**64; empty: each row is drawn once.
+    weight : ndarray of int64 of shape (n,)
+    factor : ndarray of int64 of shape (n_classes,)
+        More weight of each class; empty: none.
+    slot : ndarray of int32 of shape (n,)
+        Classes.
+    more : ndarray of int64 of shape (n, 0 or 3)
+        Weighted targets, what impurity is made of, and the bits of targets.
+    bits : int
+        That count rows.
+    lines : ndarray of int64 of shape (n, n_line)
+    """
+    m = 0
+    for i in range(len(numbers)):
+        w = weight[i]
+        if w == 0:
+            continue
+        times = 1
+        if len(table):
+            times = drawn(numbers[i], key, table)
+            if times == 0:
+                continue
+        if len(factor):
+            w *= factor[slot[i]]
+        lines[m, 0] = i | (np.int64(slot[i]) << 32)
+        lines[m, 1] = ((w * times) << bits) + 1
+        if more.shape[1]:
+            lines[m, 2] = more[i, 0] * times
+            lines[m, 3] = more[i, 1] * times
+            lines[m, 4] = more[i, 2]
+        m += 1
+    return m
+
+
+@_exact
+def draw_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
+    """The k-th feature that a node draws, without replacement.
+
+    `features` is reordered, which `swap_back` undoes, the last draw first; `swaps` says how.
+    """
+    left = np.uint64(len(features) - k)
+    at = k + np.int64(hash_of(path + np.uint64(0x5851F42D4C957F2D) * np.uint64(k + 1)) % left)
+    swaps[k] = at
+    feature = features[at]
+    features[at] = features[k]
+    features[k] = feature
+    return feature
+
+
+@_exact
+def swap_back(features: Any, k: Any, swaps: Any) -> None:
+    """Undo the k-th draw of `draw_feature`."""
+    at = swaps[k]
+    feature = features[at]
+    features[at] = features[k]
+    features[k] = feature
+
+
+@_exact
+def add_rows(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
+    """Add the histogram of a feature of some lines."""
+    if lines.shape[1] == 2:
+        for q in range(len(lines)):
+            at = lines[q, 0]
+            hist[rows[at & 0xFFFFFFFF, feature], at >> 32] += lines[q, 1]
+    else:
+        for q in range(len(lines)):
+            b = rows[lines[q, 0], feature]
+            hist[b, 0] += lines[q, 1]
+            hist[b, 1] += lines[q, 2]
+
+
+@_exact
+def node_sums(lines: Any, sums: Any, reach: Any) -> None:
+    """Add up the sums of a node.
+
+    Parameters
+    ----------
+    lines : ndarray of int64 of shape (n, n_line)
+    sums : ndarray of int64 of shape (n_sums + 2,)
+        Those of `forest_criteria.worth`, the packed total, and of what impurity is made.
+    reach : ndarray of float64 of shape (2,)
+        Minus the smallest, and the largest target; lowered and raised.
+    """
+    total = len(sums) - 2
+    if lines.shape[1] == 2:
+        for q in range(len(lines)):
+            sums[lines[q, 0] >> 32] += lines[q, 1]
+            sums[total] += lines[q, 1]
+        return
+    targets = lines[:, 4].view(np.float64)
+    for q in range(len(lines)):
+        sums[0] += lines[q, 1]
+        sums[1] += lines[q, 2]
+        sums[total + 1] += lines[q, 3]
+        reach[0] = max(reach[0], -targets[q])
+        reach[1] = max(reach[1], targets[q])
+    sums[total] = sums[0]
+
+
+@_exact
+def part_lines(
+    rows: Any, lines: Any, feature: Any, last: Any, missing: Any, missing_left: Any, spare: Any
+) -> Any:
+    """Bring lines that go left before the others, in place and in their order; how many do."""
+    left: Any = 0
+    right: Any = 0
+    width = lines.shape[1]
+    for q in range(len(lines)):
+        b = rows[lines[q, 0] & 0xFFFFFFFF, feature]
+        goes = np.int64(b <= last) if b != missing else np.int64(missing_left)
+        for k in range(width):
+            v = lines[q, k]
+            lines[left, k] = v
+            spare[right, k] = v
+        left += goes
+        right += 1 - goes
+    lines[left:] = spare[:right]
+    return left

@@ -1,0 +1,156 @@
+"""`ExtraTreesRegressor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskml_dist._run import Run
+from daskml_dist._trees import TreesRegressor
+from daskml_dist.ensemble._forest import BaseForest
+
+__all__ = ["ExtraTreesRegressor"]
+
+
+class ExtraTreesRegressor(TreesRegressor, BaseForest):
+    """Extremely randomised regression trees.
+
+    Cuts are drawn too, uniformly between the smallest and the largest value that a feature has in a
+    node, and the best of them is taken. Features are binned, a byte an entry, and what decides is
+    sums of whole numbers and draws hashed from the seed: the trees are the same on any number of
+    workers and lanes, under either `decomposition`, and after any loss.
+
+    Parameters
+    ----------
+    n_estimators : int, default=100
+        Trees.
+    criterion : {"squared_error", "friedman_mse", "poisson"}, default="squared_error"
+        What a split is to lower: the variance (``"friedman_mse"`` finds the same splits), or half
+        of the Poisson deviance of targets >= 0.
+    max_depth : int or None, default=None
+        Edges from the root to a leaf at most; None: until leaves are pure or small.
+    min_samples_split : int or float, default=2
+        Rows of a node that is split at least; a float is a share of all rows.
+    min_samples_leaf : int or float, default=1
+        Rows of a leaf at least; a float is a share of all rows.
+    min_weight_fraction_leaf : float, default=0.0
+        Share of the weight of all rows of a tree that a leaf has at least.
+    max_features : int, float, "sqrt", "log2" or None, default=1.0
+        Features that are looked at for a split, drawn anew at each node; a float is a share of
+        them. More are looked at while all of them are constant.
+    max_leaf_nodes : int or None, default=None
+        Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
+    min_impurity_decrease : float, default=0.0
+        What a split lowers the impurity by at least, weighted by the share of its rows.
+    bootstrap : bool, default=False
+        Draw rows for each tree: how often a row is drawn is a Poisson number of mean 1, hashed from
+        the seed, the tree and the row's number. False: each tree takes all rows.
+    oob_score : bool or callable, default=False
+        Score each row by the trees that did not draw it. A callable of targets and predictions
+        takes the place of the accuracy, or of R^2.
+    n_jobs : int or None, default=None
+        There for scikit-learn's sake: a fit uses the threads of the workers that hold the rows.
+    random_state : int, RandomState instance or None, default=None
+        Of all draws.
+    verbose : int, default=0
+        Above 0: a line of progress.
+    warm_start : bool, default=False
+        Keep the trees of the fit before, and add those that `n_estimators` asks for beyond them, in
+        the same bins.
+    ccp_alpha : float, default=0.0
+        Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
+        cut.
+    max_samples : int, float or None, default=None
+        Rows that a tree is expected to draw; a float is a share of all rows. None: as many as there
+        are.
+    monotonic_cst : array-like of int of shape (n_features,) or None, default=None
+        1: predictions rise with the feature, -1: they fall, 0: free.
+    max_bins : int, default=255
+        Bins of a feature at most, from 2 to 255, beside that of missing values. With no more
+        distinct values than that, all cuts are looked at.
+    decomposition : {"auto", "functional", "data"}, default="auto"
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
+        of its own without messages. ``"data"``: rows stay where they are, and histograms are
+        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+    run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees grow on CPUs.
+
+    Attributes
+    ----------
+    estimators_ : list of DecisionTreeRegressor
+        The trees, made when they are asked for.
+    feature_importances_ : ndarray of float64 of shape (n_features,)
+        Mean decrease of impurity by each feature; their sum is 1.
+    oob_score_ : float
+        With `oob_score`.
+    oob_prediction_ : ndarray of float64 of shape (n_rows,)
+        Means of each row by the trees that did not draw it; 0 where there are none. With
+        `oob_score`.
+    n_features_in_, n_outputs_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    References
+    ----------
+    P. Geurts, D. Ernst and L. Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import ExtraTreesRegressor
+    >>> X = np.arange(200.0).reshape(-1, 1)
+    >>> model = ExtraTreesRegressor(20, random_state=0).fit(X, 1.0 * (X[:, 0] > 99))
+    >>> model.predict(np.array([[10.0], [190.0]])).tolist()
+    [0.0, 1.0]
+    """
+
+    _random_cuts = True
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        *,
+        criterion: str = "squared_error",
+        max_depth: int | None = None,
+        min_samples_split: int | float = 2,
+        min_samples_leaf: int | float = 1,
+        min_weight_fraction_leaf: float = 0.0,
+        max_features: int | float | str | None = 1.0,
+        max_leaf_nodes: int | None = None,
+        min_impurity_decrease: float = 0.0,
+        bootstrap: bool = False,
+        oob_score: Any = False,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        warm_start: bool = False,
+        ccp_alpha: float = 0.0,
+        max_samples: int | float | None = None,
+        monotonic_cst: Any = None,
+        max_bins: int = 255,
+        decomposition: str = "auto",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks

@@ -1,0 +1,110 @@
+"""Criteria that trees of a forest are split by: which sums they need, and what nodes answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Criterion", "Entropy", "Gini", "Poisson", "SquaredError"]
+
+Array = NDArray[Any]
+
+
+class Criterion(ABC):
+    """Base class of the criteria.
+
+    Attributes
+    ----------
+    kind : int
+        Its number in `backends.forest_criteria`, where what it makes the most of is compiled.
+    of_classes : bool
+        Whether targets are numbers of classes.
+    """
+
+    kind: ClassVar[int]
+    of_classes: ClassVar[bool] = False
+
+    def terms(self, y: Array) -> Array:
+        """Terms of targets in the sum that impurity is made of; in regression alone."""
+        return np.zeros_like(y)
+
+    @abstractmethod
+    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+        """Impurity of nodes.
+
+        Parameters
+        ----------
+        weight : ndarray of float64 of shape (n,)
+        means : ndarray of float64 of shape (n, n_values)
+            Shares of the classes, or means of the targets.
+        term : ndarray of float64 of shape (n,)
+            Means of `terms`.
+        """
+
+    def unit(self, scale: float) -> float:
+        """Unit of worth, where targets are in units of ``1 / scale``."""
+        return 1.0
+
+
+class Gini(Criterion):
+    """Gini impurity."""
+
+    kind = 0
+    of_classes = True
+
+    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+        """One minus the sum of squared shares."""
+        return np.asarray(1 - (means**2).sum(axis=1))
+
+
+class Entropy(Criterion):
+    """Shannon's entropy, in bits."""
+
+    kind = 1
+    of_classes = True
+
+    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+        """Minus the sum of shares times their logarithms."""
+        logs = np.log2(means, out=np.zeros_like(means), where=means > 0)
+        return np.asarray(np.abs((means * logs).sum(axis=1)))
+
+
+class SquaredError(Criterion):
+    """Variance."""
+
+    kind = 2
+
+    def terms(self, y: Array) -> Array:
+        """Squares."""
+        return y**2
+
+    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+        """Mean square minus the squared mean."""
+        return np.asarray(np.maximum(term - means[:, 0] ** 2, 0.0))
+
+    def unit(self, scale: float) -> float:
+        """Squares of targets' units."""
+        return 1.0 / scale**2
+
+
+class Poisson(Criterion):
+    """Half of the Poisson deviance."""
+
+    kind = 3
+
+    def terms(self, y: Array) -> Array:
+        """Targets times their logarithms."""
+        return np.asarray(y * np.log(y, out=np.zeros_like(y), where=y > 0))
+
+    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+        """Mean of ``y log(y / mean)``."""
+        mean = means[:, 0]
+        logs = np.log(mean, out=np.zeros_like(mean), where=mean > 0)
+        return np.asarray(np.maximum(term - mean * logs, 0.0))
+
+    def unit(self, scale: float) -> float:
+        """Targets' units."""
+        return 1.0 / scale

@@ -1,0 +1,241 @@
+"""A tree as it was grown, by sums of whole numbers; how it is cut back, and what it answers."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.criteria import Criterion
+from daskml_dist.models.trees import Tree
+
+__all__ = ["Answers", "GrownTree", "joined"]
+
+Array = NDArray[Any]
+
+
+@dataclass(eq=False)
+class GrownTree:
+    """Nodes of a tree, children behind their parents, in the order of a walk.
+
+    Parameters
+    ----------
+    feature, left, depth : ndarray of int32 of shape (n_nodes,)
+        A leaf's feature is -1, and its left child itself.
+    cut : ndarray of int64 of shape (n_nodes, 3)
+        Last bin on the left, first on the right, whether missing values go left.
+    threshold : ndarray of float64 of shape (n_nodes,)
+        Where it was drawn; NaN where it lies between these bins.
+    sums : ndarray of int64 of shape (n_nodes, n_sums + 2)
+        Of the criterion, the packed total, and of what impurity is made.
+    gain : ndarray of float64 of shape (n_nodes,)
+        In units of worth.
+    between : ndarray of float64 of shape (n_nodes, 2) or (0, 2)
+        Bounds of the answers.
+    """
+
+    feature: Array
+    cut: Array
+    threshold: Array
+    left: Array
+    depth: Array
+    sums: Array
+    gain: Array
+    between: Array
+
+    @classmethod
+    def room(cls, n: int, n_sums: int, bounded: bool) -> GrownTree:
+        """Room for so many nodes."""
+        return cls(
+            np.empty(n, np.int32), np.empty((n, 3), np.int64), np.empty(n), np.empty(n, np.int32),
+            np.empty(n, np.int32), np.empty((n, n_sums + 2), np.int64), np.empty(n),
+            np.empty((n if bounded else 0, 2)),
+        )  # fmt: skip
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Its arrays, in the order of the parameters."""
+        return [getattr(self, f.name) for f in fields(self)]
+
+    def first(self, n: int) -> GrownTree:
+        """The first nodes."""
+        return GrownTree(*(array[:n].copy() for array in self.arrays))
+
+    def walked(self) -> GrownTree:
+        """The nodes that the root leads to, in the order of a walk."""
+        order = _walk(self.left)
+        place = np.empty(len(self.left), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        arrays = [array[order] if len(array) else array for array in self.arrays]
+        found = GrownTree(*arrays)
+        found.left = place[found.left]
+        return found
+
+    def _ended(self, ends: Array) -> GrownTree:
+        """As it is where some nodes are leaves."""
+        self.feature[ends], self.gain[ends] = -1, 0.0
+        self.left[ends] = ends
+        return self.walked()
+
+    def with_leaves(self, most: int) -> GrownTree:
+        """The tree that growing by the largest gain first ends with."""
+        open_ = [(-float(self.gain[0]), 0)] if self.feature[0] >= 0 else []
+        n_leaves, split = 1, np.zeros(len(self.left), bool)
+        while open_ and n_leaves < most:
+            _, node = heapq.heappop(open_)
+            split[node] = True
+            n_leaves += 1
+            for child in (int(self.left[node]), int(self.left[node]) + 1):
+                if self.feature[child] >= 0:
+                    heapq.heappush(open_, (-float(self.gain[child]), child))
+        return self._ended(np.flatnonzero(~split & (self.feature >= 0)))
+
+    def pruned(self, alpha: float, cost: Array) -> GrownTree:
+        """The tree after minimal cost-complexity pruning.
+
+        Parameters
+        ----------
+        alpha : float
+        cost : ndarray of float64 of shape (n_nodes,)
+            Impurity of each node times its share of the rows.
+        """
+        n = len(self.left)
+        inner = self.feature >= 0
+        parent = np.full(n, -1)
+        parent[self.left[inner]] = parent[self.left[inner] + 1] = np.flatnonzero(inner)
+        below, leaves = cost.copy(), np.ones(n, np.int64)
+        for node in np.flatnonzero(inner)[::-1]:
+            at = self.left[node]
+            below[node] = below[at] + below[at + 1]
+            leaves[node] = leaves[at] + leaves[at + 1]
+        alive, ends = inner.copy(), []
+        while alive.any():
+            nodes = np.flatnonzero(alive)
+            weakest = (cost[nodes] - below[nodes]) / (leaves[nodes] - 1)
+            k = int(weakest.argmin())
+            if weakest[k] > alpha:
+                break
+            node = int(nodes[k])
+            ends.append(node)
+            alive[_walk(self.left, node)] = False
+            less, fewer = cost[node] - below[node], leaves[node] - 1
+            while node >= 0:
+                below[node] += less
+                leaves[node] -= fewer
+                node = int(parent[node])
+        return self._ended(np.array(ends, np.int64))
+
+
+def _walk(left: Array, root: int = 0) -> Array:
+    from daskml_dist.backends.tree_order import walk_of
+
+    found: Array = walk_of(left, root)
+    return found
+
+
+def joined(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:
+    """A tree of its top and what was grown of some of its leaves."""
+    arrays = [[array] for array in top.arrays]
+    n = len(top.left)
+    for node, part in parts:
+        left = np.where(part.left > 0, part.left + n - 1, node).astype(np.int32)
+        inner = part.feature >= 0
+        left[~inner] = np.arange(n - 1, n - 1 + len(left))[~inner]
+        left[0] = node if not inner[0] else left[0]
+        for into, array, of in zip(arrays, part.arrays, top.arrays, strict=True):
+            of_part = left if array is part.left else array
+            if len(array):
+                of[node] = of_part[0]
+                into.append(of_part[1:])
+        n += len(left) - 1
+    return GrownTree(*(np.concatenate(parts) for parts in arrays)).walked()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Way from sums of nodes to a tree that answers.
+
+    Parameters
+    ----------
+    criterion : Criterion
+    bits : int
+        Of a packed number that count rows.
+    weight, target, term : float
+        Scales.
+    centre : float
+    """
+
+    criterion: Criterion
+    bits: int
+    weight: float
+    target: float
+    term: float
+    centre: float
+
+    def of(self, grown: GrownTree, bins: Bins, low: Array, high: Array) -> tuple[Tree, Array]:
+        """The tree, and the impurity of each node.
+
+        Parameters
+        ----------
+        bins : Bins
+        low, high : ndarray of float64 of shape (n_features, 256)
+            Smallest and largest value of each bin.
+        """
+        total = grown.sums[:, -2]
+        whole = (total >> self.bits).astype(np.float64)
+        means, impurity = self.means(grown)
+        inner = grown.feature >= 0
+        values = means + self.centre
+        if len(grown.between):
+            values = self._clipped(values, grown.between)
+        tree = Tree(
+            feature=grown.feature,
+            bin=np.where(inner, grown.cut[:, 0], -1).astype(np.int32),
+            threshold=np.where(inner, _thresholds(grown, low, high), np.inf),
+            left=grown.left,
+            missing_left=inner & (grown.cut[:, 2] > 0),
+            category=np.full(len(whole), -1, np.int32),
+            value=values,
+            gain=np.where(inner, grown.gain * self.criterion.unit(self.target) / whole[0], -1.0),
+            count=total & ((1 << self.bits) - 1),
+            weight=whole / self.weight,
+            depth=grown.depth,
+            bitsets=np.empty((0, 4), np.uint64),
+        )
+        return tree, impurity
+
+    def means(self, grown: GrownTree) -> tuple[Array, Array]:
+        """Shares of classes or means of (lowered) targets, and the impurity of nodes."""
+        total = grown.sums[:, -2]
+        whole = (total >> self.bits).astype(np.float64)
+        each = np.where(whole > 0, whole, 1.0)
+        if self.criterion.of_classes:
+            means = (grown.sums[:, :-2] >> self.bits) / each[:, None]
+            return means, self.criterion.impurity(whole, means, whole)
+        means = (grown.sums[:, 1] / (self.target * each))[:, None]
+        term = grown.sums[:, -1] / (self.term * each)
+        return means, self.criterion.impurity(whole, means, term)
+
+    def _clipped(self, values: Array, between: Array) -> Array:
+        if not self.criterion.of_classes:
+            scaled = between / self.target + self.centre
+            return np.clip(values, scaled[:, :1], scaled[:, 1:])
+        second = np.clip(values[:, 1:], between[:, :1], between[:, 1:])
+        return np.column_stack([1 - second, second])
+
+
+def _thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
+    """The largest values that go left."""
+    inner = grown.feature >= 0
+    feature = np.where(inner, grown.feature, 0)
+    last, first = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
+    a, b = high[feature, last], low[feature, np.maximum(first, 0)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        between = a / 2 + b / 2
+    between = np.where((between < a) | (between >= b) | ~np.isfinite(between), a, between)
+    between = np.where(first < 0, np.inf, between)
+    return np.where(np.isnan(grown.threshold), between, grown.threshold)

@@ -1,0 +1,101 @@
+"""Predictions of a forest: means of its trees' answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.tree_view import numbers_of
+from daskml_dist.models.trees import Trees
+
+__all__ = ["ForestLeaves", "RawForest"]
+
+
+@dataclass(eq=False)
+class RawForest:
+    """Function from rows to the mean of the answers of all trees.
+
+    Parameters
+    ----------
+    trees : Trees
+    """
+
+    trees: Trees
+    #: Rows may hold NaN, which is a missing value, and infinity.
+    shows_not_finite: ClassVar[bool] = True
+
+    def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Shares of classes, or means of targets, of shape (n, n_values)."""
+        from daskml_dist.backends.forest_predict import add_answers
+
+        values, found = self._values, np.zeros((len(X), self._values.shape[1]))
+        X = np.ascontiguousarray(X)
+        nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
+        add_answers(X, self.trees.roots, *nodes, self._depths, values, found)
+        found /= len(self.trees)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is made of the trees is made again where it is needed.
+        return {"trees": self.trees}
+
+    @cached_property
+    def _values(self) -> NDArray[np.float64]:
+        return np.ascontiguousarray(self.trees.nodes.value)
+
+    @cached_property
+    def _depths(self) -> NDArray[np.int64]:
+        return np.maximum.reduceat(self.trees.nodes.depth, self.trees.roots[:-1]).astype(np.int64)
+
+    @cached_property
+    def _nodes64(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        return _woven(self.trees, np.float64)
+
+    @cached_property
+    def _nodes32(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        return _woven(self.trees, np.float32)
+
+
+def _woven(trees: Trees, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """Thresholds in the dtype of rows, and features, left children and missing values' sides.
+
+    A leaf leads to itself whatever a value is.
+    """
+    nodes = trees.nodes
+    threshold = nodes.threshold.astype(dtype)
+    if dtype == np.float32:
+        # Rows are of float32 too: the largest such number that goes left.
+        over = threshold > nodes.threshold
+        threshold[over] = np.nextafter(threshold[over], np.float32(-np.inf))
+    leaf = nodes.feature < 0
+    facts = np.column_stack(
+        [np.where(leaf, 0, nodes.feature), nodes.left, np.where(leaf, 1, nodes.missing_left)]
+    ).astype(np.int32)
+    threshold[leaf] = np.inf
+    return threshold, np.ascontiguousarray(facts)
+
+
+@dataclass(eq=False)
+class ForestLeaves:
+    """Function from rows to the leaf of each tree that they end in, as its number in the tree.
+
+    Parameters
+    ----------
+    trees : Trees
+    """
+
+    trees: Trees
+    shows_not_finite: ClassVar[bool] = True
+
+    def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Numbers of leaves, of shape (n, n_trees)."""
+        from daskml_dist.backends.forest_predict import leaves_of
+
+        X = np.ascontiguousarray(X)
+        found = np.empty((len(X), len(self.trees)), np.int64)
+        leaves_of(X, self.trees.roots, *_woven(self.trees, X.dtype), numbers_of(self.trees), found)
+        return found

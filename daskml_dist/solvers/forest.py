@@ -1,0 +1,202 @@
+"""Forests of the rows of all trainers: the same trees on any number of them.
+
+What decides is a sum of whole numbers; draws are hashed from the seed, the tree and the number that
+a row has among all, or the way to a node. So it does not matter who grows what, on which rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.trees import Tree, Trees
+from daskml_dist.solvers.base import Solution
+from daskml_dist.solvers.bin_sample import find_bins
+from daskml_dist.solvers.forest_grow import ForestGrowth, Growing
+from daskml_dist.solvers.forest_oob import out_of_bag
+from daskml_dist.solvers.forest_rows import ForestRows, forest_rows, gathered, scaled
+from daskml_dist.solvers.forest_together import Together
+from daskml_dist.solvers.own_rows import OwnRows, RowSolver
+
+__all__ = ["ForestSolver"]
+
+Array = NDArray[Any]
+
+#: Arrays of some trees.
+_NAMES = (
+    *(f.name for f in fields(Tree)), "roots", "edges", "n_edges", "categorical", "facts", "impurity"
+)  # fmt: skip
+#: Trees of a trainer between two reports, at most.
+_ROUND = 4
+
+
+@dataclass(frozen=True, eq=False)
+class ForestSolver(RowSolver):
+    """Growth of a forest.
+
+    Parameters
+    ----------
+    growth : ForestGrowth
+    n_trees : int
+    max_bins : int
+    seed : int
+    decomposition : str
+        "functional", "data" or "auto".
+    budget : int or None
+        Bytes that rows may take on a trainer.
+    out_of_bag : bool
+        Whether rows are answered by the trees that did not draw them.
+    begin : mapping of str to ndarray, or None
+        State of a forest to go on from.
+    """
+
+    growth: ForestGrowth
+    n_trees: int
+    max_bins: int
+    seed: int
+    decomposition: str = "auto"
+    budget: int | None = None
+    out_of_bag: bool = False
+    begin: Mapping[str, Array] | None = None
+
+    @property
+    def max_passes(self) -> int:
+        """A tree each, at most."""
+        return max(self.n_trees, 1)
+
+    def solve(self, model: Any, rows: OwnRows) -> Solution:
+        """Grow the trees.
+
+        Returns
+        -------
+        Solution
+            With the arrays of `Trees.packed`, the "impurity" of all nodes, and what `out_of_bag`
+            finds.
+        """
+        return _Forest(self, rows).run()
+
+
+class _Forest:
+    """A forest on one trainer's rows."""
+
+    def __init__(self, solver: ForestSolver, rows: OwnRows) -> None:
+        self._solver, self._rows = solver, rows
+        kept = rows.kept or solver.begin
+        bins = None
+        self._done: list[tuple[Trees, Array]] = []
+        if kept is not None:
+            trees = Trees.unpacked(kept)
+            bins = trees.bins
+            self._done = [(trees, kept["impurity"])]
+        growth = solver.growth
+        self._rooms, self._bins = self._binned(bins)
+        self._scales = scaled(
+            rows, self._rooms, growth.criterion, growth.rate is not None, growth.balanced
+        )
+        first = self._rooms[0]
+        self._growing = Growing(
+            growth, self._bins, self._scales, first.low, first.high, solver.seed
+        )
+
+    def _binned(self, known: Bins | None) -> tuple[list[ForestRows], Bins]:
+        """The binned rows of the own lanes."""
+        rows, solver = self._rows, self._solver
+        made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
+        bins: Any = known or rows.memory.get("bins")
+        # Who has come after a loss knows none.
+        if rows.largest(np.array([float(bins is None)]))[0]:
+            n = solver.growth.signs
+            bins = find_bins(
+                rows, solver.max_bins, (None,) * len(n), solver.seed, None, rows.n_rows
+            )
+        rows.memory["bins"] = bins
+        for lane in set(made) - set(rows.lanes):
+            del made[lane]
+        new = [lane for lane in rows.lanes if lane not in made]
+        found = rows.map(lambda lane: forest_rows(rows, lane, bins), new)
+        made.update(zip(new, found, strict=True))
+        return [made[lane] for lane in rows.lanes], bins
+
+    @property
+    def _functional(self) -> bool:
+        solver = self._solver
+        if solver.decomposition != "auto":
+            return solver.decomposition == "functional"
+        n = self._rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0]
+        return bool(n <= (solver.budget or 2**31))
+
+    def run(self) -> Solution:
+        """Grow the trees."""
+        n_trees, n = self._solver.n_trees, sum(len(trees) for trees, _ in self._done)
+        grow = self._alone() if self._functional else self._together()
+        while n < n_trees and not self._rows.should_stop:
+            numbers = range(n, min(n_trees, n + _ROUND * self._rows.size))
+            self._done = [*self._done, grow(numbers)]
+            n = numbers.stop
+            # Hears whether the user wishes an end.
+            self._rows.largest(np.zeros(1))
+            self._rows.keep(n, partial(_state, self._done))
+        state = _state(self._done)
+        if self._solver.out_of_bag:
+            trees = Trees.unpacked(state)
+            state |= out_of_bag(self._rows, self._rooms, self._growing, trees)
+        return Solution(np.empty(0), n, extra=state)
+
+    def _alone(self) -> Any:
+        """Function that grows some trees, each trainer its own, of all rows."""
+        whole = gathered(self._rows, self._rooms)
+
+        def grow(numbers: range) -> tuple[Trees, Array]:
+            own = numbers[self._rows.ranges(len(numbers))[self._rows.rank]]
+            found = self._rows.map(lambda t: self._growing.whole(whole, t), own)
+            return self._exchanged(found)
+
+        return grow
+
+    def _exchanged(self, own: Sequence[tuple[Tree, Array]]) -> tuple[Trees, Array]:
+        """The trees of all trainers, in their order."""
+        parts = [_packed(own, self._bins)] if own else []
+        if self._rows.size > 1:
+            arrays = [parts[0][name] for name in _NAMES] if parts else []
+            every = self._rows.gather(arrays)
+            parts = [dict(zip(_NAMES, found, strict=True)) for found in every if found]
+        return _merged([(Trees.unpacked(part), part["impurity"]) for part in parts])
+
+    def _together(self) -> Any:
+        """Function that grows some trees, all trainers each of them."""
+        together = Together(self._rows, self._rooms, self._growing)
+
+        def grow(numbers: range) -> tuple[Trees, Array]:
+            packed = _packed(together.grow(numbers), self._bins)
+            return Trees.unpacked(packed), packed["impurity"]
+
+        return grow
+
+
+def _packed(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Array]:
+    packed = Trees.of([tree for tree, _ in trees], 1, bins).packed()
+    return {**packed, "impurity": np.concatenate([impurity for _, impurity in trees])}
+
+
+def _merged(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
+    """Trees behind each other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0][0]
+    merged = Trees.of([trees.nodes for trees, _ in parts], 1, first.bins)
+    n_nodes = np.concatenate([np.diff(trees.roots) for trees, _ in parts])
+    merged.roots = np.append(0, n_nodes.cumsum()).astype(np.int64)
+    return merged, np.concatenate([impurity for _, impurity in parts])
+
+
+def _state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
+    if not done:
+        return {}
+    trees, impurity = _merged(done)
+    return {**trees.packed(), "impurity": impurity}

@@ -1,0 +1,202 @@
+"""Growth of a forest's trees: bounds, draws, and a tree on rows that one trainer has whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.criteria import Criterion
+from daskml_dist.models.grown_tree import Answers, GrownTree
+from daskml_dist.models.hashed import draws
+from daskml_dist.models.trees import Tree
+from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, Scales
+
+__all__ = ["ForestGrowth", "Growing"]
+
+Array = NDArray[Any]
+
+#: Names these uses of a seed.
+_ROWS, _NODES = 11, 12
+
+
+@dataclass(frozen=True, eq=False)
+class ForestGrowth:
+    """Bounds of the growth of a forest's trees; see `RandomForestClassifier`.
+
+    Parameters
+    ----------
+    criterion : Criterion
+    n_classes : int
+        0 in regression.
+    max_depth, max_leaf_nodes : int or None
+    min_samples_split, min_samples_leaf : int
+    min_weight_fraction_leaf : float
+    max_features : int
+    min_impurity_decrease, ccp_alpha : float
+    rate : float or None
+        Draws of a row that are expected; None: each row is taken once.
+    random_cuts : bool
+        Whether thresholds are drawn.
+    signs : ndarray of int8 of shape (n_features,)
+        Of monotonic constraints, of the second class' share or of the mean.
+    balanced : bool
+        Whether classes weigh the same in each tree's draws.
+    """
+
+    criterion: Criterion
+    n_classes: int
+    max_depth: int | None
+    max_leaf_nodes: int | None
+    min_samples_split: int
+    min_samples_leaf: int
+    min_weight_fraction_leaf: float
+    max_features: int
+    min_impurity_decrease: float
+    ccp_alpha: float
+    rate: float | None
+    random_cuts: bool
+    signs: NDArray[np.int8]
+    balanced: bool = False
+
+    @property
+    def n_sums(self) -> int:
+        """Sums that the criterion needs."""
+        return self.n_classes or 2
+
+    @property
+    def n_line(self) -> int:
+        """Numbers of a drawn row."""
+        return 2 if self.n_classes else 5
+
+
+class Growing:
+    """Facts that the growth of any tree of a forest needs.
+
+    Parameters
+    ----------
+    growth : ForestGrowth
+    bins : Bins
+    scales : Scales
+    low, high : ndarray of float64 of shape (n_features, 256)
+        Smallest and largest value of each bin.
+    seed : int
+    """
+
+    def __init__(
+        self, growth: ForestGrowth, bins: Bins, scales: Scales, low: Array, high: Array, seed: int
+    ) -> None:
+        self.growth, self.bins, self.scales = growth, bins, scales
+        self.low, self.high = low, high
+        self._seed = seed
+        self.table = _draw_table(growth.rate)
+        self.bounded = bool(growth.signs.any())
+        weight = scales.weight * (2.0**FACTOR_BITS if growth.balanced else 1.0)
+        self.answers = Answers(
+            growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre
+        )
+
+    def facts(self, weight: int) -> tuple[NDArray[np.int64], float]:
+        """The facts that compiled loops ask for, and the least gain of a split.
+
+        Parameters
+        ----------
+        weight : int
+            Of the root.
+        """
+        growth = self.growth
+        least = int(np.ceil(growth.min_weight_fraction_leaf * weight))
+        depth = 2**31 - 1 if growth.max_depth is None else growth.max_depth
+        facts = [
+            growth.criterion.kind, self.scales.bits, growth.min_samples_leaf, least,
+            int(growth.random_cuts), self.bins.max_bins, self.bins.n_features,
+            growth.max_features, depth, growth.min_samples_split,
+        ]  # fmt: skip
+        unit = growth.criterion.unit(self.scales.target)
+        gain = (growth.min_impurity_decrease - np.finfo(np.float64).eps) * weight / unit
+        return np.array(facts, np.int64), max(gain, 0.0)
+
+    def keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
+        """Key of a tree's draws of rows, and the number of the way to its root."""
+        rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROWS, _NODES))
+        return rows, nodes
+
+    def lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
+        """The rows that a tree draws."""
+        from daskml_dist.backends.forest_kernels import draw_rows
+
+        found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
+        n = draw_rows(
+            room.numbers, self.keys(tree)[0], self.table, room.weight,
+            np.empty(0, np.int64) if factor is None else factor, room.slot, room.more,
+            self.scales.bits, found,
+        )  # fmt: skip
+        return found[:n]
+
+    def class_weights(self, lines: Array) -> NDArray[np.int64]:
+        """Weights of the classes among drawn rows."""
+        from daskml_dist.backends.forest_kernels import node_sums
+
+        sums = np.zeros(self.growth.n_sums + 2, np.int64)
+        node_sums(lines, sums, np.zeros(2))
+        return sums[:-2] >> self.scales.bits
+
+    def factor(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Factors that make the classes weigh the same."""
+        each = int(weights.sum()) << FACTOR_BITS
+        return np.array([each // (len(weights) * max(int(w), 1)) for w in weights], np.int64)
+
+    def bounds(self) -> NDArray[np.float64]:
+        """Bounds of a root's answers."""
+        return np.array([-np.inf, np.inf, float(self.bounded)])
+
+    def whole(self, room: ForestRows, tree: int) -> tuple[Tree, Array]:
+        """A tree of the rows of all lanes, and the impurity of its nodes."""
+        lines = self.lines(room, tree)
+        if self.growth.balanced:
+            lines = self.lines(room, tree, self.factor(self.class_weights(lines)))
+        weight = int((lines[:, 1] >> self.scales.bits).sum())
+        facts, gain = self.facts(weight)
+        grown = self.part(facts, gain, room.rows, lines, self.keys(tree)[1], 0, self.bounds())
+        return self.done(grown)
+
+    def part(
+        self, facts: Array, gain: float, rows: Array, lines: Array, path: np.uint64, depth: int,
+        bounds: Array,
+    ) -> GrownTree:  # fmt: skip
+        """Part of a tree that grows of a node."""
+        from daskml_dist.backends.forest_grow import grow
+
+        n, growth = max(2 * len(lines) - 1, 1), self.growth
+        if growth.max_depth is not None and growth.max_depth - depth < 30:
+            n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
+        room = GrownTree.room(n, growth.n_sums, self.bounded)
+        found = grow(
+            facts, gain, rows, lines, np.empty_like(lines), path, depth, bounds, growth.signs,
+            self.low, self.high, *room.arrays,
+        )  # fmt: skip
+        return room.first(found)
+
+    def done(self, grown: GrownTree) -> tuple[Tree, Array]:
+        """The tree, cut back as the bounds ask for."""
+        growth = self.growth
+        if growth.max_leaf_nodes is not None:
+            grown = grown.with_leaves(growth.max_leaf_nodes)
+        if growth.ccp_alpha > 0:
+            weight = grown.sums[:, -2] >> self.scales.bits
+            cost = self.answers.means(grown)[1] * weight / weight[0]
+            grown = grown.pruned(growth.ccp_alpha, cost)
+        return self.answers.of(grown, self.bins, self.low, self.high)
+
+
+def _draw_table(rate: float | None) -> NDArray[np.uint64]:
+    """Cumulated probabilities of 0, 1, ... draws, of 2**64; empty where each row is drawn once."""
+    if rate is None:
+        return np.empty(0, np.uint64)
+    k = np.arange(24)
+    below = np.exp(k * np.log(rate) - rate - gammaln(k + 1)).cumsum()
+    return np.array([int(p * 2.0**64) for p in below if p < 1 - 1e-15], np.uint64)

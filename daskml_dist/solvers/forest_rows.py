@@ -1,0 +1,240 @@
+"""Rows as forests grow on them: bins, and targets and weights as whole numbers.
+
+A weight, and a weighted target, is brought to as many bits as no sum of all rows can overflow: the
+scales follow from sums of all rows, so they are the same on any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.criteria import Criterion
+from daskml_dist.solvers.own_rows import OwnRows
+
+__all__ = ["ForestRows", "Scales", "forest_rows", "gathered", "scaled"]
+
+Array = NDArray[Any]
+
+#: Bytes of a row's bins are a multiple of this.
+_WORD = 8
+#: Rows that are binned together.
+_TILE = 16_384
+#: Bits for rows that are drawn many times, and for weights of classes.
+_DRAW_BITS, FACTOR_BITS = 5, 12
+
+
+@dataclass(eq=False)
+class ForestRows:
+    """Rows of a lane, or of all lanes.
+
+    Parameters
+    ----------
+    rows : ndarray of uint8 of shape (n, width)
+        Bins; behind them zeros.
+    numbers : ndarray of int64 of shape (n,)
+        Of the rows, among all.
+    y : ndarray of float64 of shape (n,)
+    given : ndarray of float64 of shape (n,) or None
+        The user's weights.
+    low, high : ndarray of float64 of shape (n_features, 256)
+        Smallest and largest value of each bin; of some rows first, then of all.
+    weight : ndarray of int64 of shape (n,)
+    slot : ndarray of int32 of shape (n,)
+        Classes.
+    more : ndarray of int64 of shape (n, 0 or 3)
+        Weighted targets, what impurity is made of, bits of the targets.
+    """
+
+    rows: Array
+    numbers: Array
+    y: Array
+    given: Array | None
+    low: Array
+    high: Array
+    weight: Array = None  # type: ignore[assignment]
+    slot: Array = None  # type: ignore[assignment]
+    more: Array = None  # type: ignore[assignment]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that travel where it is gathered."""
+        return sum(a.nbytes for a in (self.rows, self.numbers, self.weight, self.slot, self.more))
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales by which the numbers of rows became whole ones.
+
+    Parameters
+    ----------
+    bits : int
+        Of a packed number that count rows.
+    weight, target, term : float
+        Factors.
+    centre : float
+        What targets were lowered by.
+    """
+
+    bits: int
+    weight: float
+    target: float = 1.0
+    term: float = 1.0
+    centre: float = 0.0
+
+
+def forest_rows(rows: OwnRows, lane: int, bins: Bins) -> ForestRows:
+    """Bins of a lane's rows."""
+    from daskml_dist.backends.forest_rows import reach_of
+    from daskml_dist.backends.tree_bins import to_bins
+
+    n, d = rows.count(lane), bins.n_features
+    made = ForestRows(
+        rows.room((n, -(-d // _WORD) * _WORD), np.uint8), rows.room((n,), np.int64),
+        rows.room((n,), np.float64), None, np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
+    )  # fmt: skip
+    columns, seen = np.empty((d, min(n, _TILE)), np.uint8), np.empty(d, np.uint8)
+    stop = 0
+    for first, block in rows.blocks(lane):
+        for start in range(0, len(block.X), _TILE):
+            X = np.ascontiguousarray(block.X[start : start + _TILE])
+            at = slice(stop, stop + len(X))
+            of = made.rows[at]
+            to_bins(
+                X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
+                columns[:, : len(X)], seen,
+            )  # fmt: skip
+            reach_of(X, of, made.low, made.high)
+            made.numbers[at] = np.arange(first + start, first + start + len(X))
+            made.y[at] = block.y[start : start + _TILE]
+            if block.weight is not None:
+                if made.given is None:
+                    made.given = rows.room((n,), np.float64)
+                made.given[at] = block.weight[start : start + _TILE]
+            stop = at.stop
+    return made
+
+
+def scaled(
+    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, bootstrap: bool, factors: bool
+) -> Scales:
+    """Make whole numbers of the targets and weights of all trainers' rows, and merge their bins.
+
+    Raises
+    ------
+    InvalidDataError
+        No row has a positive weight; targets that the criterion cannot take.
+    """
+    shape = rooms[0].low.shape if rooms else (0, 256)
+    reach = np.full((2, *shape), -np.inf)
+    for room in rooms:
+        np.maximum(reach[0], -room.low, out=reach[0])
+        np.maximum(reach[1], room.high, out=reach[1])
+    both = rows.largest(reach.ravel()).reshape(reach.shape)
+    for room in rooms:
+        room.low, room.high = -both[0], both[1]
+    bits = int(rows.n_rows).bit_length()
+    spare = (_DRAW_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
+    weight = _weights(rows, rooms, 62 - bits - spare)
+    scales = Scales(bits, weight)
+    if criterion.of_classes:
+        for room in rooms:
+            room.slot = room.y.astype(np.int32)
+            room.more = np.empty((len(room.y), 0), np.int64)
+        return scales
+    return _targets(rows, rooms, criterion, scales, 62 - spare)
+
+
+def _weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
+    """Make the weights whole numbers; their scale."""
+    facts = np.zeros(3)
+    for room in rooms:
+        if room.given is not None:
+            odd = (room.given % 1).any()
+            facts = np.maximum(facts, [1.0, room.given.max(initial=0.0), odd])
+    weighted, largest, odd = rows.largest(facts)
+    if not weighted:
+        for room in rooms:
+            room.weight = np.ones(len(room.y), np.int64)
+        return 1.0
+    if not 0 < largest < np.inf:
+        raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
+    scale = _scale(rows, [r.given if r.given is not None else np.ones(len(r.y)) for r in rooms],
+                   largest, bits)  # fmt: skip
+    if not odd and scale >= 1:
+        scale = 1.0
+    for room in rooms:
+        given = np.ones(len(room.y)) if room.given is None else room.given
+        room.weight = np.rint(given * scale).astype(np.int64)
+    return scale
+
+
+def _scale(rows: OwnRows, parts: Sequence[Array], largest: float, bits: int) -> float:
+    """The largest power of two that brings the sum of some numbers, all positive, below 2**bits."""
+    if not largest > 0:
+        return 1.0
+    # Whole numbers, so that the bound is the same in any order.
+    rough = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
+    total = sum(int(np.ceil(part * rough).astype(np.int64).sum()) for part in parts)
+    total = int(rows.sum(np.array([total]))[0])
+    return float(np.ldexp(rough, bits - total.bit_length() - 1))
+
+
+def _targets(
+    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, scales: Scales, bits: int
+) -> Scales:
+    largest = [max((room.y.max(initial=-np.inf) for room in rooms), default=-np.inf),
+               max((-room.y.min(initial=np.inf) for room in rooms), default=-np.inf)]  # fmt: skip
+    top, bottom = rows.largest(np.array(largest))
+    bottom = -bottom
+    centre = 0.0
+    if criterion.kind == 3:
+        if bottom < 0:
+            raise InvalidDataError(
+                "Some value(s) of y are negative which is not allowed for Poisson regression. "
+                'Use criterion="squared_error".'
+            )
+        if not top > 0:
+            raise InvalidDataError(
+                "Sum of y is not positive which is necessary for Poisson regression. Use "
+                'criterion="squared_error".'
+            )
+    elif max(abs(top), abs(bottom)) > 16 * (top - bottom):
+        # Digits that all targets share would cost bits.
+        centre = float(np.rint((top + bottom) / 2))
+    lowered = [room.y - centre for room in rooms]
+    found = []
+    for make in (np.asarray, criterion.terms):
+        parts = [np.asarray(make(y)) * r.weight for y, r in zip(lowered, rooms, strict=True)]
+        most = rows.largest(
+            np.array([max((np.abs(p).max(initial=0.0) for p in parts), default=0.0)])
+        )
+        if not np.isfinite(most[0]):
+            raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
+        scale = _scale(rows, [np.abs(part) for part in parts], most[0], bits)
+        found.append((scale, [np.rint(part * scale).astype(np.int64) for part in parts]))
+    (target, values), (term, terms) = found
+    for i, room in enumerate(rooms):
+        room.slot = np.zeros(len(room.y), np.int32)
+        room.more = np.column_stack([values[i], terms[i], room.y.view(np.int64)])
+    return Scales(scales.bits, scales.weight, target, term, centre)
+
+
+def gathered(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
+    """The rows of all lanes of all trainers."""
+    own = [
+        np.concatenate([getattr(room, name) for room in rooms])
+        for name in ("rows", "numbers", "weight", "slot", "more")
+    ]
+    every = rows.gather(own) if rows.size > 1 else [own]
+    bins, numbers, weight, slot, more = (
+        np.ascontiguousarray(np.concatenate(parts)) for parts in zip(*every, strict=True)
+    )
+    first = rooms[0]
+    return ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)

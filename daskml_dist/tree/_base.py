@@ -1,0 +1,82 @@
+"""Base class of decision trees that stand alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from daskml_dist._checks import check_one_of
+from daskml_dist._trees import BaseTrees
+from daskml_dist.models.grown import Grown
+from daskml_dist.models.tree_view import TreeView, view_of
+from daskml_dist.models.trees import Trees
+from daskml_dist.solvers import Solution
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseDecisionTree"]
+
+
+class BaseDecisionTree(BaseTrees):
+    """Base class of decision trees: a forest of one tree, of all rows."""
+
+    splitter: str
+
+    def _check_params(self) -> None:
+        check_one_of("splitter", self.splitter, ("best", "random"))
+        super()._check_params()
+
+    @property
+    def _n_trees(self) -> int:
+        return 1
+
+    @property
+    def _random_cuts(self) -> bool:
+        return self.splitter == "random"
+
+    def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
+        super()._set_fitted(solution, model, rows)
+        self.max_features_ = self._features_of(model.n_features)
+
+    @classmethod
+    def _of(cls, trees: Trees, impurity: NDArray[Any], **attributes: Any) -> BaseDecisionTree:
+        """Estimator of a tree of a forest."""
+        tree = cls()
+        tree._trees, tree._impurity = trees, impurity
+        for name, value in attributes.items():
+            setattr(tree, name, value)
+        return tree
+
+    @property
+    def tree_(self) -> TreeView:
+        """Nodes as arrays, by scikit-learn's names."""
+        self._check_fitted()
+        return view_of(self._trees, self._impurity, self.n_features_in_)
+
+    def get_depth(self) -> int:
+        """Edges from the root to the deepest leaf."""
+        self._check_fitted()
+        return self._trees.tree(0).max_depth
+
+    def get_n_leaves(self) -> int:
+        """Leaves."""
+        self._check_fitted()
+        return self._trees.tree(0).n_leaves
+
+    @property
+    def _n_leaf_columns(self) -> None:
+        return None
+
+    def decision_path(self, X: Any) -> csr_matrix:
+        """Nodes that rows come through.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`, in memory
+
+        Returns
+        -------
+        csr_matrix of int64 of shape (n_rows, n_nodes)
+        """
+        return self._paths(X)[0]

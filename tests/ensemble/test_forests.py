@@ -1,0 +1,195 @@
+"""Forests: the same trees whoever grows them, and scikit-learn's scores."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import sklearn.ensemble as peers
+from dask.base import is_dask_collection
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.solvers import forest_together
+from daskml_dist.solvers.forest import ForestSolver
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(2400, 6)).astype(np.float32)
+X[:, 4] = np.round(X[:, 4])
+X[::9, 5] = np.nan
+SIGNAL = X[:, 0] * X[:, 1] + np.sin(3 * X[:, 2]) + X[:, 3]
+Y = SIGNAL + rng.normal(size=len(X)) * 0.3
+CLASS = (SIGNAL > 0).astype(int) + (SIGNAL > 1)
+WEIGHT = (rng.random(len(X)) * 3).astype(np.float32)
+LAZY = da.from_array(X, chunks=(500, -1))
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "classes": (RandomForestClassifier(random_state=0, class_weight="balanced_subsample"), CLASS),
+    "regression": (RandomForestRegressor(random_state=1, max_features=2), Y),
+    "extra classes": (ExtraTreesClassifier(random_state=2, max_leaf_nodes=40), CLASS),
+    "extra regression": (
+        ExtraTreesRegressor(random_state=3, monotonic_cst=[0, 0, 0, 1, 0, 0]), Y,
+    ),
+}  # fmt: skip
+
+
+def bits(model: Any) -> list[bytes]:
+    """All of a forest."""
+    nodes = model._trees.nodes
+    return [getattr(nodes, f.name).tobytes() for f in fields(nodes)] + [model._impurity.tobytes()]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nodes of few rows alone be finished by one trainer, and histograms be summed in parts."""
+    monkeypatch.setattr(forest_together, "SMALL", 200)
+    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_are_the_same_whoever_grows_them(kind: str) -> None:
+    model, y = KINDS[kind]
+    model.set_params(n_estimators=3, decomposition="functional", run=Run(n_lanes=1))
+    calm = bits(model.fit(X, y, WEIGHT))
+    for lanes in (1, 3):
+        model.set_params(decomposition="data", run=Run(n_lanes=lanes))
+        assert bits(model.fit(LAZY, da.from_array(y, chunks=500), WEIGHT)) == calm
+
+
+def test_two_workers_grow_the_trees_of_one(client: Client) -> None:
+    model = RandomForestClassifier(40, random_state=0, decomposition="functional", max_depth=5)
+    calm = bits(model.fit(X, CLASS))
+    rows, y = client.persist([LAZY, da.from_array(CLASS, chunks=500)])
+    for decomposition in ("functional", "data"):
+        model.set_params(decomposition=decomposition, oob_score=True)
+        assert bits(model.fit(rows, y)) == calm
+        np.testing.assert_equal(model.oob_decision_function_.shape, (len(X), 3))
+    found = model.predict_proba(rows)
+    assert is_dask_collection(found)
+    np.testing.assert_array_equal(found.compute(), model.predict_proba(X))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decomposition", ["functional", "data"])
+def test_streamed_rows_grow_the_same_trees(client: Client, decomposition: str) -> None:
+    model = RandomForestRegressor(4, random_state=0)
+    calm = bits(model.fit(X, Y))
+    little = Run(n_lanes=3, memory_budget=X.nbytes // 4)
+    model.set_params(run=little, decomposition=decomposition)
+    assert bits(model.fit(LAZY, da.from_array(Y, chunks=500))) == calm
+    assert model.history_.extra["streamed"]
+
+
+def killing(solver: ForestSolver, folder: Path, at: int) -> ForestSolver:
+    """A solver one of whose processes kills itself once so many trees are kept, once."""
+
+    class Killed:
+        def __init__(self, rows: Any) -> None:
+            self._rows, self._n_iter = rows, rows.n_done
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._rows, name)
+
+        def keep(self, n_iter: int, *more: Any) -> None:
+            self._n_iter = n_iter
+            self._rows.keep(n_iter, *more)
+
+        def gather(self, arrays: Any) -> Any:
+            import os
+            import signal
+
+            mark = folder / "killed"
+            if self._n_iter >= at and 1 in self._rows.lanes and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self._rows.gather(arrays)
+
+    class Killing(ForestSolver):
+        def solve(self, model: Any, rows: Any) -> Any:
+            return super().solve(model, Killed(rows))
+
+    return Killing(**{f.name: getattr(solver, f.name) for f in fields(solver)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 12, 24])
+@pytest.mark.parametrize("decomposition", ["functional", "data"])
+def test_a_kill_changes_no_tree(
+    crew: LocalCluster, tmp_path: Path, decomposition: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = {"random_state": 0, "oob_score": True, "run": Run(n_lanes=3)}
+    model = RandomForestClassifier(40, decomposition=decomposition, **params)
+    calm = RandomForestClassifier(40, **params).fit(X, CLASS)
+    problem = RandomForestClassifier._problem
+
+    def struck(self: Any, rows: Any) -> Any:
+        found, solver = problem(self, rows)
+        return found, killing(solver, tmp_path, at)
+
+    monkeypatch.setattr(RandomForestClassifier, "_problem", struck)
+    with Client(crew) as client:
+        client.wait_for_workers(3)
+        model.fit(LAZY, da.from_array(CLASS, chunks=500))
+    assert (tmp_path / "killed").exists()
+    assert model.history_.extra["generations"]
+    assert bits(model) == bits(calm)
+    np.testing.assert_array_equal(model.oob_decision_function_, calm.oob_decision_function_)
+
+
+def test_out_of_bag_score_is_scikit_learns() -> None:
+    rows = np.nan_to_num(X)
+    ours = RandomForestClassifier(60, random_state=0, oob_score=True).fit(rows, CLASS)
+    peer = peers.RandomForestClassifier(60, random_state=0, oob_score=True).fit(rows, CLASS)
+    error = np.sqrt(peer.oob_score_ * (1 - peer.oob_score_) / len(rows))
+    # Both are random: two standard errors of one.
+    assert abs(ours.oob_score_ - peer.oob_score_) < 2 * error
+    assert abs(ours.feature_importances_ - peer.feature_importances_).max() < 0.03
+    shares = ours.oob_decision_function_
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    assert np.mean(ours.classes_[shares.argmax(axis=1)] == CLASS) == ours.oob_score_
+
+
+def test_warm_start_adds_the_trees_of_one_fit() -> None:
+    whole = RandomForestRegressor(6, random_state=0).fit(X, Y)
+    grown = RandomForestRegressor(2, random_state=0, warm_start=True).fit(X, Y)
+    grown.set_params(n_estimators=6).fit(X, Y)
+    assert bits(grown) == bits(whole)
+    with pytest.raises(InvalidParameterError, match="n_estimators"):
+        grown.set_params(n_estimators=3).fit(X, Y)
+
+
+def test_trees_answer_as_the_forest() -> None:
+    model = RandomForestClassifier(5, random_state=0, max_depth=6).fit(X, CLASS)
+    trees = model.estimators_
+    mean = np.mean([tree.predict_proba(X) for tree in trees], axis=0)
+    np.testing.assert_allclose(model.predict_proba(X), mean, atol=1e-14)
+    np.testing.assert_array_equal(
+        model.apply(X), np.column_stack([tree.apply(X) for tree in trees])
+    )
+    np.testing.assert_allclose(
+        pickle.loads(pickle.dumps(model)).predict_log_proba(X), model.predict_log_proba(X)
+    )
+    assert len(model) == len(trees) == 5
+    wide = X.astype(np.float64)
+    np.testing.assert_array_equal(model.predict_proba(wide), model.predict_proba(X))
+
+
+def test_draws_of_rows() -> None:
+    few = RandomForestRegressor(30, random_state=0, max_samples=0.25).fit(X, Y)
+    drawn = [tree.tree_.weighted_n_node_samples[0] / len(X) for tree in few.estimators_]
+    assert np.mean(drawn) == pytest.approx(0.25, abs=0.01)
+    with pytest.raises(InvalidParameterError, match="bootstrap"):
+        RandomForestRegressor(2, bootstrap=False, oob_score=True).fit(X, Y)
