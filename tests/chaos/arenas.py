@@ -252,7 +252,7 @@ def _ip(*args: str) -> None:
 
 
 def _set_port(name: str, state: str) -> None:
-    """Set the state of a bridge's port; the kernel refuses until it has seen that the link is up."""
+    """Set the state of a bridge's port; the kernel refuses until it knows that the link is up."""
     command = ["bridge", "link", "set", "dev", name, "state", state]
     deadline = time.monotonic() + 60
     while subprocess.run(command, capture_output=True).returncode:
