@@ -21,6 +21,8 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 __all__ = ["add_masked"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+#: Zeros below the lowest bit that is set.
+_zeros_below: Any = trailing_zeros
 
 #: Rows that go through a tree together, so that what they need of it stays in the nearest cache.
 _ROWS = 512
@@ -63,7 +65,7 @@ def add_masked(
                 for i in range(m):
                     rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
             for i in range(m):
-                out[start + i, output] += values[trailing_zeros(rest[i])]
+                out[start + i, output] += values[_zeros_below(rest[i])]
 
 
 @_exact

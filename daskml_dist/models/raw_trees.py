@@ -81,7 +81,7 @@ class RawTrees:
 
     @cached_property
     def _word(self) -> type[np.uint32 | np.uint64] | None:
-        """Whose bits are as many as the leaves of any tree."""
+        """Integer with a bit for each leaf of any tree; None where there is none."""
         most = max(np.add.reduceat(self.trees.nodes.feature < 0, self.trees.roots[:-1], dtype=int))
         return np.uint32 if most <= 32 else np.uint64 if most <= 64 else None
 
