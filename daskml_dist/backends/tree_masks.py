@@ -44,37 +44,85 @@ def add_masked(
     missing : int
         Bin of missing values.
     tables : ndarray of uint32 or uint64 of shape (n_features + 3, 256)
-        Room to work in; no tree has more leaves than an entry has bits.
+        Room to work in. A tree of more leaves than an entry has bits takes several turns.
     out : ndarray of float64 of shape (n, n_outputs)
     """
-    n = len(out)
+    n, bits = len(out), 8 * tables.itemsize
     alive = np.empty(_ROWS, tables.dtype)
-    values = np.empty(64)
+    values = np.empty(bits)
     used = np.empty(len(tables), np.int64)
     for t in range(first, last):
         output = (t - first) % n_outputs
-        n_used = _fill(roots[t], roots[t + 1], nodes, value, missing, tables, used, values)
-        for start in range(0, n, _ROWS):
-            m = min(n - start, _ROWS)
-            rest = alive[:m]
-            rest[:] = ~tables.dtype.type(0)
-            for s in range(0, n_used, 4):
-                a, b = columns[used[s], start:], columns[used[s + 1], start:]
-                c, d = columns[used[s + 2], start:], columns[used[s + 3], start:]
-                of_a, of_b, of_c, of_d = tables[s], tables[s + 1], tables[s + 2], tables[s + 3]
-                for i in range(m):
-                    rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
-            for i in range(m):
-                out[start + i, output] += values[_zeros_below(rest[i])]
+        n_leaves = (roots[t + 1] - roots[t] + 1) // 2
+        n_words = (n_leaves + bits - 1) // bits
+        for low in range(0, n_words * bits, bits):
+            n_used = _fill(
+                roots[t],
+                roots[t + 1],
+                low,
+                n_words > 1,
+                nodes,
+                value,
+                missing,
+                tables,
+                used,
+                values,
+            )
+            for start in range(0, n, _ROWS):
+                m = min(n - start, _ROWS)
+                rest = alive[:m]
+                rest[:] = _bits(0, n_leaves - low, tables)
+                _rule_out(columns[:, start:], tables, used, n_used, rest)
+                if n_words == 1:
+                    for i in range(m):
+                        out[start + i, output] += values[_zeros_below(rest[i])]
+                else:
+                    for i in range(m):
+                        if rest[i] != 0:
+                            out[start + i, output] += values[_zeros_below(rest[i])]
+
+
+@_exact
+def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
+    """Take away the leaves that some rows cannot reach."""
+    for s in range(0, n_used, 4):
+        a, b, c, d = (
+            columns[used[s]],
+            columns[used[s + 1]],
+            columns[used[s + 2]],
+            columns[used[s + 3]],
+        )
+        of_a, of_b, of_c, of_d = tables[s], tables[s + 1], tables[s + 2], tables[s + 3]
+        for i in range(len(rest)):
+            rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
+
+
+@_exact
+def _bits(first: int, end: int, tables: Any) -> Any:
+    """Bits `first` to `end` of a word, of those that it has."""
+    word, n = tables.dtype.type, 8 * tables.itemsize
+    first, end = max(first, 0), min(end, n)
+    if end <= first:
+        return word(0)
+    return word(word(word(~word(0)) >> word(n - end + first)) << word(first))
 
 
 @_exact
 def _fill(
-    root: int, end: int, nodes: Any, value: Any, missing: int, tables: Any, used: Any, values: Any
-) -> int:
-    """Make a tree's tables, in the order of `used` features; say how many, a multiple of four."""
+    root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
+    used: Any, values: Any,
+) -> int:  # fmt: skip
+    """Make a tree's tables, in the order of `used` features; say how many, a multiple of four.
+
+    Parameters
+    ----------
+    low : int
+        Number of the first leaf of the word.
+    both : bool
+        Whether where a row goes left rules out the leaves on the right too, so that at most one
+        is left over.
+    """
     feature, bins, left, missing_left, category, bitsets = nodes
-    one = tables.dtype.type(1)
     size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
     slots = np.full(len(tables), -1)
     for k in range(end - 1, root - 1, -1):
@@ -85,31 +133,41 @@ def _fill(
     for k in range(root, end):
         at = begin[k - root]
         if feature[k] < 0:
-            values[at] = value[k]
+            if 0 <= at - low < len(values):
+                values[at - low] = value[k]
             continue
         child = left[k] - root
-        begin[child], begin[child + 1] = at, at + size[child]
+        middle = begin[child + 1] = at + size[child]
+        begin[child] = at
+        stay = ~_bits(at - low, middle - low, tables)
+        leave = ~_bits(middle - low, at + size[k - root] - low if both else 0, tables)
+        if stay == leave:  # no leaf of the word is under the node
+            continue
         slot = slots[feature[k]]
         if slot < 0:
             slot = slots[feature[k]] = n_used
             used[slot] = feature[k]
             tables[slot] = ~tables.dtype.type(0)
             n_used += 1
-        stay = ~tables.dtype.type(((one << size[child]) - one) << at)
         table = tables[slot]
         if category[k] >= 0:
             for b in range(missing):
-                if (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 0:
-                    table[b] &= stay
+                goes = (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 1
+                table[b] &= leave if goes else stay
         else:
-            right = table[bins[k] + 1 : missing]
-            for b in range(len(right)):
-                right[b] &= stay
-        if not missing_left[k]:
-            table[missing] &= stay
+            _and(table[bins[k] + 1 : missing], stay)
+            if both:
+                _and(table[: min(bins[k] + 1, missing)], leave)
+        table[missing] &= leave if missing_left[k] else stay
     while n_used % 4:
         # Once more the first: what is ruled out twice stays so.
         used[n_used] = used[0]
         tables[n_used] = tables[0]
         n_used += 1
     return n_used
+
+
+@_exact
+def _and(row: Any, word: Any) -> None:
+    for b in range(len(row)):
+        row[b] &= word

@@ -16,6 +16,8 @@ __all__ = ["RawTrees"]
 #: Rows from which on it pays to put them into bins and to make tables of trees; and features that
 #: are put there as fast as a row goes through a tree.
 _MANY_ROWS, _FEATURES_A_TREE = 128, 4
+#: Leaves of a tree up to which masks of them, 64 at a time, are faster than its nodes.
+_MOST_LEAVES = 256
 #: Rows that are worth a thread.
 _ROWS_A_THREAD = 4096
 
@@ -81,9 +83,9 @@ class RawTrees:
 
     @cached_property
     def _word(self) -> type[np.uint32 | np.uint64] | None:
-        """Integer with a bit for each leaf of any tree; None where there is none."""
+        """Integers whose bits are leaves; None where trees are too large."""
         most = max(np.add.reduceat(self.trees.nodes.feature < 0, self.trees.roots[:-1], dtype=int))
-        return np.uint32 if most <= 32 else np.uint64 if most <= 64 else None
+        return np.uint32 if most <= 32 else np.uint64 if most <= _MOST_LEAVES else None
 
     @cached_property
     def _values(self) -> NDArray[np.float64]:

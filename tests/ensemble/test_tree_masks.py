@@ -68,7 +68,9 @@ def rows_of(rng: Any, bins: Bins, n: int) -> Any:
         ([32, 1, 2, 5], 1, 255, 513),
         ([33, 64, 40], 3, 255, 300),
         ([64, 1, 7, 64], 2, 20, 257),
-        ([65, 3], 1, 255, 300),
+        ([65, 3, 200, 128], 1, 255, 700),
+        ([256, 1, 129, 64], 2, 20, 300),
+        ([257, 3], 1, 255, 300),
     ],
 )
 def test_masks_and_walks_agree_to_the_bit(
@@ -79,7 +81,7 @@ def test_masks_and_walks_agree_to_the_bit(
     trees = Trees.of([tree_of(rng, bins, m) for m in leaves], n_outputs, bins)
     raw = RawTrees(trees, rng.normal(size=n_outputs))
     X = rows_of(rng, bins, n).astype(dtype)
-    assert (raw._word is None) == (max(leaves) > 64)
+    assert (raw._word is None) == (max(leaves) > 256)
     found = raw(X), raw(np.asfortranarray(X))
     threads = []
     monkeypatch.setattr(raw_trees, "_ROWS_A_THREAD", 100)
