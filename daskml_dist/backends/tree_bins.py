@@ -63,15 +63,15 @@ def to_bins(
                     # Edges of lower cells are smaller, those of higher ones are not.
                     c = _cell(value, low, scale)
                     b, end = at[c], at[c + 1]
-                    while end - b > 8:
+                    while end - b > 2:
                         middle = (b + end) >> 1
                         if edges[middle] < value:
                             b = middle + 1
                         else:
                             end = middle
-                    first = b
-                    for e in range(first, end):
-                        b += edges[e] < value
+                    # Without a branch: edges from the end on, or infinity, are not smaller.
+                    b += edges[b] < value
+                    b += edges[b] < value
                     if categorical[j] and (b >= n_edges[j] or edges[b] != value):
                         b = missing
                 if b == missing:

@@ -13,6 +13,14 @@ from daskml_dist.models.trees import Trees
 
 __all__ = ["RawTrees"]
 
+#: Rows from which on it pays to put them into bins and to make tables of trees; and features that
+#: are put there as fast as a row goes through a tree.
+_MANY_ROWS, _FEATURES_A_TREE = 128, 4
+#: Leaves of a tree up to which masks of them, 64 at a time, are faster than its nodes.
+_MOST_LEAVES = 256
+#: Rows that are worth a thread.
+_ROWS_A_THREAD = 4096
+
 
 @dataclass(eq=False)
 class RawTrees:
@@ -38,14 +46,46 @@ class RawTrees:
 
     def add(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the values of some trees."""
+        from daskml_dist.backends.row_threads import over_threads
+
+        X = np.ascontiguousarray(X)
+        n, d = X.shape
+        many = n >= _MANY_ROWS and d <= _FEATURES_A_TREE * (last - first)
+        add = self._add_masked if many and self._word is not None else self._add_walked
+        over_threads(lambda at: add(X[at], first, last, out[at]), n, _ROWS_A_THREAD)
+
+    def _add_walked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         from daskml_dist.backends.tree_predict import add_trees
 
         nodes = self.trees.nodes
         add_trees(
-            np.ascontiguousarray(self.numbered(X)), self.trees.roots, first, last,
-            self.trees.n_per_iteration, nodes.feature, nodes.threshold, nodes.left,
-            nodes.missing_left, nodes.category, nodes.bitsets, self._values, out,
+            self.numbered(X), self.trees.roots, first, last, self.trees.n_per_iteration,
+            nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
+            nodes.bitsets, self._values, out,
         )  # fmt: skip
+
+    def _add_masked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
+        from daskml_dist.backends.tree_bins import to_bins
+        from daskml_dist.backends.tree_masks import add_masked
+
+        (n, d), bins, nodes = X.shape, self.trees.bins, self.trees.nodes
+        rows, columns = np.empty((n, d), np.uint8), np.empty((d, n), np.uint8)
+        to_bins(
+            X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, rows, columns,
+            np.empty(d, np.uint8),
+        )  # fmt: skip
+        add_masked(
+            columns, self.trees.roots, first, last, self.trees.n_per_iteration,
+            (nodes.feature, nodes.bin, nodes.left, nodes.missing_left, nodes.category,
+             nodes.bitsets),
+            self._values, bins.max_bins, np.empty((d + 3, 256), self._word), out,
+        )  # fmt: skip
+
+    @cached_property
+    def _word(self) -> type[np.uint32 | np.uint64] | None:
+        """Integers whose bits are leaves; None where trees are too large."""
+        most = max(np.add.reduceat(self.trees.nodes.feature < 0, self.trees.roots[:-1], dtype=int))
+        return np.uint32 if most <= 32 else np.uint64 if most <= _MOST_LEAVES else None
 
     @cached_property
     def _values(self) -> NDArray[np.float64]:

@@ -1,0 +1,46 @@
+"""Work on rows by several threads, where nobody else has threads at work."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from daskml_dist.backends.row_slices import row_slices
+
+__all__ = ["over_threads"]
+
+
+def over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None:
+    """Call a function of slices of rows, which lets go of the interpreter, for all rows.
+
+    In a process's main thread alone: others, as those of a Dask worker, are one of several that
+    share the cores. ``OMP_NUM_THREADS`` bounds the threads, as it does in other libraries.
+
+    Parameters
+    ----------
+    work : callable
+    n_rows : int
+    least : int
+        Rows that are worth a thread.
+    """
+    n_threads = min(n_rows // least, _allowed())
+    if n_threads < 2:
+        work(slice(0, n_rows))
+        return
+    own, *others = row_slices(n_rows, -(-n_rows // n_threads))
+    with ThreadPoolExecutor(len(others), "daskml-rows") as pool:
+        found = [pool.submit(work, at) for at in others]
+        work(own)
+    for one in found:
+        one.result()
+
+
+def _allowed() -> int:
+    """Threads that the caller may have at work."""
+    if threading.current_thread() is not threading.main_thread():
+        return 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return max(1, min(cores, int(asked))) if asked.isdecimal() else cores
