@@ -96,16 +96,12 @@ def _classifies(subject: Subject) -> bool:
 
 _LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
+_BOOSTED = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")  # leaves count rows
 # A covariance has two axes of columns, and its triangular factor changes altogether. What is drawn
 # belongs to places of columns, or of classes. Of equal splits a tree takes the first column's.
 _belongs_to_columns = _either(
-    _is("MLPClassifier", "MLPRegressor", "GaussianMixture"),
-    _is("NMF", init="random"),
-    _is("HistGradientBoostingClassifier", "HistGradientBoostingRegressor"),
+    _is("MLPClassifier", "MLPRegressor", "GaussianMixture", *_BOOSTED), _is("NMF", init="random")
 )
-_belongs_to_classes = _is("MLPClassifier")
-# A leaf has so many rows at least, whatever their weights.
-_counts_rows = _is("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
 _with_intercept = _is(
     *_LEAST_SQUARES, *_GLM, "HuberRegressor", "LogisticRegression", fit_intercept=True
 )
@@ -281,7 +277,7 @@ RELATIONS: dict[str, Relation] = {
         _params_reversed,
     ),
     "weights are rows": Relation(
-        _repeat, lambda s: s.weighted and not _counts_rows(s), _rows_repeated, weight="whole"
+        _repeat, lambda s: s.weighted and s.name not in _BOOSTED, _rows_repeated, weight="whole"
     ),
     "weights scaled": Relation(
         lambda given, rng: replace(given, w=SCALE * given.w.astype(float)),
@@ -341,7 +337,7 @@ RELATIONS: dict[str, Relation] = {
     ),
     "labels in reverse": Relation(
         _rename(["z", "y", "x"]),
-        lambda s: _classifies(s) and not _belongs_to_classes(s),
+        lambda s: _classifies(s) and s.name != "MLPClassifier",
         _order_reversed,
         rtol=1e-4,
     ),
