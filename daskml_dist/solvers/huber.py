@@ -16,7 +16,7 @@ from daskml_dist.models.curvature import curvature_tiles
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, start_of
 from daskml_dist.solvers.lbfgs import quasi_newton
 from daskml_dist.solvers.objective import check_squares
-from daskml_dist.solvers.rows import to_rows
+from daskml_dist.solvers.rows import widened
 
 __all__ = ["HuberScale", "HuberSums"]
 
@@ -28,7 +28,8 @@ _MIN_SCALE = 10 * float(np.finfo(np.float64).eps)
 class HuberSums(Statistic):
     """``[loss, its derivative by the scale, *its gradient by w]``, of residuals r.
 
-    The loss is ``r**2 / scale`` for ``|r| <= epsilon * scale``, and goes on as a line.
+    The loss is ``r**2 / scale`` for ``|r| <= epsilon * scale``, and goes on as a line. Some rows at
+    a time are made float64: near the optimum a line search needs more digits than float32 has.
     """
 
     w: Array
@@ -40,17 +41,18 @@ class HuberSums(Statistic):
         return (2 + self.w.size,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp, w = namespace(out), to_rows(self.w, rows.X, backend)
+        xp, w = namespace(out), backend.to_device(self.w)
         gradient = xp.reshape(out[2:], self.w.shape)
         loss = 0.0
         for at in curvature_tiles(rows.X, backend):
             part = rows.part(at, backend)
-            residual = part.y - model.raw_prediction(w, part.X, backend)
+            X = widened(part.X)
+            residual = part.y - model.raw_prediction(w, X, backend)
             with np.errstate(over="ignore"):
                 losses, by_scale, g = self._at(residual)
             if part.weight is not None:
                 losses, by_scale, g = (each * part.weight for each in (losses, by_scale, g))
-            backend.add_tdot(part.X, g, gradient[: model.n_features, ...])
+            backend.add_tdot(X, g, gradient[: model.n_features, ...])
             if model.fit_intercept:
                 gradient[-1, ...] += total(g, dtype=xp.float64)
             loss += scalar(total(losses, dtype=xp.float64))

@@ -19,6 +19,7 @@ __all__ = [
     "sum_of_rows",
     "sum_of_squares",
     "to_rows",
+    "widened",
 ]
 
 #: Bytes of dense float64 rows that are worked on together in a processor's cache.
@@ -56,6 +57,13 @@ def is_sparse(X: Any) -> bool:
 def to_rows(array: Array, X: Any, backend: Backend) -> Any:
     """Array that a statistic brought along, where rows lie, in the dtype of their arithmetic."""
     return cast(backend.to_device(array), arithmetic_dtype(X))
+
+
+def widened(X: Any) -> Any:
+    """The rows in float64, dense or sparse as they are."""
+    if isinstance(X, SparseRows):
+        return X.with_values(widened(X.values))
+    return cast(X, namespace(X).float64)
 
 
 def elementwise(function: Callable[[Any], Any], X: Any) -> Any:

@@ -184,6 +184,19 @@ def test_huber(kind: str, fit_intercept: bool) -> None:
     assert _huber_objective(ours, LINE, WEIGHT) <= best * (1 + 1e-8)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
+@pytest.mark.parametrize("seed", range(4))
+def test_huber_converges_on_float32_rows(seed: int, kind: Any) -> None:
+    """Without a warning: the line search gets the digits that it needs."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(rng.integers(20, 400), rng.integers(1, 20))).astype(np.float32)
+    y = rows @ rng.normal(size=rows.shape[1]) + rng.standard_t(2, size=len(rows))
+    found, expected = (
+        HuberRegressor(max_iter=200).fit(kind(each), y) for each in (rows, rows.astype(float))
+    )
+    np.testing.assert_allclose(found.predict(rows), expected.predict(rows), atol=1e-3 * y.std())
+
+
 def test_huber_warm_start_keeps_the_scale() -> None:
     reg = HuberRegressor(warm_start=True).fit(X, LINE)
     first, scale = reg.n_iter_, reg.scale_
