@@ -88,8 +88,8 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
     oob_score_ : float
         With `oob_score`.
     oob_decision_function_ : ndarray of float64 of shape (n_rows, n_classes)
-        Shares of the classes of each row by the trees that did not draw it; NaN where there are
-        none. With `oob_score`.
+        Shares of the classes of each row by the trees that did not draw it; zeros where there
+        are none. With `oob_score`.
     n_features_in_, n_outputs_, feature_names_in_, history_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
