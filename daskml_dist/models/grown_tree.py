@@ -189,6 +189,7 @@ class Answers:
         whole = (total >> self.bits).astype(np.float64)
         means, impurity = self.means(grown)
         inner = grown.feature >= 0
+        unit = self.criterion.unit(self.target) / max(whole[0], 1.0)
         values = means + self.centre
         if len(grown.between):
             values = self._clipped(values, grown.between)
@@ -200,7 +201,7 @@ class Answers:
             missing_left=inner & (grown.cut[:, 2] > 0),
             category=np.full(len(whole), -1, np.int32),
             value=values,
-            gain=np.where(inner, grown.gain * self.criterion.unit(self.target) / whole[0], -1.0),
+            gain=np.where(inner, grown.gain * unit, -1.0),
             count=total & ((1 << self.bits) - 1),
             weight=whole / self.weight,
             depth=grown.depth,
@@ -215,6 +216,7 @@ class Answers:
         each = np.where(whole > 0, whole, 1.0)
         if self.criterion.of_classes:
             means = (grown.sums[:, :-2] >> self.bits) / each[:, None]
+            means[whole == 0] = 1 / means.shape[1]  # a tree that drew no row knows nothing
             return means, self.criterion.impurity(whole, means, whole)
         means = (grown.sums[:, 1] / (self.target * each))[:, None]
         term = grown.sums[:, -1] / (self.term * each)

@@ -188,7 +188,7 @@ class Growing:
             grown = grown.with_leaves(growth.max_leaf_nodes)
         if growth.ccp_alpha > 0:
             weight = grown.sums[:, -2] >> self.scales.bits
-            cost = self.answers.means(grown)[1] * weight / weight[0]
+            cost = self.answers.means(grown)[1] * weight / max(weight[0], 1)
             grown = grown.pruned(growth.ccp_alpha, cost)
         return self.answers.of(grown, self.bins, self.low, self.high)
 

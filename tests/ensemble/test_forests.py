@@ -187,6 +187,16 @@ def test_trees_answer_as_the_forest() -> None:
     np.testing.assert_array_equal(model.predict_proba(wide), model.predict_proba(X))
 
 
+@pytest.mark.parametrize("ccp_alpha", [0.0, 0.1])
+def test_trees_that_draw_no_row_know_nothing(ccp_alpha: float) -> None:
+    """Of few rows some trees have none."""
+    few, of = np.arange(2.0)[:, np.newaxis], [0, 1]
+    forest = RandomForestClassifier(20, random_state=0, ccp_alpha=ccp_alpha).fit(few, of)
+    assert min(tree.tree_.weighted_n_node_samples[0] for tree in forest.estimators_) == 0
+    np.testing.assert_allclose(forest.predict_proba(few).sum(axis=1), 1)
+    assert np.isfinite(forest.feature_importances_).all()
+
+
 def test_draws_of_rows() -> None:
     few = RandomForestRegressor(30, random_state=0, max_samples=0.25).fit(X, Y)
     drawn = [tree.tree_.weighted_n_node_samples[0] / len(X) for tree in few.estimators_]
