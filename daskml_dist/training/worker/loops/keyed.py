@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.data.keyed.blocks import KeyedBlock
-from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.halo import Halo, Owners
 from daskml_dist.training.worker.loops.images import Images
-from daskml_dist.training.worker.loops.lane_sums import SumReports
+from daskml_dist.training.worker.loops.together import Together
 
 __all__ = ["run_keyed"]
 
@@ -55,13 +54,11 @@ def run_keyed(context: Context) -> KeyedSolution:
     return found
 
 
-class _Keyed:
+class _Keyed(Together):
     """A trainer's keys and entries, as the solver sees them (`solvers.keyed.Keyed`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
-        self._context = context
-        self._communicator = context.communicator
-        self._to_ledger = None if connection is None else SumReports(context, connection)
+        super().__init__(context, connection)
         blocks = [lane.keyed_blocks for lane in context.lanes]
         #: By side, the blocks of the own lanes.
         self._blocks: dict[str, list[KeyedBlock]] = {
@@ -75,17 +72,13 @@ class _Keyed:
         self._halos: dict[str, Halo] = {}
         self._rows: dict[str, list[KeyedRows]] = {}
         self._n_rows = float(sum(context.lane_rows))
-        self.should_stop = False
         self._is_due = False
-        self._moved = 0, 0
         self._image_at = time.perf_counter()
         self._image_took = 0.0
         self._images = Images(context, {s: self._lane_slices(s) for s in self._ranges})
         image = self._images.agree()
         self.n_done, self.kept, self.small = image.n_iter, image.values, image.small
-        self._reports: list[Array] = list(image.reports)
-        for extra in self._reports:
-            self._report(extra)
+        self._go_on_from(image.reports)
 
     def _all_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
         """Number of the first key of each lane, and of all keys, by space."""
@@ -165,18 +158,14 @@ class _Keyed:
 
     def _say(self) -> tuple[float, float, float, float]:
         """Facts that the first trainer alone knows, and the bytes that this one has moved."""
-        moved = self._communicator.bytes_sent, self._communicator.bytes_received
-        sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
-        self._moved = moved
+        moved = self._bytes_moved()
         if self._to_ledger is None:
-            return 0.0, 0.0, sent, received
+            return 0.0, 0.0, *moved
         since = time.perf_counter() - self._image_at
         due = self._image_took <= _SHARE * since
-        return float(self._to_ledger.should_stop), float(due), sent, received
+        return float(self._is_to_stop), float(due), *moved
 
     # -- iterations ----------------------------------------------------------------------------
-
-    _extra: Array = np.zeros(2)
 
     def keep(
         self,
@@ -186,33 +175,13 @@ class _Keyed:
         loss: float = float("nan"),
     ) -> None:
         """Report an iteration, and keep an image of it where one is due."""
-        self._check_passes()
-        self._reports.append(np.array([loss, self._n_rows, *self._extra]))
-        self._extra = np.zeros(2)
+        self._count(self._context.fit.keyed.solver, loss, self._n_rows)
         if self._is_due:
             began = time.perf_counter()
             self._images.keep(values, n_iter, small, self._reports)
             self._image_at, self._is_due = time.perf_counter(), False
             self._image_took = self._image_at - began
-        self._report(self._reports[-1])
-        self._context.end_pass()
-
-    def _check_passes(self) -> None:
-        solver = self._context.fit.keyed.solver
-        if len(self._reports) >= solver.max_passes:
-            raise InvalidParameterError(
-                f"The solver {type(solver).__name__} makes more than its max_passes="
-                f"{solver.max_passes} iterations. Let max_passes say how many it may need."
-            )
-
-    def _report(self, extra: Array) -> None:
-        if self._to_ledger is not None:
-            self._to_ledger.add(extra)
-
-    def end(self) -> None:
-        """Report the last iterations."""
-        if self._to_ledger is not None:
-            self._to_ledger.send()
+        self._end_pass()
 
 
 def _ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.lane_sums import SumReports
+from daskml_dist.training.worker.loops.together import Together
 
 __all__ = ["run_own_rows"]
 
@@ -68,20 +67,15 @@ class _Kept:
     reports: Sequence[Array] = field(default_factory=list)
 
 
-class _Rows:
+class _Rows(Together):
     """A trainer's rows, as the solver sees them (`solvers.own_rows.OwnRows`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
-        self._context = context
-        self._communicator = context.communicator
-        self._to_ledger = None if connection is None else SumReports(context, connection)
+        super().__init__(context, connection)
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.n_rows = sum(context.lane_rows)
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)
-        self.should_stop = False
-        self._moved = 0, 0
-        self._extra = np.zeros(2)
         kept = self._agree(context.memory.get("kept"))
         # Where rows were lost for good, what was made of the others counts them otherwise.
         made = context.memory.setdefault("made", {"n_rows": self.n_rows})
@@ -90,9 +84,7 @@ class _Rows:
         self.memory: dict[str, Any] = made
         self.n_done = kept.n_iter
         self.kept = None if kept.state is None else kept.state()
-        self._reports = list(kept.reports)
-        for extra in self._reports:
-            self._report(extra)
+        self._go_on_from(kept.reports)
 
     def _agree(self, known: _Kept | None) -> _Kept:
         """The furthest iteration of any trainer, given to all."""
@@ -178,37 +170,17 @@ class _Rows:
 
     def _say(self) -> tuple[float, float, float]:
         """A wish that the first trainer alone knows of, and the bytes that this one has moved."""
-        moved = self._communicator.bytes_sent, self._communicator.bytes_received
-        sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
-        self._moved = moved
-        stops = self._to_ledger is not None and self._to_ledger.should_stop
-        return float(stops), float(sent), float(received)
+        return float(self._is_to_stop), *self._bytes_moved()
 
     # -- iterations ----------------------------------------------------------------------------
 
     def keep(self, n_iter: int, state: State, loss: float = float("nan")) -> None:
         """Report an iteration, and remember how to make its state."""
         solver = self._context.fit.own_rows.solver
-        if len(self._reports) >= solver.max_passes:
-            raise InvalidParameterError(
-                f"The solver {type(solver).__name__} makes more than its max_passes="
-                f"{solver.max_passes} iterations. Let max_passes say how many it may need."
-            )
-        self._reports.append(np.array([loss, float(self.n_rows), *self._extra]))
-        self._extra = np.zeros(2)
+        self._count(solver, loss, float(self.n_rows))
         self._context.memory["kept"] = _Kept(self.n_rows, n_iter, state, list(self._reports))
         self._context.leaves(lambda: Left(solver.interrupted(n_iter, state())))
-        self._report(self._reports[-1])
-        self._context.end_pass()
-
-    def _report(self, extra: Array) -> None:
-        if self._to_ledger is not None:
-            self._to_ledger.add(extra)
-
-    def end(self) -> None:
-        """Report the last iterations."""
-        if self._to_ledger is not None:
-            self._to_ledger.send()
+        self._end_pass()
 
 
 def _packed(state: Mapping[str, Array]) -> NDArray[np.uint8]:

@@ -20,7 +20,8 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.solvers import RangedSolver, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
+from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums
+from daskml_dist.training.worker.loops.together import Together
 
 __all__ = ["run_ranges"]
 
@@ -65,24 +66,20 @@ class _Point:
     reports: list[Array] = field(default_factory=list)
 
 
-class _Ranges:
+class _Ranges(Together):
     """One trainer's range of the vectors, as the solver sees it (`solvers.Ranges`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
-        self._context = context
-        self._to_ledger = None if connection is None else SumReports(context, connection)
-        self._communicator = context.communicator
+        super().__init__(context, connection)
         self._sums = LaneSums(context)
         self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
         self.n_rows = sum(context.lane_rows)
-        self.should_stop = False
         point = self._agree(context.memory.get("point"))
-        self._begin, self._reports = point.w, list(point.reports)
+        self._begin: Array | None = point.w
         self._last: Array | None = point.w
         self.n_done = point.n_iter
-        for extra in self._reports:
-            self._report(extra)
+        self._go_on_from(point.reports)
 
     def _agree(self, known: _Point | None) -> _Point:
         """The furthest point of any trainer, given to all."""
@@ -143,25 +140,16 @@ class _Ranges:
         """The numbers that a sum begins with, and the own range of each vector after them."""
         total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
-        stop = self._to_ledger is not None and self._to_ledger.should_stop
         n, size = statistic.n_numbers, self._bounds[-1]
         # The first trainer alone hears that the fit is to stop, and all must know it alike.
-        small = self._communicator.allreduce(np.hstack([total[-EXTRA:], float(stop), total[:n]]))
+        small = self._communicator.allreduce(
+            np.hstack([total[-EXTRA:], float(self._is_to_stop), total[:n]])
+        )
         vectors = [
             self._communicator.reduce_scatter(total[at : at + size], self._bounds)
             for at in range(n, len(total) - EXTRA, size)
         ]
         self._reports.append(small[:EXTRA])
         self.should_stop = bool(small[EXTRA])
-        self._report(self._reports[-1])
-        self._context.end_pass()
+        self._end_pass()
         return np.hstack([small[EXTRA + 1 :], *vectors])
-
-    def _report(self, extra: Array) -> None:
-        if self._to_ledger is not None:
-            self._to_ledger.add(extra)
-
-    def end(self) -> None:
-        """Report the last sums."""
-        if self._to_ledger is not None:
-            self._to_ledger.send()
