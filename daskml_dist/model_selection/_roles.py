@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.models.stacked import NEITHER, TEST, TRAIN, Roles
+
 __all__ = [
     "NEITHER",
     "TEST",
@@ -22,25 +24,7 @@ __all__ = [
     "spread",
 ]
 
-#: What a row is to a split.
-NEITHER, TRAIN, TEST = 0, 1, 2
-
 Ints = NDArray[np.int64]
-
-
-class Roles(ABC):
-    """What rows of some codes are to each split. Picklable.
-
-    Attributes
-    ----------
-    n_splits : int
-    """
-
-    n_splits: int
-
-    @abstractmethod
-    def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
-        """NEITHER, TRAIN or TEST for each code."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,12 @@ from typing import Any, Self
 from sklearn import model_selection
 from sklearn.base import clone
 
+from daskml_dist._stacks import can_stack
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._results import table_of
+from daskml_dist.model_selection._stacking import stacked_fits
 from daskml_dist.model_selection._validation import Fitted, Splits
 
 __all__ = ["GridSearchCV", "RandomizedSearchCV"]
@@ -48,7 +50,8 @@ class SearchOnDask:
         ------
         InvalidParameterError, InvalidDataError
         """
-        if not any(map(is_dask, (X, y, groups, *params.values()))):
+        lazy = any(map(is_dask, (X, y, groups, *params.values())))
+        if not lazy and not self._stacks():
             given = params if groups is None else {**params, "groups": groups}
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             return found
@@ -74,14 +77,38 @@ class SearchOnDask:
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
     ) -> list[list[Fitted]]:
         """One fit for each candidate and split."""
-        estimators = [
+        estimators: list[Any] = [
             clone(self.estimator).set_params(**clone(candidate, safe=False))
             for candidate in candidates
         ]
+        train_score = bool(self.return_train_score)
+        names = self._names()
+        if names is not None and (
+            fits := stacked_fits(estimators, splits, names, scorers, train_score=train_score)
+        ):
+            self.stacks_ = 1
+            return fits
         return splits.fits(
-            estimators, dict(scorers), train_score=bool(self.return_train_score),
-            error_score=self.error_score,
+            estimators, dict(scorers), train_score=train_score,
+            error_score=self.error_score, weigh_scores=True,
         )  # fmt: skip
+
+    def _stacks(self) -> bool:
+        """Whether rows in memory are for a stack of ours rather than for scikit-learn's fits."""
+        estimators = [
+            clone(self.estimator).set_params(**clone(candidate, safe=False))
+            for candidate in self._candidates()
+        ]
+        return self._names() is not None and can_stack(estimators)
+
+    def _names(self) -> dict[str, Any] | None:
+        """Names of the scores; None where one is a function of several scores."""
+        given = self.scoring
+        if given is None or isinstance(given, str):
+            return {"score": given}
+        if isinstance(given, dict):
+            return dict(given)
+        return {name: name for name in given} if isinstance(given, list | tuple | set) else None
 
     def _check_refit_on_dask(self) -> None:
         several = isinstance(self.scoring, list | tuple | set | dict)

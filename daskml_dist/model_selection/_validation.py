@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,16 +17,17 @@ from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 from sklearn.pipeline import Pipeline
+from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
-from daskml_dist.model_selection._checks import check_splitter, rows_of
-from daskml_dist.model_selection._roles import TEST, TRAIN
+from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
+from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen
 
-__all__ = ["Fitted", "Splits", "cross_val_predict", "cross_val_score", "cross_validate"]
+__all__ = ["Fitted", "Splits", "cross_val_predict", "cross_val_score", "cross_validate", "score_sides"]
 
 
 @dataclass(eq=False)
@@ -54,7 +55,7 @@ class Fitted:
 
 
 class Splits:
-    """Rows of Dask collections, cut for cross-validation once, for any number of fits.
+    """Rows cut for cross-validation once, for any number of fits.
 
     Parameters
     ----------
@@ -62,41 +63,72 @@ class Splits:
     X, y, groups : Dask collections, or rows in memory; None where absent
         `y` may name a column of X.
     fit_params : dict
-        Arguments of ``fit``; those with a value a row are cut like X.
+        Arguments of ``fit``; `sample_weight` is cut like X.
     cv
         As in :func:`cross_validate`.
+
+    Attributes
+    ----------
+    inputs : tuple
+        X, y, and the weights of rows, if there are any.
+    plain : dict
+        Arguments of ``fit`` that are not cut.
+    roles : Roles
+    n_splits : int
     """
 
     def __init__(
         self, estimator: Any, X: Any, y: Any, groups: Any, fit_params: dict[str, Any], cv: Any
     ) -> None:
         X, y, weight = take_columns(X, y, fit_params.get("sample_weight"))
-        self.splitter = check_splitter(cv, estimator, y)
         self.plain = dict(fit_params)
-        self._named = [name for name in ("sample_weight",) if name in fit_params]
-        inputs = [X, y]
+        self.inputs: tuple[Any, ...] = X, y
         if weight is not None and not isinstance(weight, float | int):
             self.plain.pop("sample_weight")
-            inputs.append(weight)
-        self.rows: RowsOfSplits = rows_of(self.splitter, tuple(inputs), y, groups)
-        self.n_splits = self.rows.roles.n_splits
+            self.inputs = X, y, weight
+        splitter = check_splitter(cv, estimator, y)
+        self._rows: RowsOfSplits | None = None
+        self._codes: Any = None
+        if any(map(is_dask, (*self.inputs, groups))):
+            self._rows = rows_of(splitter, self.inputs, y, groups)
+            self.roles: Roles = self._rows.roles
+        else:
+            self._splits = list(splitter.split(X, y, groups))
+            self._codes, self.roles = codes_of_indices(self._splits, X.shape[0])
+        self.n_splits = self.roles.n_splits
+
+    @property
+    def rows(self) -> RowsOfSplits:
+        """The rows of Dask collections."""
+        assert self._rows is not None
+        return self._rows
+
+    def codes(self) -> Any:
+        """Codes of rows in memory."""
+        return self._codes
 
     def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """Rows, targets and arguments of ``fit`` of one side of a split."""
-        X, y, *weight = self.rows.side(split, role)
-        params = {**self.plain, **dict(zip(["sample_weight"], weight, strict=False))}
-        return X, y, params
+        if self._rows is not None:
+            X, y, *weight = self._rows.side(split, role)
+        else:
+            at = self._splits[split][0 if role == TRAIN else 1]
+            X, y, *weight = (
+                None if value is None else _safe_indexing(value, at) for value in self.inputs
+            )
+        return X, y, _with_weight(self.plain, weight)
 
     def fits(
         self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
-        error_score: Any,
+        error_score: Any, weigh_scores: bool = False,
     ) -> list[list[Fitted]]:  # fmt: skip
         """Fit clones of estimators on the training rows of each split, and score them.
 
         Estimators that know Dask collections are fitted one after the other, each on the whole
-        cluster; others as tasks, on rows gathered there.
+        cluster; others as tasks, on rows gathered there. `weigh_scores` hands weights of rows to
+        the scorers too.
         """
-        options = {"train_score": train_score, "error_score": error_score}
+        options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
         every = [(e, split) for e in estimators for split in range(self.n_splits)]
         if all(map(knows_dask, estimators)):
             found = [
@@ -128,14 +160,18 @@ def _fit_here(
     rows: tuple[tuple[Any, ...], tuple[Any, ...]],
 ) -> Fitted:  # fmt: skip
     """Fit and score on rows in memory."""
-    (X, y, *weight), test = rows
-    params = {**plain, **dict(zip(["sample_weight"], weight, strict=False))}
-    return _fit_and_score(estimator, (X, y, params), lambda: test, scorers, **options)
+    train, test = ((X, y, _with_weight(plain, weight)) for X, y, *weight in rows)
+    return _fit_and_score(estimator, train, lambda: test, scorers, **options)
+
+
+def _with_weight(plain: dict[str, Any], weight: list[Any]) -> dict[str, Any]:
+    return {**plain, **dict(zip(["sample_weight"], weight, strict=False))}
 
 
 def _fit_and_score(
     estimator: Any, train: tuple[Any, Any, dict[str, Any]], test: Callable[[], Any],
     scorers: dict[str, Any], *, train_score: bool, error_score: Any,
+    weigh: bool,
 ) -> Fitted:  # fmt: skip
     X, y, params = train
     begin = time.perf_counter()
@@ -154,17 +190,20 @@ def _fit_and_score(
         return Fitted(scores, dict(scores) if train_score else {}, taken, error=text)
     fit_time = time.perf_counter() - begin
     begin = time.perf_counter()
-    found = _scores(scorers, fitted, *test()[:2])
+    found = score_sides(scorers, fitted, *test(), weigh=weigh)
     score_time = time.perf_counter() - begin
-    trained = _scores(scorers, fitted, X, y) if train_score else {}
+    trained = score_sides(scorers, fitted, X, y, params, weigh=weigh) if train_score else {}
     return Fitted(found, trained, fit_time, score_time, fitted)
 
 
-def _scores(scorers: dict[str, Any], estimator: Any, X: Any, y: Any) -> dict[str, float]:
-    found = {}
-    for name, scorer in scorers.items():
-        found[name] = float(scorer(estimator, X) if y is None else scorer(estimator, X, y))
-    return found
+def score_sides(
+    scorers: Mapping[str, Any], estimator: Any, X: Any, y: Any, params: dict[str, Any], *,
+    weigh: bool,
+) -> dict[str, float]:  # fmt: skip
+    """Scores of some rows; with the weights among the arguments of ``fit``, where they count."""
+    more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
+    given = (X,) if y is None else (X, y)
+    return {name: float(score(estimator, *given, **more)) for name, score in scorers.items()}
 
 
 def cross_validate(
