@@ -194,10 +194,13 @@ class _Stack(BaseRounds):
         columns: Sequence[Column], train_score: bool,
     ) -> dict[int, NDArray[np.float64]]:  # fmt: skip
         splits = np.array([column.split for column in columns])
-        asked_for = (TEST, TRAIN) if train_score else (TEST,)
-        return {
-            role: asked(model, OnePass(StackedScores(w, splits, role))).w for role in asked_for
-        }
+        order = np.argsort(splits, kind="stable")
+        found = {}
+        for role in (TEST, TRAIN) if train_score else (TEST,):
+            sums = asked(model, OnePass(StackedScores(w[order], splits[order], role))).w
+            found[role] = np.empty_like(sums)
+            found[role][order] = sums
+        return found
 
 
 class _Asked:

@@ -12,7 +12,7 @@ import numpy as np
 
 from daskml_dist.backends.margins import ROWS, log_loss
 
-__all__ = ["log_losses"]
+__all__ = ["log_losses", "log_scores"]
 
 
 @numba.njit(**ROWS)
@@ -31,26 +31,60 @@ def log_losses(raw: Any, y: Any, mask: Any, stops: Any, losses: Any) -> None:
     losses : ndarray of float64 of shape (n_columns,)
         Sums; added to.
     """
-    part = np.empty(raw.shape[1], raw.dtype)
+    part, weight = np.empty(raw.shape[1], raw.dtype), np.empty(raw.shape[1], raw.dtype)
     part[:] = 0
     for i in range(len(raw)):
-        first = 0
-        for split in range(len(stops)):
-            last = stops[split]
-            _of_row(raw[i, first:last], y[i], mask[i, split], part[first:last])
-            first = last
+        _spread(mask[i], stops, weight)
+        _of_row(raw[i], y[i], weight, part)
     for j in range(len(part)):
         losses[j] += part[j]
 
 
 @numba.njit(**ROWS)
+def log_scores(raw: Any, y: Any, mask: Any, stops: Any, least: Any, sums: Any) -> None:
+    """Weights, right signs and log losses (of at most `least`) of raw predictions, added up.
+
+    Parameters
+    ----------
+    raw, y, mask, stops
+        As of :func:`log_losses`.
+    least : float
+    sums : ndarray of float64 of shape (3, n_columns)
+        Added to.
+    """
+    for i in range(len(raw)):
+        first = 0
+        for split in range(len(stops)):
+            weight, last = mask[i, split], stops[split]
+            if weight != 0:
+                _score_row(raw[i, first:last], y[i], weight, least, sums[:, first:last])
+            first = last
+
+
+@numba.njit(**ROWS)
+def _spread(mask: Any, stops: Any, weight: Any) -> None:
+    """The weight of a row to each column, of that to each split."""
+    first = 0
+    for split in range(len(stops)):
+        some, value = weight[first : stops[split]], mask[split]
+        for j in range(len(some)):
+            some[j] = value
+        first = stops[split]
+
+
+@numba.njit(**ROWS)
 def _of_row(raw: Any, sign: Any, weight: Any, losses: Any) -> None:
-    """Of a row and the columns of a split; slices, so that LLVM makes vectors of them."""
-    if weight == 0:
-        for j in range(len(raw)):
-            raw[j] = 0
-        return
+    """Of a row and all columns: wide enough that the checks for vectors cost little."""
     for j in range(len(raw)):
         value, slope = log_loss(sign * raw[j])
-        raw[j] = weight * sign * slope
-        losses[j] += weight * value
+        raw[j] = weight[j] * sign * slope
+        losses[j] += weight[j] * value
+
+
+@numba.njit(**ROWS)
+def _score_row(raw: Any, sign: Any, weight: Any, least: Any, sums: Any) -> None:
+    for j in range(len(raw)):
+        value, _ = log_loss(sign * np.float64(raw[j]))
+        sums[0, j] += weight
+        sums[1, j] += weight if (raw[j] > 0) == (sign > 0) else 0.0
+        sums[2, j] += weight * min(value, least)

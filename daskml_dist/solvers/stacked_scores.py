@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, total
+from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
@@ -22,6 +22,8 @@ __all__ = ["SCORES", "StackedScores"]
 #: Numbers a column: weight of the rows; of a classifier right ones and losses, of a regressor squared and
 #: absolute errors, targets, and their squares.
 _CLASSIFIER, _REGRESSOR = 3, 5
+#: Log loss of the least probability.
+_MOST_LOSS = -float(np.log(np.finfo(np.float64).eps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,7 @@ class StackedScores(Statistic):
     Parameters
     ----------
     w : ndarray of shape (n_columns, n_rows, width)
-    splits : ndarray of int of shape (n_columns,)
+    splits : ndarray of int of shape (n_columns,), ascending
     role : {TRAIN, TEST}
     """
 
@@ -49,17 +51,33 @@ class StackedScores(Statistic):
         w = to_rows(flat, rows.X, backend)
         for at in stacked_tiles(rows.X, n_columns * width, backend):
             part = rows.part(at, backend)
-            xp = namespace(part.y)
             raw = model.each.raw_prediction(w, part.X, backend)
-            raw = xp.reshape(raw, (part.y.shape[0], n_columns, width))
-            mask = xp.take(part.y[:, 1:] == self.role, xp.asarray(self.splits), axis=1)
-            each = self._of_labels if model.each.n_classes else self._of_numbers
-            weight = cast(mask, xp.float64)
-            if part.weight is not None:
-                weight = weight * cast(part.weight, xp.float64)[:, None]
-            for k, values in enumerate(each(model, raw, part.y[:, 0])):
-                out[:, k] += total(xp.where(mask, values, 0.0) * weight, axis=0)
+            raw = namespace(raw).reshape(raw, (part.y.shape[0], n_columns, width))
+            if is_host(raw) and width == 1 and model.each.loss.kernel == "log_loss":
+                self._by_kernel(model, raw[:, :, 0], part, out)
+            else:
+                self._by_arrays(model, raw, part, out)
         return float("nan")
+
+    def _by_kernel(self, model: StackedLinear, raw: Any, rows: BatchRows, out: Any) -> None:
+        from daskml_dist.backends.stack_kernels import log_scores
+
+        weight = 1.0 if rows.weight is None else rows.weight[:, None]
+        mask = (rows.y[:, 1:] == self.role) * weight
+        stops = np.searchsorted(self.splits, np.arange(model.roles.n_splits), side="right")
+        sums = np.zeros((_CLASSIFIER, len(self.w)))
+        log_scores(raw, rows.y[:, 0], mask, stops, _MOST_LOSS, sums)
+        out += sums.T
+
+    def _by_arrays(self, model: StackedLinear, raw: Any, rows: BatchRows, out: Any) -> None:
+        xp = namespace(rows.y)
+        mask = xp.take(rows.y[:, 1:] == self.role, xp.asarray(self.splits), axis=1)
+        weight = cast(mask, xp.float64)
+        if rows.weight is not None:
+            weight = weight * cast(rows.weight, xp.float64)[:, None]
+        each = self._of_labels if model.each.n_classes else self._of_numbers
+        for k, values in enumerate(each(model, raw, rows.y[:, 0])):
+            out[:, k] += total(xp.where(mask, values, 0.0) * weight, axis=0)
 
     def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
         xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
@@ -71,9 +89,9 @@ class StackedScores(Statistic):
         else:
             right = (raw[:, :, 0] > 0) == (y > 0)[:, None]
             each, targets = xp.reshape(raw, (n * n_columns,)), xp.repeat(y, n_columns)
-        least = -float(np.log(np.finfo(np.float64).eps))
-        losses = xp.reshape(cast(loss.value(targets, cast(each, xp.float64)), xp.float64), right.shape)
-        return [ones, cast(right, xp.float64), xp.where(losses < least, losses, least)]
+        each = cast(each, xp.float64)
+        losses = xp.reshape(loss.value(targets, each), right.shape)
+        return [ones, cast(right, xp.float64), xp.where(losses < _MOST_LOSS, losses, _MOST_LOSS)]
 
     def _of_numbers(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
         xp = namespace(raw)
