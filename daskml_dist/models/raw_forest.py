@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends import Backend
 from daskml_dist.models.tree_view import numbers_of
 from daskml_dist.models.trees import Trees
 
@@ -38,6 +40,13 @@ class RawForest:
         add_answers(X, self.trees.roots, *nodes, self._depths, values, found)
         found /= len(self.trees)
         return found
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """The same function of rows on a GPU, to the last bit; only its results leave it."""
+        from daskml_dist.backends.cupy_tree_predict import CupyForest
+
+        forest = CupyForest(backend, self.trees, np.zeros(self._values.shape[1]))
+        return lambda X: forest(X) / len(self.trees)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is made of the trees is made again where it is needed.
