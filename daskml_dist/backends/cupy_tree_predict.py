@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_calls import Calls
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.backends.dense_rows import check_dense
 
 __all__ = ["CupyForest"]
 
@@ -50,11 +50,7 @@ class CupyForest:
         InvalidDataError
             The rows are sparse.
         """
-        if hasattr(X, "tocsr"):
-            raise InvalidDataError(
-                "X is sparse, and trees need dense rows. Convert it: X.map_blocks(lambda b: "
-                "b.toarray())."
-            )
+        check_dense(X)
         cp = self._calls.cupy
         out = cp.empty((X.shape[0], len(self._start)), np.float64)
         out[...] = self._backend.to_device(self._start)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.backends.dense_rows import check_dense
 from daskml_dist.models.trees import Trees
 
 __all__ = ["RawTrees"]
@@ -41,6 +42,7 @@ class RawTrees:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Raw predictions of shape (n,), or (n, n_outputs) where there are several."""
+        check_dense(X)
         found = np.empty((len(X), len(self.baseline)))
         found[:] = self.baseline
         self.add(X, 0, len(self.trees), found)
