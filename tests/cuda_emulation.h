@@ -232,6 +232,13 @@ S atomicAdd(S *at, S value) {
 }
 
 template <typename S>
+S atomicMax(S *at, S value) {
+    const S before = *at;
+    if (value > before) *at = value;
+    return before;
+}
+
+template <typename S>
 S atomicExch(S *at, S value) {
     return std::exchange(*at, value);
 }
@@ -240,6 +247,12 @@ inline float __uint_as_float(unsigned bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
 inline double __longlong_as_double(long long bits) {

@@ -60,6 +60,39 @@ class Work:
 class TreeCalls(Calls):
     """Calls of the kernels that trees grow by, on one device."""
 
+    def gradients(self, loss: Any, y: Any, raw: Any, weight: Any, g: Any, h: Any) -> Any:
+        """Set gradients and hessians; the bits of the largest of each output.
+
+        Parameters
+        ----------
+        loss : solvers.boost_losses.BoostLoss
+        y, weight : array of float64 of shape (n,); weight or None
+        raw : array of float64 of shape (n_outputs, n)
+        g, h : array of float32 of shape (n_outputs, n); h or None, where all are 1
+
+        Returns
+        -------
+        array of uint32 of shape (2, n_outputs)
+            Of numbers of float32.
+        """
+        k, n = raw.shape
+        largest = self.cupy.zeros((2, k), np.uint32)
+        self._tree(
+            "tree_gradients", "tree_gradients", n, y, raw, weight, g, h, largest, n, k,
+            kernels.TREE_LOSSES.index(loss.kernel), float(loss.quantile or 0.0), k=k,
+        )  # fmt: skip
+        return largest
+
+    def quantise(
+        self, g: Any, h: Any, salt: Any, packed: Any, mode: int, g_scale: float, h_scale: float,
+        key: int,
+    ) -> Any:  # fmt: skip
+        """Pack the gradients of an output; see `TreeRows.pack`."""
+        sums, n = self.cupy.zeros(2, np.int64), len(g)
+        arrays = g, h, salt, packed, sums
+        self._tree("tree_gradients", "tree_quantise", n, *arrays, n, mode, key, g_scale, h_scale)
+        return sums
+
     def work(self, parts: Sequence[Part], mode: int, words: int) -> Work:
         """Tell the device of some leaves.
 
@@ -145,6 +178,6 @@ class TreeCalls(Calls):
         n = len(index)
         self._tree("tree_partition", "tree_answer", n, raw, index, starts, values, n, len(starts))
 
-    def _tree(self, source: str, function: str, n: int, *arguments: Any) -> None:
-        at = kernels.launch(function, n, 1, "float32", self._n_sms)
+    def _tree(self, source: str, function: str, n: int, *arguments: Any, k: int = 1) -> None:
+        at = kernels.launch(function, n, 1, "float32", self._n_sms, k=k)
         self._call(source, "float32", function, at, *arguments)()

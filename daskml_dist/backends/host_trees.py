@@ -15,6 +15,9 @@ __all__ = ["HostRows", "HostTrees"]
 
 Array = NDArray[Any]
 
+#: Rows whose gradients are made at once, so that they stay in a cache.
+_TILE = 15_000
+
 
 class HostTrees:
     """The CPU, as trees grow on it."""
@@ -71,6 +74,50 @@ class HostRows:
         out[:] = 0
         return out
 
+    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+        """Make gradients and hessians in float32; the largest of each output."""
+        room, k = self._room, loss.n_outputs
+        g, h = self._room_of(k, constant)
+        largest = np.zeros((2, k))
+        for start in range(0, room.n, _TILE):
+            at = slice(start, min(room.n, start + _TILE))
+            g_at, h_at = loss.gradients(room.y[at], room.extra["raw"][:, at])
+            if room.weight is not None:
+                g_at = g_at * room.weight[at]
+                h_at = np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * room.weight[at]
+            g[:, at] = g_at
+            for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
+                np.maximum(largest[0], end, out=largest[0])
+            if not constant:
+                h[:, at] = h_at
+                np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
+        return largest
+
+    def _room_of(self, k: int, constant: bool) -> tuple[Array, Array]:
+        """Room for gradients and hessians: pages that are new are dearer than what they hold."""
+        room = self._room
+        if "given" not in room.extra:
+            shape = k, room.n
+            of_h = (0, room.n) if constant else shape
+            room.extra["given"] = room.room(shape, np.float32), room.room(of_h, np.float32)
+        found: tuple[Array, Array] = room.extra["given"]
+        return found
+
+    def pack(
+        self, output: int, mode: int, g_scale: float, h_scale: float, key: int
+    ) -> tuple[int, int]:
+        """Pack the gradients of an output."""
+        from daskml_dist.backends.tree_kernels import quantise
+
+        extra = self._room.extra
+        g, h = extra["given"]
+        h = h[output] if len(h) else g[output, :0]
+        squares, sums = quantise(
+            g[output], h, g_scale, h_scale, mode, self._room.salt, np.uint32(key),
+            extra["packed"][output],
+        )  # fmt: skip
+        return int(squares), int(sums)
+
     def whole(self, mode: int, output: int) -> Array:
         """Put all rows in one leaf, and return its histogram."""
         from daskml_dist.backends.tree_kernels import sum_all
@@ -108,6 +155,9 @@ class HostRows:
         extra = self._room.extra
         for of_leaf, value in zip(at, values, strict=True):
             add_to_leaf(extra["raw"][output], extra["index"][of_leaf], value)
+
+    def bring_raw(self) -> None:
+        """Nothing: raw predictions are in host memory."""
 
     def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
         """Number of the leaf of each row."""

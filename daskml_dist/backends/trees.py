@@ -99,13 +99,48 @@ class SplitFacts:
 class TreeRows(Protocol):
     """The binned rows of a lane in the leaves of a growing tree."""
 
+    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+        """Make the gradients and hessians of all rows, in float32, and keep them.
+
+        Parameters
+        ----------
+        loss : solvers.boost_losses.BoostLoss
+        constant : bool
+            Whether all hessians are 1; none are kept then.
+
+        Returns
+        -------
+        ndarray of float64 of shape (2, n_outputs)
+            The largest of the gradients, without their signs, and of the hessians.
+        """
+
+    def pack(
+        self, output: int, mode: int, g_scale: float, h_scale: float, key: int
+    ) -> tuple[int, int]:
+        """Pack the gradients of an output as whole numbers; see `tree_kernels.quantise`.
+
+        Parameters
+        ----------
+        output : int
+        mode : {CONSTANT, EXACT, ROUNDED}
+        g_scale, h_scale : float
+            Powers of two.
+        key : int
+            Of the tree, of 32 bits.
+
+        Returns
+        -------
+        int, int
+            Sums of the squares of the rounded gradients and of the rounded hessians, else 0.
+        """
+
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram.
 
         Parameters
         ----------
         mode : int
-            How gradients are packed; see `tree_kernels.quantise`.
+            How gradients are packed.
         output : int
             Whose gradients.
 
@@ -129,6 +164,9 @@ class TreeRows(Protocol):
     def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
         """Add what leaves answer to the raw predictions of their rows."""
 
+    def bring_raw(self) -> None:
+        """Bring raw predictions to ``extra["raw"]`` in host memory."""
+
     def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
         """Number of the leaf of each row."""
 
@@ -142,8 +180,9 @@ class TreeDevice(Protocol):
         Parameters
         ----------
         room : solvers.binned_rows.BinnedRows
-            In ``extra["raw"]`` are raw predictions, in ``extra["packed"]`` gradients, of which the
-            host has the last word; in ``extra["index"]`` and ``extra["spare"]`` is room.
+            In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``, ``extra["index"]`` and
+            ``extra["spare"]`` is room. Where a device has better raw predictions than the host,
+            ``extra["n_trees"]`` is so large that whoever comes next makes them anew.
         shape : tuple of int
             Of a histogram: features, bins, channels.
         """

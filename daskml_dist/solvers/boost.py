@@ -219,6 +219,7 @@ class _Boosting:
 
         def of_room(i: int) -> Given:
             room = self._rooms[i]
+            self._grower.lanes[i].bring_raw()
             groups = self._grower.lanes[i].leaves([leaf.at[i] for leaf in leaves])
             return room.y - room.extra["raw"][0], groups, room.weight
 
@@ -234,7 +235,7 @@ class _Boosting:
             self._device,
         )  # fmt: skip
         gradients = Gradients(
-            self._rows, self._rooms, self._loss, solver.seed, self._constant, self._n_train
+            self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
         )
         if solver.stopping is not None and not self._scores["train_score"]:
             self._score()
@@ -284,6 +285,7 @@ class _Boosting:
 
     def _score(self) -> None:
         """Note minus the mean loss of the rows, and of those held out."""
+        self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
         given = {"train_score": self._rooms}
         if self._aside is not None:
             given["validation_score"] = self._held

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from daskml_dist.backends import cupy_tree_calls
+from daskml_dist.backends import cupy_tree_calls, kernels
 from daskml_dist.backends.cupy_tree_predict import packed_nodes
 from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
@@ -16,6 +17,15 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.raw_forest import RawForest
 from daskml_dist.models.raw_trees import RawTrees
 from daskml_dist.models.trees import Tree, Trees
+from daskml_dist.solvers.boost_losses import (
+    AbsoluteError,
+    Binomial,
+    Gamma,
+    Multinomial,
+    Pinball,
+    Poisson,
+    SquaredError,
+)
 from tests.backends.kernel_problems import needs_compiler
 from tests.cuda_emulation import EmulatedCupy
 
@@ -65,25 +75,32 @@ def _packed(mode, n, rng, largest):
     return (g << 32) + h if mode == EXACT else (g << 38) + (h << 13) + 1
 
 
-def _room(n, d, mode, seed=0, largest=False, n_bins=256):
+def _room(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
+    """A lane's rows; of the GPU's tests too, which take the packed gradients of the host."""
     rng = np.random.default_rng(seed)
     rows = np.zeros((n, -(-d // 8) * 8), np.uint8)
     rows[:, :d] = 7 if largest else rng.integers(0, n_bins, (n, d))
     extra = {
-        "packed": _packed(mode, n, rng, largest)[None],
-        "raw": rng.normal(size=(1, n)),
+        "packed": np.tile(_packed(mode, n, rng, largest), (k, 1)),
+        "raw": 3 * rng.normal(size=(k, n)),
         "index": np.empty(n, np.int32),
         "spare": np.empty(n, np.int32),
+        "n_trees": 0,
     }
-    columns = np.ascontiguousarray(rows[:, :d].T)
-    return SimpleNamespace(n=n, rows=rows, columns=columns, extra=extra)
+    return SimpleNamespace(
+        n=n, rows=rows, columns=np.ascontiguousarray(rows[:, :d].T), extra=extra, room=np.zeros,
+        y=rng.gamma(2.0, size=n), salt=rng.integers(2**32, size=n, dtype=np.uint32),
+        weight=rng.integers(0, 4, n).astype(float) if weighted else None,
+    )  # fmt: skip
 
 
 def _both(room, shape, backend):
     """The same rows on the CPU and on the GPU."""
-    own = SimpleNamespace(n=room.n, rows=room.rows, columns=room.columns)
-    own.extra = {name: array.copy() for name, array in room.extra.items()}
-    return HostTrees().rows(room, shape), CupyTrees(backend).rows(own, shape), own
+    own = SimpleNamespace(**vars(room))
+    own.extra = {name: array.copy() for name, array in room.extra.items() if name != "n_trees"}
+    device = CupyTrees(backend).rows(own, shape)
+    device._packed[:] = room.extra["packed"]
+    return HostTrees().rows(room, shape), device, own
 
 
 def _table(rng, share):
@@ -118,6 +135,8 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend):
     values = rng.normal(size=len(at))
     for lane in (host, device):
         lane.answer(0, at, values)
+        lane.bring_raw()
+    assert own.extra["n_trees"] > 10**9  # others make the raw predictions of the host anew
     np.testing.assert_array_equal(own.extra["raw"], room.extra["raw"])
     np.testing.assert_array_equal(device.leaves(at), host.leaves(at))
 
@@ -131,6 +150,52 @@ def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
     found = device.whole(mode, 0)
     np.testing.assert_array_equal(found, host.whole(mode, 0))
     assert found[0, 0, 7, -1] == room.n
+
+
+LOSSES = {
+    "squared_error": SquaredError(), "absolute_error": AbsoluteError(), "quantile": Pinball(0.7),
+    "poisson": Poisson(), "gamma": Gamma(), "binomial": Binomial(), "multinomial": Multinomial(9),
+}  # fmt: skip
+
+
+def test_each_loss_has_a_kernel():
+    assert tuple(LOSSES) == kernels.TREE_LOSSES
+    assert all(loss.kernel == name for name, loss in LOSSES.items())
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients(name, weighted, backend):
+    loss = LOSSES[name]
+    k, constant = loss.n_outputs, loss.constant_hessian and not weighted
+    for n in (300, 1, 0):
+        room = _room(n, 1, CONSTANT, k=k, weighted=weighted)
+        if name.endswith("nomial"):
+            room.y = np.floor(room.y).clip(max=max(k, 2) - 1)
+        room.extra["raw"][:, :8] = [0, -0.0, 40, -40, 700, -700, 1e-310, 1e-40][:n]
+        host, device, _ = _both(room, (1, 256, 2 if constant else 3), backend)
+        with np.errstate(over="ignore"):
+            largest = host.gradients(loss, constant)
+        np.testing.assert_array_equal(device.gradients(loss, constant), largest)
+        given = room.extra["given"]
+        np.testing.assert_array_equal(device._g, given[0])
+        assert constant or (device._h == given[1]).all()
+        for made in (given[0], device._g, *((given[1], device._h) if not constant else ())):
+            made[~np.isfinite(made)] = 0  # it ends a fit before it is packed
+        for c, mode in itertools.product(range(k), [CONSTANT] if constant else [EXACT, ROUNDED]):
+            most = [np.abs(made[c]).max(initial=1e-30) for made in given if len(made)]
+            scales = [2.0 ** (12 - int(np.frexp(value)[1])) for value in (*most, 1.0)[:2]]
+            sums = [lane.pack(c, mode, *scales, 0x9E3779B9) for lane in (device, host)]
+            assert sums[0] == sums[1]
+            np.testing.assert_array_equal(device._packed[c], room.extra["packed"][c])
+
+
+def test_what_is_not_a_number_is_the_largest(backend):
+    room = _room(100, 1, CONSTANT)
+    room.extra["raw"][0, 70] = np.nan
+    host, device, _ = _both(room, (1, 256, 3), backend)
+    for lane in (host, device):
+        assert np.isnan(lane.gradients(LOSSES["poisson"], False)).all()
 
 
 def _histograms(rng, n_leaves, d, n_bins, counts, missing, channels, few):

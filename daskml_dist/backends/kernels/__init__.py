@@ -22,6 +22,7 @@ __all__ = [
     "FUNCTIONS",
     "LOSSES",
     "NUMBERS",
+    "TREE_LOSSES",
     "Launch",
     "launch",
     "optimizer_numbers",
@@ -38,6 +39,7 @@ FUNCTIONS = {
     "csr_gradient": ("csr_gradient", "csr_clear"),
     "csr_adagrad": ("csr_adagrad",),
     "kmeans": ("kmeans",),
+    "tree_gradients": ("tree_gradients", "tree_quantise"),
     "tree_histograms": ("tree_histograms",),
     "tree_partition": ("tree_count", "tree_scan", "tree_part", "tree_back", "tree_answer"),
     "tree_splits": ("tree_splits", "tree_best"),
@@ -51,6 +53,11 @@ LOSSES = (
     "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile", "poisson", "gamma",
 )
 # fmt: on
+
+#: Names of the losses that the gradients of boosting know, in the order of tree_gradients.cu.
+TREE_LOSSES = (
+    "squared_error", "absolute_error", "quantile", "poisson", "gamma", "binomial", "multinomial",
+)  # fmt: skip
 
 #: Answers that are remembered: a launch takes few microseconds, and to work out how takes ten.
 _REMEMBERED = 4096
@@ -74,6 +81,8 @@ _SHARED_BYTES = 48 * 1024
 _KMEANS_ROWS = 8
 #: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
 _TREES = {
+    "tree_gradients": (_THREADS, 0, 8),
+    "tree_quantise": (_THREADS, 0, 8),
     "tree_count": (1, 4 * _WARPS, 8),
     "tree_scan": (1, 4 * _THREADS, 8),
     "tree_part": (1, 8 * _WARPS, 8),
@@ -197,7 +206,7 @@ def options(
     elif name == "kmeans":
         found["CENTRES"] = str(_centres(k))
         found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
-    if "gradient" in name and name != "softmax_gradient":
+    if "gradient" in name and name not in ("softmax_gradient", "tree_gradients"):
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
         found["LOSS"] = loss
@@ -261,6 +270,8 @@ def launch(
     elif function in _TREES:
         rows, shared, blocks = _TREES[function]
         most = blocks * n_sms
+        if function == "tree_gradients":
+            shared = 8 * k
     else:
         raise ValueError(f"function={function!r}: use one of {FUNCTIONS}")
     return Launch(max(1, min(most, -(-n // rows))), threads, shared)

@@ -11,11 +11,6 @@
 #define BINS 256
 #define SHARED 32768
 
-// How gradients and hessians are packed: hessians are 1; all digits; few digits.
-#define CONSTANT 0
-#define EXACT 1
-#define ROUNDED 2
-
 __device__ inline void add_64(unsigned *low, unsigned *high, unsigned long long value) {
     const unsigned part = static_cast<unsigned>(value);
     const unsigned before = atomicAdd(low, part);

@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_predict(
             Node node = nodes[k];
             while (node.feature_and_flags >= 0) {
                 const long long j = node.feature_and_flags >> 2;
-                double x = static_cast<double>(row[j]);
+                double x = to_double(row[j]);
                 if (node.feature_and_flags & CATEGORY)
                     x = number_of(x, edges + firsts[j], firsts[j + 1] - firsts[j]);
                 bool goes;

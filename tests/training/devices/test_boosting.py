@@ -10,6 +10,7 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist.backends import cupy_tree_calls
+from daskml_dist.backends import kernels as of_cuda
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.solvers import gradients
 
@@ -37,9 +38,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     names: set[str] = set()
     launch = cupy_tree_calls.TreeCalls._tree
 
-    def noted(self: Any, source: str, function: str, *rest: Any) -> None:
+    def noted(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
         names.add(function)
-        launch(self, source, function, *rest)
+        launch(self, source, function, *rest, **named)
 
     monkeypatch.setattr(cupy_tree_calls.TreeCalls, "_tree", noted)
     return names
@@ -75,8 +76,8 @@ def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.M
             monkeypatch.setattr(gradients, name, 0)
     gpu, cpu = (make(device=device, **given).fit(X, y, weight) for device in ("gpu", "cpu"))
     assert arrays(gpu) == arrays(cpu)
-    every = {"tree_count", "tree_scan", "tree_part", "tree_back", "tree_answer"}
-    assert launched == every | {"tree_histograms", "tree_splits", "tree_best"}
+    names = "tree_gradients", "tree_histograms", "tree_partition", "tree_splits"
+    assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
 
 
 @pytest.mark.usefixtures("kernels")
