@@ -86,7 +86,7 @@ def test_float64_rows_are_as_near_as_scikit_learn_s_rounding() -> None:
 
 def test_nodes_of_an_unknown_kind_are_refused() -> None:
     dtype = np.dtype([("left_child", int), ("is_categorical", bool)])
-    with pytest.raises(ExportError, match="Nodes of trees in scikit-learn .*newer daskml-dist"):
+    with pytest.raises(ExportError, match=r"Nodes of trees in scikit-learn .*newer daskml-dist"):
         check_fields(dtype, {"left_child"}, "trees")
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.errors import ExportError
+from daskml_dist.inference.export.onnx_trees import complete_trees, prepare_trees
 from daskml_dist.inference.export.twins import to_sklearn
 
 __all__ = ["to_onnx"]
 
-_NO_CATEGORIES = (
-    "Boosting with categorical features has no form in ONNX that skl2onnx makes. Encode the "
-    "categories as numbers before the fit (TargetEncoder, OneHotEncoder), or use to_sklearn()."
+_REMEDY = (
+    "Pass rows like those to come as `sample` where inputs are not all numbers, or use "
+    "to_sklearn()."
 )
+#: Rows that answers are compared for, and how near they must be in units of the largest: a model
+#: that is another is further off.
+_ROWS, _NEAR = 64, 1e-3
 
 
 def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
@@ -40,7 +44,8 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     Raises
     ------
     ExportError
-        scikit-learn or ONNX has no such estimator, or skl2onnx is not installed:
+        scikit-learn or ONNX has no such estimator, or answers of ONNX's are others than those of
+        the estimator, for `sample` or rows that are drawn; or skl2onnx is not installed:
         ``pip install "daskml-dist[export]"``.
     NotFittedError
         The estimator is not fitted.
@@ -51,102 +56,90 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     float32. Thresholds are rounded such that float32 rows take the same ways through trees.
     """
     twin = to_sklearn(estimator)
-    try:
-        import skl2onnx
-    except ImportError as error:
-        raise ExportError('ONNX is made by skl2onnx: pip install "daskml-dist[export]".') from error
-    from sklearn.base import is_classifier
-
-    trees = list(_trees_in(twin))
-    for one in trees:
-        _round_thresholds(one)
+    skl2onnx, session_of = _libraries()
+    trees = prepare_trees(twin)
     more: dict[str, Any] = {"X": None if sample is None else sample[:1]}
     if sample is None:
         kind = skl2onnx.common.data_types.FloatTensorType
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
-    if is_classifier(twin):
+    if _is_classifier(twin):
         more["options"] = {"zipmap": False}
     try:
         model = skl2onnx.to_onnx(twin, **more)
-    except (skl2onnx.common.exceptions.MissingShapeCalculator, NotImplementedError,
-            RuntimeError, ValueError, TypeError, AttributeError) as error:  # fmt: skip
+    except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
         raise ExportError(
-            f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: {error}\n"
-            "Pass rows like those to come as `sample` where inputs are not all numbers, or use "
-            "to_sklearn()."
+            f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: "
+            f"{str(error)[:400]}\n{_REMEDY}"
         ) from error
-    _send_missing([one for one in trees if not hasattr(one, "_predictors")], model)
+    complete_trees(trees, model)
+    _check_answers(twin, session_of(model.SerializeToString()), sample)
     if path is not None:
         Path(path).write_bytes(model.SerializeToString())
     return model
 
 
-def _trees_in(value: Any) -> Iterator[Any]:
-    """Fitted trees, forests and boosting in an estimator."""
-    if hasattr(value, "tree_") or hasattr(value, "_predictors"):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _trees_in(one)
-    elif hasattr(value, "get_params"):
-        if _is_forest(value):
-            yield value
-            return
-        for one in vars(value).values():
-            yield from _trees_in(one)
-
-
-def _is_forest(value: Any) -> bool:
-    return all(hasattr(tree, "tree_") for tree in getattr(value, "estimators_", [0]))
-
-
-def _nodes_of(model: Any) -> list[Any]:
-    """scikit-learn's trees of a tree or a forest."""
-    return [model.tree_] if hasattr(model, "tree_") else [one.tree_ for one in model.estimators_]
-
-
-def _round_thresholds(model: Any) -> None:
-    """Make thresholds the largest numbers of float32 that go left."""
-    if not hasattr(model, "_predictors"):
-        for tree in _nodes_of(model):
-            tree.threshold[:] = _rounded_down(tree.threshold)
-        return
-    for trees in model._predictors:
-        for tree in trees:
-            if tree.nodes["is_categorical"].any():
-                raise ExportError(_NO_CATEGORIES)
-            tree.nodes["num_threshold"] = _rounded_down(tree.nodes["num_threshold"])
-
-
-def _rounded_down(values: Any) -> Any:
-    with np.errstate(over="ignore"):
-        near = values.astype(np.float32)
-    return np.where(near > values, np.nextafter(near, np.float32(-np.inf)), near)
-
-
-def _send_missing(models: list[Any], onnx: Any) -> None:
-    """Let missing values go where trees send them, which skl2onnx does for boosting alone."""
-    wanted = [model for model in models if any(_sends_left(tree) for tree in _nodes_of(model))]
-    if not wanted:
-        return
-    ops = [node for node in onnx.graph.node if node.op_type.startswith("TreeEnsemble")]
-    if len(ops) != len(models):
+def _libraries() -> tuple[Any, Any]:
+    """skl2onnx, and a function that opens a model."""
+    try:
+        import onnxruntime
+        import skl2onnx
+    except ImportError as error:
         raise ExportError(
-            "Trees that send missing values to the left cannot be told from each other in the ONNX "
-            "of this model. Export each tree model by itself, or impute missing values before."
+            'ONNX is made by skl2onnx and tried by ONNX Runtime: pip install "daskml-dist[export]".'
+        ) from error
+
+    def session_of(model: bytes) -> Any:
+        return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+    return skl2onnx, session_of
+
+
+def _is_classifier(estimator: Any) -> bool:
+    from sklearn.base import is_classifier
+
+    return bool(is_classifier(estimator))
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def _check_answers(twin: Any, session: Any, sample: Any) -> None:
+    """Check that ONNX answers as the twin does: not all that skl2onnx leaves out is an error."""
+    if sample is None:
+        drawn = np.random.default_rng(0).normal(size=(_ROWS, twin.n_features_in_))
+        sample = np.abs(drawn).astype(np.float32)  # some take no negative ones
+    sample = sample[:_ROWS]
+    wanted = _answers(twin, sample)
+    found = session.run(None, _inputs(session, sample))
+    number = 1 if _is_classifier(twin) and hasattr(twin, "predict_proba") else 0
+    if not _are_near(np.asarray(found[number]), wanted):
+        raise ExportError(
+            f"skl2onnx makes ONNX of this {type(twin).__name__} that answers otherwise. Use "
+            "to_sklearn(), or pass rows that the model is for as `sample`, if these are unlike "
+            "numbers near 0."
         )
-    for model, op in zip(models, ops, strict=True):
-        by_name = {attribute.name: attribute for attribute in op.attribute}
-        trees = _nodes_of(model)
-        at = zip(by_name["nodes_treeids"].ints, by_name["nodes_nodeids"].ints, strict=True)
-        sides = [int(trees[tree].missing_go_to_left[node]) for tree, node in at]
-        found = by_name.get("nodes_missing_value_tracks_true")
-        if found is None:
-            found = op.attribute.add()
-            found.name, found.type = "nodes_missing_value_tracks_true", 7  # a list of integers
-        del found.ints[:]
-        found.ints.extend(sides)
 
 
-def _sends_left(tree: Any) -> bool:
-    return bool(tree.missing_go_to_left.any())
+def _answers(twin: Any, sample: Any) -> NDArray[Any]:
+    for method in ("predict_proba", "predict", "transform"):
+        if hasattr(twin, method) and (method != "predict_proba" or _is_classifier(twin)):
+            found = getattr(twin, method)(sample)
+            return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
+    raise ExportError(f"{type(twin).__name__} answers nothing that ONNX could. Use to_sklearn().")
+
+
+def _inputs(session: Any, sample: Any) -> dict[str, Any]:
+    names = [one.name for one in session.get_inputs()]
+    if len(names) == 1:
+        return {names[0]: np.asarray(sample)}
+    return {name: np.asarray(sample[name]).reshape(-1, 1) for name in names}
+
+
+def _are_near(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    if wanted.dtype.kind not in "fc":
+        # Labels, which rows at a border of two may change by rounding.
+        return bool(np.mean(found.reshape(wanted.shape) == wanted) > 0.9)
+    if found.size != wanted.size:
+        return False
+    scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
+    return bool(np.allclose(found.reshape(wanted.shape), wanted, atol=_NEAR * scale, rtol=_NEAR))
