@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,13 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     if sample is None:
         kind = skl2onnx.common.data_types.FloatTensorType
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
-    if _is_classifier(twin):
+    if _has_shares(twin):
         more["options"] = {"zipmap": False}
     try:
-        model = skl2onnx.to_onnx(twin, **more)
+        with warnings.catch_warnings():
+            # protobuf warns of the booleans that skl2onnx gives it for numbers.
+            warnings.simplefilter("ignore")
+            model = skl2onnx.to_onnx(twin, **more)
     except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
         raise ExportError(
             f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: "
@@ -94,10 +98,11 @@ def _libraries() -> tuple[Any, Any]:
     return skl2onnx, session_of
 
 
-def _is_classifier(estimator: Any) -> bool:
+def _has_shares(estimator: Any) -> bool:
+    """Whether answers are probabilities of classes."""
     from sklearn.base import is_classifier
 
-    return bool(is_classifier(estimator))
+    return bool(is_classifier(estimator)) and hasattr(estimator, "predict_proba")
 
 
 # --- answers ---------------------------------------------------------------------------------
@@ -109,9 +114,11 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
         drawn = np.random.default_rng(0).normal(size=(_ROWS, twin.n_features_in_))
         sample = np.abs(drawn).astype(np.float32)  # some take no negative ones
     sample = sample[:_ROWS]
-    wanted = _answers(twin, sample)
+    # Some of scikit-learn's take rows of the dtype of the fit alone.
+    wide = sample.astype(np.float64) if isinstance(sample, np.ndarray) else sample
+    wanted = _answers(twin, wide)
     found = session.run(None, _inputs(session, sample))
-    number = 1 if _is_classifier(twin) and hasattr(twin, "predict_proba") else 0
+    number = int(_has_shares(twin))
     if not _are_near(np.asarray(found[number]), wanted):
         raise ExportError(
             f"skl2onnx makes ONNX of this {type(twin).__name__} that answers otherwise. Use "
@@ -122,7 +129,7 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
 
 def _answers(twin: Any, sample: Any) -> NDArray[Any]:
     for method in ("predict_proba", "predict", "transform"):
-        if hasattr(twin, method) and (method != "predict_proba" or _is_classifier(twin)):
+        if hasattr(twin, method) and (method != "predict_proba" or _has_shares(twin)):
             found = getattr(twin, method)(sample)
             return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
     raise ExportError(f"{type(twin).__name__} answers nothing that ONNX could. Use to_sklearn().")
