@@ -206,9 +206,7 @@ class _Stack(BaseRounds):
 class _Asked:
     """Fits of several solvers to the same rows."""
 
-    def __init__(
-        self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings
-    ) -> None:
+    def __init__(self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings) -> None:
         self._engine, self._lanes, self._rows, self._run = engine, lanes, rows, run
 
     def __call__(self, model: Any, solver: Solver) -> Solution:
@@ -243,7 +241,7 @@ class _TargetSurvey(Survey):
         return None
 
     @property
-    def targets(self) -> Spread:  # type: ignore[override]
+    def targets(self) -> Spread:
         """Of the first column."""
         both = Survey(self.infos).targets
         return replace(

@@ -5,7 +5,8 @@ Importing this module loads numba (about half a second), so it is imported at fi
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -14,8 +15,14 @@ from daskml_dist.backends.margins import ROWS, log_loss
 
 __all__ = ["log_losses", "log_scores"]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 
-@numba.njit(**ROWS)
+
+def _compiled(function: _F) -> _F:
+    return cast("_F", numba.njit(**ROWS)(function))
+
+
+@_compiled
 def log_losses(raw: Any, y: Any, mask: Any, stops: Any, losses: Any) -> None:
     """Log losses of raw predictions, added up; their derivatives take the predictions' place.
 
@@ -40,7 +47,7 @@ def log_losses(raw: Any, y: Any, mask: Any, stops: Any, losses: Any) -> None:
         losses[j] += part[j]
 
 
-@numba.njit(**ROWS)
+@_compiled
 def log_scores(raw: Any, y: Any, mask: Any, stops: Any, least: Any, sums: Any) -> None:
     """Weights, right signs and log losses (of at most `least`) of raw predictions, added up.
 
@@ -61,7 +68,7 @@ def log_scores(raw: Any, y: Any, mask: Any, stops: Any, least: Any, sums: Any) -
             first = last
 
 
-@numba.njit(**ROWS)
+@_compiled
 def _spread(mask: Any, stops: Any, weight: Any) -> None:
     """The weight of a row to each column, of that to each split."""
     first = 0
@@ -72,7 +79,7 @@ def _spread(mask: Any, stops: Any, weight: Any) -> None:
         first = stops[split]
 
 
-@numba.njit(**ROWS)
+@_compiled
 def _of_row(raw: Any, sign: Any, weight: Any, losses: Any) -> None:
     """Of a row and all columns: wide enough that the checks for vectors cost little."""
     for j in range(len(raw)):
@@ -81,7 +88,7 @@ def _of_row(raw: Any, sign: Any, weight: Any, losses: Any) -> None:
         losses[j] += weight[j] * value
 
 
-@numba.njit(**ROWS)
+@_compiled
 def _score_row(raw: Any, sign: Any, weight: Any, least: Any, sums: Any) -> None:
     for j in range(len(raw)):
         value, _ = log_loss(sign * np.float64(raw[j]))

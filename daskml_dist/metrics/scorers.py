@@ -78,22 +78,20 @@ class Scorer:
         return found[:, 1] if one_of_two and found.shape[1] == 2 else found
 
 
-def _called(method: Callable[[Any], Any], X: Any) -> Any:
+def _called(method: Any, X: Any) -> Any:
     """Prediction of rows; lazy where the estimator is none of ours and the rows are."""
-    if not is_dask(X) or type(method.__self__).__module__.startswith("daskml_dist"):  # type: ignore[attr-defined]
+    if not is_dask(X) or type(method.__self__).__module__.startswith("daskml_dist"):
         return method(X)
-    few = method(_few_rows(X))
     if isinstance(X, da.Array):
-        shape = few.shape[1:]
-        return X.map_blocks(
-            method, dtype=few.dtype, chunks=(X.chunks[0], *[(n,) for n in shape]),
-            drop_axis=[] if shape else [1], meta=few[:0],
-        )  # fmt: skip
-    return X.map_partitions(method, meta=few[:0])
+        few = method(np.zeros((2, X.shape[1]), X.dtype))
+        wide: Any = {"drop_axis": 1} if few.ndim == 1 else {"chunks": (X.chunks[0], few.shape[1:])}
+        return X.map_blocks(_of_block, method, few[:0], dtype=few.dtype, meta=few[:0], **wide)
+    few = method(X._meta_nonempty)
+    return X.map_partitions(_of_block, method, few[:0], meta=few[:0])
 
 
-def _few_rows(X: Any) -> Any:
-    return np.zeros((2, X.shape[1]), X.dtype) if isinstance(X, da.Array) else X._meta_nonempty
+def _of_block(rows: Any, method: Any, none: Any) -> Any:
+    return method(rows) if len(rows) else none
 
 
 _SCORES = ("decision_function", "predict_proba")

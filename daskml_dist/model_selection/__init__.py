@@ -11,6 +11,7 @@ from daskml_dist.model_selection._splitters import (
     StratifiedShuffleSplit,
     TimeSeriesSplit,
 )
+from daskml_dist.model_selection._train_test import train_test_split
 from daskml_dist.model_selection._validation import (
     cross_val_predict,
     cross_val_score,
@@ -29,4 +30,5 @@ __all__ = [
     "cross_val_predict",
     "cross_val_score",
     "cross_validate",
+    "train_test_split",
 ]

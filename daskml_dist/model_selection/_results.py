@@ -73,7 +73,7 @@ def _ranks(means: NDArray[np.float64]) -> NDArray[np.int32]:
         return np.ones(len(means), np.int32)
     lowest = np.nanmin(means) - 1
     found = rankdata(-np.where(np.isnan(means), lowest, means), method="min")
-    return found.astype(np.int32)
+    return np.asarray(found, np.int32)
 
 
 def _column(values: list[Any]) -> Any:
@@ -84,7 +84,7 @@ def _column(values: list[Any]) -> Any:
     if all(isinstance(v, int | float | np.number) for v in given):
         kind = np.result_type(*map(np.asarray, given)) if given else object
         kind = object if any(isinstance(v, bool) for v in given) else kind
-    column = np.ma.masked_all(len(values), dtype=kind)
+    column: Any = np.ma.array(np.empty(len(values), dtype=kind))
     for i, value in enumerate(values):
         if value is not _ABSENT:
             column[i] = value

@@ -52,7 +52,8 @@ class TableRoles(Roles):
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """As in :class:`Roles`."""
-        return self.table[codes, split]
+        played: NDArray[np.int8] = self.table[codes, split]
+        return played
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,8 @@ class DigitRoles(Roles):
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """As in :class:`Roles`."""
-        return (codes // 3**split % 3).astype(np.int8)
+        played: NDArray[np.int8] = (codes // 3**split % 3).astype(np.int8)
+        return played
 
     def codes(self, roles: list[NDArray[np.int8]]) -> Ints:
         """The codes of rows that play these roles in the splits."""
@@ -118,7 +120,8 @@ class Order:
     def first_places(self) -> Ints:
         """Place of the first row of each label."""
         assert self.first_of is not None
-        return self.first_of[0]
+        first: Ints = self.first_of[0]
+        return first
 
 
 def label_codes(labels: NDArray[Any], column: Any) -> Ints:
@@ -138,7 +141,7 @@ class Codes(ABC):
 
 def contiguous(places: Ints, stops: Ints) -> Ints:
     """Range that each place lies in, by where ranges stop."""
-    return np.searchsorted(stops, places, side="right")
+    return np.asarray(np.searchsorted(stops, places, side="right"), np.int64)
 
 
 def spread(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np.int8]:

@@ -23,7 +23,10 @@ Candidates = Sequence[Mapping[str, Any]]
 
 
 class SearchOnDask:
-    """Base class of searches that know Dask collections; rows in memory are scikit-learn's affair."""
+    """Base class of searches that know Dask collections, and stack what can be stacked.
+
+    All else, of rows in memory, is scikit-learn's affair.
+    """
 
     estimator: Any
     scoring: Any

@@ -60,17 +60,19 @@ class RowsOfSplits:
         """Both sides of a split as one task's result: ((X, y, ...), (X, y, ...)) in memory."""
         pieces = [None if value is None else self._pieces(value) for value in self.inputs]
         gather = delayed(partial(_gathered, self.roles, split), pure=False)
-        return gather(pieces, self.code_parts())
+        both: Delayed = gather(pieces, self.code_parts())
+        return both
 
     def mask(self, split: int, role: int) -> da.Array:
         """Whether each row plays a role in a split; a lazy array of bool, chunked as X is."""
         one = delayed(partial(_mask, self.roles, split, role), pure=False)
-        counts = self.columns.row_counts or [np.nan] * len(self.columns.parts)
+        counts: list[Any] = self.columns.row_counts or [np.nan] * len(self.columns.parts)
         parts = [
             da.from_delayed(one(codes), (n,), dtype=bool)
             for codes, n in zip(self.code_parts(), counts, strict=True)
         ]
-        return da.concatenate(parts)
+        mask: da.Array = da.concatenate(parts)
+        return mask
 
     def _pieces(self, value: Any) -> list[Any]:
         """Pieces of an input, cut as the codes are."""
@@ -112,7 +114,7 @@ def _codes_of(codes: Codes, index: int, X: Any, column: Any) -> Ints:
 
 
 def _mask(roles: Roles, split: int, role: int, codes: Ints) -> NDArray[np.bool_]:
-    return roles.played(codes, split) == role
+    return np.asarray(roles.played(codes, split) == role)
 
 
 def _take(roles: Roles, split: int, role: int, rows: Any, codes: Ints) -> Any:
@@ -203,7 +205,8 @@ def chosen(rows: RowsOfSplits, predicted: list[Any]) -> da.Array:
         da.from_delayed(choose(codes, *found), (n, *first.shape[1:]), meta=first._meta)
         for codes, n, *found in zip(rows.code_parts(), first.chunks[0], *pieces, strict=True)
     ]
-    return da.concatenate(parts)
+    of_tests: da.Array = da.concatenate(parts)
+    return of_tests
 
 
 def _choose(roles: Roles, codes: Ints, *predicted: NDArray[Any]) -> NDArray[Any]:

@@ -12,12 +12,10 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from daskml_dist._stacks import StackedFit, can_stack, fit_stack
-from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.model_selection._checks import check_splitter, codes_of_indices
 from daskml_dist.model_selection._codes import ByPlace, ByRange
-from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
+from daskml_dist.model_selection._roles import TEST, TRAIN, Ints
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.stacked_scores import SCORES
@@ -53,9 +51,7 @@ def stacked_fits(
         return None
     collection, classes = _targets(splits, estimators[0]._classification)
     weighted = collection.parts[0][2] is not None
-    found = fit_stack(
-        estimators, collection, splits.roles, classes, weighted, train_score
-    )
+    found = fit_stack(estimators, collection, splits.roles, classes, weighted, train_score)
     names = {name: _name(estimators[0], given) for name, given in scoring.items()}
     result = []
     for row in found:

@@ -27,7 +27,14 @@ from daskml_dist.model_selection._checks import check_splitter, codes_of_indices
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen
 
-__all__ = ["Fitted", "Splits", "cross_val_predict", "cross_val_score", "cross_validate", "score_sides"]
+__all__ = [
+    "Fitted",
+    "Splits",
+    "cross_val_predict",
+    "cross_val_score",
+    "cross_validate",
+    "score_sides",
+]
 
 
 @dataclass(eq=False)

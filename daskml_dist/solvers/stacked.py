@@ -25,7 +25,7 @@ from daskml_dist.solvers.lock_step import Seat, in_lock_step
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.rows import row_tiles, to_rows
 
-__all__ = ["Column", "CodeWeights", "StackedSolver", "stacked_tiles"]
+__all__ = ["CodeWeights", "Column", "StackedSolver", "stacked_tiles"]
 
 #: Raw predictions of a tile of rows that a processor's cache holds.
 _ENTRIES = 1 << 16
@@ -116,9 +116,7 @@ class StackedSolver(Solver):
         return [answers[i] for i in at]
 
 
-def stacked_tiles(
-    X: Any, n_columns: int, backend: Backend
-) -> Iterator[slice]:
+def stacked_tiles(X: Any, n_columns: int, backend: Backend) -> Iterator[slice]:
     """Slices of rows whose raw predictions of all columns a cache holds."""
     most = max(_LEAST, _ENTRIES // max(n_columns, 1))
     for at in row_tiles(X, backend, cached=8 * most * max(1, X.shape[1])):

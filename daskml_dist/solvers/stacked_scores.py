@@ -19,8 +19,8 @@ from daskml_dist.solvers.stacked import stacked_tiles
 
 __all__ = ["SCORES", "StackedScores"]
 
-#: Numbers a column: weight of the rows; of a classifier right ones and losses, of a regressor squared and
-#: absolute errors, targets, and their squares.
+#: Numbers a column: weight of the rows; of a classifier right ones and losses, of a regressor
+#: squared and absolute errors, targets, and their squares.
 _CLASSIFIER, _REGRESSOR = 3, 5
 #: Log loss of the least probability.
 _MOST_LOSS = -float(np.log(np.finfo(np.float64).eps))
