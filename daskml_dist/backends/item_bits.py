@@ -190,7 +190,8 @@ def _tiles(X: Any) -> Iterator[slice]:
 
 def _bought(values: NDArray[Any]) -> Bytes:
     """1 where a value is not zero."""
-    return (values != 0).view(np.uint8)
+    found: Bytes = np.asarray(values != 0).view(np.uint8)
+    return found
 
 
 def _ranks(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]:

@@ -15,8 +15,9 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist._checks import check_count, check_number, check_run
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
+from daskml_dist.data.baskets import baskets_of_frame
 from daskml_dist.data.optional import load_pandas
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.baskets import Baskets
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
@@ -31,6 +32,8 @@ def frequent_itemsets(
     *,
     min_support: float = 0.5,
     max_length: int | None = None,
+    basket: Any = None,
+    item: Any = None,
     max_candidates: int = 50_000_000,
     run: Run | None = None,
     callbacks: Any = None,
@@ -45,12 +48,17 @@ def frequent_itemsets(
     ----------
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
         A row for each basket and a column for each item: what is not zero is in the basket. Of
-        numbers of at least 0, or of bools. Chunks may be sparse (CSR).
+        numbers of at least 0, or of bools. Chunks may be sparse (CSR). With `basket` and `item`: a
+        pandas or Dask dataframe with a row for each item of a basket.
     min_support : float or int, default=0.5
         Share of the baskets, of (0, 1], that a set must be in; an int: their number, at least 1.
         So 1.0 is all baskets, and 1 is any.
     max_length : int or None, default=None
         Items of a set at most; None: any number.
+    basket, item : str, default=None
+        Columns of a long frame that hold the ids of the baskets and of the items: numbers or text.
+        The rows of a basket may be anywhere in the frame (Dask shuffles them), and come several
+        times. None: a row of `X` is a basket.
     max_candidates : int, default=50_000_000
         Sets of one length that may be counted. They take some 16 bytes each in one process; where
         there are more, an error says so before they are counted.
@@ -66,8 +74,8 @@ def frequent_itemsets(
     -------
     pandas.DataFrame
         ``support`` (float64, share of the baskets), ``count`` (int64) and ``itemset`` (tuple of
-        columns' names, of an array their numbers, in their order), most frequent first and sets of
-        one count in the order of their columns. It is gathered here.
+        columns' names, of an array their numbers, in their order; of a long frame the items,
+        sorted), most frequent first, and sets of one count in the order of their columns.
 
     Raises
     ------
@@ -98,7 +106,16 @@ def frequent_itemsets(
     1     0.75      3        (milk,)
     2     0.50      2  (bread, milk)
     """
-    names = _names(X)
+    if (basket is None) != (item is None):
+        raise InvalidParameterError(
+            f"basket={basket!r} and item={item!r}: name both columns of a frame that has a row for "
+            "each entry, or none of them."
+        )
+    if basket is None:
+        names = _names(X)
+    else:
+        X, items = baskets_of_frame(X, basket, item, client)
+        names = _objects(items.tolist())
     found = _Itemsets(min_support, max_length, max_candidates, run, callbacks)
     found.fit(X, None, client=client)
     return _frame(found.levels_, found.n_rows_, names)
@@ -163,8 +180,7 @@ def _names(X: Any) -> NDArray[Any] | None:
     """Names of a frame's columns; None for what has none."""
     if not is_dataframe_like(X):
         return None
-    names = np.empty(len(X.columns), object)
-    names[:] = list(X.columns)
+    names = _objects(list(X.columns))
     if twice := [name for name, n in Counter(names.tolist()).items() if n > 1]:
         raise InvalidDataError(
             f"X has several columns named {twice[:5]}, and each is an item. Rename them, or take "
@@ -186,7 +202,7 @@ def _frame(
         at = slice(start, start + len(counts))
         columns[at, : own.shape[1]], count[at] = own, counts
         of = own if names is None else names[own]
-        sets[at] = _tuples(of)
+        sets[at] = _objects(list(zip(*of.T.tolist(), strict=True)))
         start = at.stop
     order = np.lexsort((*columns.T[::-1], -count))
     count = count[order]
@@ -194,8 +210,8 @@ def _frame(
     return load_pandas().DataFrame(found)
 
 
-def _tuples(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows as an array of tuples."""
-    found = np.empty(len(rows), object)
-    found[:] = list(zip(*rows.T.tolist(), strict=True))
+def _objects(things: list[Any]) -> NDArray[Any]:
+    """An array of things, which may be tuples."""
+    found = np.empty(len(things), object)
+    found[:] = things
     return found

@@ -74,14 +74,12 @@ def association_rules(
     --------
     >>> import pandas as pd
     >>> from daskml_dist.frequent_patterns import association_rules, frequent_itemsets
-    >>> baskets = pd.DataFrame({"bread": [1, 1, 0, 1], "milk": [1, 1, 1, 0], "jam": [1, 1, 0, 0]})
-    >>> rules = association_rules(frequent_itemsets(baskets), min_threshold=0.9)
-    >>> rules[["antecedent", "consequent", "confidence"]]
-          antecedent consequent  confidence
-    0         (jam,)   (bread,)         1.0
-    1         (jam,)    (milk,)         1.0
-    2         (jam,)  (bread, milk)         1.0
-    3   (bread, milk)     (jam,)         1.0
+    >>> baskets = pd.DataFrame({"bread": [1, 1, 0, 1], "milk": [1, 1, 1, 0], "tea": [0, 0, 1, 0]})
+    >>> rules = association_rules(frequent_itemsets(baskets), min_threshold=0.6)
+    >>> rules[["antecedent", "consequent", "confidence"]].round(2)
+      antecedent consequent  confidence
+    0   (bread,)    (milk,)        0.67
+    1    (milk,)   (bread,)        0.67
     """
     check_one_of("metric", metric, METRICS)
     check_number("min_threshold", min_threshold, lambda v: True, "that is finite")
