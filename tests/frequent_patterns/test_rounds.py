@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,9 @@ def test_a_few_candidates_at_a_time(form: Any, monkeypatch: pytest.MonkeyPatch) 
 def killing(mark: Path) -> type[Apriori]:
     """A search one of whose processes kills itself while it counts sets of three."""
 
+    @dataclass(frozen=True, eq=False)
     class Deadly(SetCounts):
-        mark: str
+        mark: str = ""
 
         def add(self, model: Any, rows: Any, out: Any, backend: Any) -> Any:
             import os
@@ -112,9 +114,7 @@ def killing(mark: Path) -> type[Apriori]:
 
         def __call__(self, statistic: Any) -> Any:
             if isinstance(statistic, SetCounts) and statistic.prefix.shape[1] == 2:
-                facts = {name: value for name, value in vars(statistic).items()}
-                statistic = object.__new__(Deadly)
-                vars(statistic).update(facts, mark=str(mark))
+                statistic = Deadly(**vars(statistic), mark=str(mark))
             return self._sums(statistic)
 
     class Killing(Apriori):
