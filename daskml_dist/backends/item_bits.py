@@ -160,7 +160,6 @@ class ItemBits:
 
 def add_set_counts(
     words: Words,
-    place: NDArray[np.int32],
     prefix: NDArray[np.int32],
     bounds: NDArray[np.int64],
     last: NDArray[np.int32],
@@ -172,14 +171,14 @@ def add_set_counts(
     ----------
     words
         Of :meth:`ItemBits.tiles`.
-    place : ndarray of int32
-        Where the items that `prefix` and `last` speak of lie in the words.
     prefix, bounds, last, out
         As :func:`~daskml_dist.backends.itemset_kernels.add_supports` takes them.
     """
     from daskml_dist.backends.itemset_kernels import add_supports
 
-    add_supports(words, place[prefix], bounds, place[last], out)
+    # What came in a message is read-only, for which numba would compile the loop once more.
+    own = [np.require(array, requirements=["C", "A", "W"]) for array in (prefix, bounds, last)]
+    add_supports(words, own[0], own[1], own[2], out)
 
 
 def _tiles(X: Any) -> Iterator[slice]:
@@ -190,7 +189,7 @@ def _tiles(X: Any) -> Iterator[slice]:
 
 def _bought(values: NDArray[Any]) -> Bytes:
     """1 where a value is not zero."""
-    found: Bytes = np.asarray(values != 0).view(np.uint8)
+    found: Bytes = np.ascontiguousarray(values != 0).view(np.uint8)
     return found
 
 

@@ -64,7 +64,8 @@ def baskets_of_frame(
     if basket == item:
         raise InvalidParameterError(f"basket and item are both {basket!r}. Name two columns.")
     rows = frame[[basket, item]]
-    with client.as_current() if client is not None else nullcontext():
+    # What is no client is refused where the fit begins.
+    with client.as_current() if hasattr(client, "as_current") else nullcontext():
         items = reduce_parts(as_collection(rows, numeric=False), _ItemsOf(item), merged)
         if not len(items):
             raise InvalidDataError("The frame has no rows. Look at the file or filter it is from.")

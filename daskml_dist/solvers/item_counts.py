@@ -85,9 +85,12 @@ class SetCounts(Statistic):
         return (len(self.last),)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+        prefix, last = self.prefix, self.last
         for words, items in rows.state.tiles(rows.X, self.items, backend):
-            place = np.searchsorted(items, self.items).astype(np.int32)
-            add_set_counts(words, place, self.prefix, self.bounds, self.last, out)
+            if len(items) > len(self.items):  # those of a level before: all that are kept
+                place = np.searchsorted(items, self.items).astype(np.int32)
+                prefix, last = place[self.prefix], place[self.last]
+            add_set_counts(words, prefix, self.bounds, last, out)
         return float("nan")
 
 
