@@ -33,7 +33,7 @@ def association_rules(
     ----------
     itemsets : pandas.DataFrame
         As :func:`frequent_itemsets` returns it: columns ``support``, ``count`` and ``itemset``, and
-        with each set all its subsets. Sets that no subset is missing of may be left out.
+        with each set all its subsets.
     metric : {"confidence", "support", "lift", "leverage", "conviction"}, default="confidence"
         Measure that a rule is kept by.
     min_threshold : float, default=0.8
