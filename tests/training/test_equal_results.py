@@ -111,7 +111,7 @@ def test_the_number_of_servers_does_not_matter(client: Client, rows: Any) -> Non
         for kind, sparse_rows in (("dense", False), ("sparse", True))
         for optimizer, marks in (
             ("sgd", ()),
-            ("adam", ()),
+            ("adam", pytest.mark.slow if sparse_rows else ()),
             ("adagrad", pytest.mark.slow if sparse_rows else ()),
         )
     ],
