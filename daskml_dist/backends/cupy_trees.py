@@ -49,7 +49,15 @@ class CupyTrees:
 
     def rows(self, room: Any, shape: tuple[int, int, int]) -> CupyRows:
         """Rows of a lane."""
-        return CupyRows(room, shape, self._backend, self._calls)
+        with self.memory(room.n):
+            return CupyRows(room, shape, self._backend, self._calls)
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Say what did not fit in the memory of the GPU."""
+        return device_memory(
+            f"What boosting keeps of {n_rows:,} rows of a worker",
+            'Use more workers, or device="cpu", whose trees are the same.',
+        )
 
     def to_host(self, hist: Any) -> Array:
         """Histograms in host memory."""
@@ -92,8 +100,6 @@ class CupyRows:
 
     Raises
     ------
-    DeviceMemoryError
-        They do not fit in the memory of the GPU.
     InvalidDataError
         There are too many classes.
     """
@@ -108,22 +114,15 @@ class CupyRows:
                 f"y has {k:,} classes, and boosting on a GPU takes {_MOST_OUTPUTS:,}. Use "
                 'device="cpu", whose trees are the same.'
             )
-        with self._memory():
-            self._bins = to_device(np.ascontiguousarray(room.rows))
-            self._y, self._salt = to_device(room.y), to_device(room.salt)
-            self._weight = None if room.weight is None else to_device(room.weight)
-            self._raw = to_device(room.extra["raw"])
-            self._g = cp.empty((k, room.n), np.float32)
-            self._h = None if shape[2] == _CONSTANT else cp.empty((k, room.n), np.float32)
-            self._packed = cp.empty((k, room.n), np.int64)
-            self._first = cp.arange(room.n, dtype=np.int32)
-            self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
-
-    def _memory(self) -> AbstractContextManager[None]:
-        return device_memory(
-            f"{self._room.n:,} binned rows of a worker",
-            'Use more workers, or device="cpu", whose trees are the same.',
-        )
+        self._bins = to_device(np.ascontiguousarray(room.rows))
+        self._y, self._salt = to_device(room.y), to_device(room.salt)
+        self._weight = None if room.weight is None else to_device(room.weight)
+        self._raw = to_device(room.extra["raw"])
+        self._g = cp.empty((k, room.n), np.float32)
+        self._h = None if shape[2] == _CONSTANT else cp.empty((k, room.n), np.float32)
+        self._packed = cp.empty((k, room.n), np.int64)
+        self._first = cp.arange(room.n, dtype=np.int32)
+        self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
@@ -146,17 +145,15 @@ class CupyRows:
 
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram."""
-        with self._memory():
-            self._index[...] = self._first
-            every = Part(0, np.zeros(256, np.uint8), slice(0, self._room.n), _ALL)
-            return self._histograms(self._work([every], mode), output)
+        self._index[...] = self._first
+        every = Part(0, np.zeros(256, np.uint8), slice(0, self._room.n), _ALL)
+        return self._histograms(self._work([every], mode), output)
 
     def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
         """Part the rows of some leaves; histograms, and where the right children begin."""
-        with self._memory():
-            work = self._work(parts, mode)
-            self._calls.part(work, self._bins, self._index, self._spare)
-            hist = self._histograms(work, output)
+        work = self._work(parts, mode)
+        self._calls.part(work, self._bins, self._index, self._spare)
+        hist = self._histograms(work, output)
         middles: list[int] = self._backend.to_numpy(work.middles).tolist()
         return hist, middles
 

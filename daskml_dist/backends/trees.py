@@ -7,6 +7,7 @@ float64, so every device grows the same trees to the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -186,6 +187,9 @@ class TreeDevice(Protocol):
         shape : tuple of int
             Of a histogram: features, bins, channels.
         """
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Context that says what did not fit in the memory of the device, and the remedy."""
 
     def to_host(self, hist: Any) -> Array:
         """Histograms in host memory."""

@@ -54,6 +54,10 @@ class _Rows(np.ndarray):
 
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
+    def get(self) -> Any:
+        """The rows in host memory."""
+        return np.array(self)
+
 
 @pytest.fixture(params=["emulated", pytest.param("cupy", marks=pytest.mark.gpu)])
 def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ToDevice:
@@ -81,6 +85,15 @@ def test_predictions_are_the_cpus(name: str, to_device: ToDevice) -> None:
         dtype="float32", meta=np.empty((0, 0), "float32"),
     )  # fmt: skip
     assert_array_equal(model.predict(lazy).compute(scheduler="synchronous"), model.predict(X))
+
+
+@pytest.mark.parametrize("name", ["boosting", "forest"])
+def test_fits_take_rows_of_a_gpu(name: str, to_device: ToDevice) -> None:
+    model, y = MODELS[name]
+    expected = model.set_params(device="cpu").fit(X, y).predict(X)
+    assert_array_equal(model.set_params(device="auto").fit(to_device(X), y).predict(X), expected)
+    score = model.score(X, y)
+    assert model.score(to_device(X), to_device(y)) == score
 
 
 @pytest.mark.parametrize("name", MODELS)

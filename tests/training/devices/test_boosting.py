@@ -11,7 +11,9 @@ from distributed import Client, LocalCluster
 from daskml_dist import Run
 from daskml_dist.backends import cupy_tree_calls
 from daskml_dist.backends import kernels as of_cuda
+from daskml_dist.backends.cupy_trees import CupyRows
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from daskml_dist.errors import DeviceMemoryError
 from daskml_dist.solvers import gradients
 
 rng = np.random.default_rng(0)
@@ -91,6 +93,18 @@ def test_a_fit_goes_on_where_another_device_began() -> None:
     ]
     found = [arrays(model) for model in models]
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("call", ["rows", "histograms"])
+def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no more")
+
+    where = CupyRows if call == "rows" else cupy_tree_calls.TreeCalls
+    monkeypatch.setattr(where, "__init__" if call == "rows" else call, full)
+    with pytest.raises(DeviceMemoryError, match=r"500 rows of a worker did not fit"):
+        HistGradientBoostingRegressor(device="gpu", **SMALL).fit(X, Y)
 
 
 @pytest.mark.slow
