@@ -253,6 +253,28 @@ def test_best_splits(n_bins, channels, few, backend):
     assert of_categories or n_bins > 90  # too few rows of a category
 
 
+@pytest.mark.parametrize("feature", [0, 1])
+def test_splits_of_as_few_rows_as_may_be(feature, backend):
+    # Of 90 rows half must go left: of a number there is one such split; of six categories of 15
+    # rows, four of which are alike, those that come first go left.
+    hist = np.zeros((2, 1, 8, 2), np.int64)
+    hist[0, 0, :6, 0], hist[0, 0, :6, 1] = [-30, -30, -30, -30, 0, 60], 15
+    hist[1, 0, :3, 0], hist[1, 0, :3, 1] = [-50, -10, 0], [40, 5, 45]
+    each = np.zeros(2, np.uint8)
+    counts, categorical = np.array([6, 3], np.int32), np.array([1, 0], np.uint8)
+    facts = SplitFacts(counts, each, categorical, each.view(np.int8), 0.0, 1e-3, 45)
+    allowed, totals = (np.arange(2) == feature).astype(np.uint8), np.array([-60, 90, 90])
+    leaves = [SplitLeaf(hist[:, 0], allowed, totals, 0.0, -np.inf, np.inf)]
+    told = np.zeros((2, 1, 12), np.int64)
+    for device, own in zip((HostTrees(), CupyTrees(backend)), told, strict=True):
+        device.find(leaves, 0, facts, np.ones(2), own)
+    np.testing.assert_array_equal(told[1], told[0])
+    expected = (
+        [feature, 0, 0, -90, 45, 45, 1, 0b111] if feature == 0 else [1, 1, 0, -60, 45, 45, 0, 0]
+    )
+    assert told[0, 0, 1:9].tolist() == expected
+
+
 def _trees(rng, n_trees, d, n_values, with_categories):
     """Trees of drawn nodes, of an odd number of leaves each, and the bins that they stand for."""
     edges = [np.sort(rng.normal(size=40)) for _ in range(d)]
