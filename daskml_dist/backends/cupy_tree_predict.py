@@ -11,7 +11,7 @@ from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_calls import Calls
 from daskml_dist.backends.dense_rows import check_dense
 
-__all__ = ["CupyForest"]
+__all__ = ["CupyForest", "packed_nodes"]
 
 Array = NDArray[Any]
 
