@@ -14,11 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.devices import get_backend
-
 __all__ = [
     "CONSTANT", "EXACT", "ROUNDED", "Part", "SplitFacts", "SplitLeaf", "TreeDevice", "TreeRows",
-    "trees_on",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -212,25 +209,3 @@ class TreeDevice(Protocol):
             Of zeros. Becomes the bits of the gain (-1.0 where there is no split), what
             `tree_splits.best_split` found, categories that go left.
         """
-
-
-def trees_on(device: str) -> TreeDevice:
-    """Return what trees grow on; called on the worker.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "gpu"}
-
-    Raises
-    ------
-    DeviceUnavailableError
-        For ``"gpu"`` where this process cannot use one.
-    """
-    backend: Any = get_backend(device)
-    if backend.device == "cpu":
-        from daskml_dist.backends.host_trees import HostTrees
-
-        return HostTrees()
-    from daskml_dist.backends.cupy_trees import CupyTrees
-
-    return CupyTrees(backend)
