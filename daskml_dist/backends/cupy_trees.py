@@ -26,8 +26,6 @@ Array = NDArray[Any]
 _CONSTANT = 2
 #: Outputs whose largest gradients and hessians the shared memory of a block holds.
 _MOST_OUTPUTS = 6_144
-#: Trees, more than there are, that host's raw predictions are said to be of.
-_BEHIND = 2**62
 #: Which rows of a leaf a histogram is of, beside those of a side.
 _ALL = 2
 #: Bytes of a number of a histogram.
@@ -175,12 +173,12 @@ class CupyRows:
         order = filled[starts[filled].argsort()]
         of_leaves = map(self._backend.to_device, (starts[order], values[order]))
         self._calls.answer(self._raw[output], self._index, *of_leaves)
-        # Those of the host are behind: whoever goes on with its rows makes them anew.
-        self._room.extra["n_trees"] = _BEHIND
+        # Those of the host are behind: nobody may read them, and who goes on makes them anew.
+        self._room.extra.pop("raw", None)
 
     def bring_raw(self) -> None:
         """Bring raw predictions to the host."""
-        self._room.extra["raw"][:] = self._backend.to_numpy(self._raw)
+        self._room.extra["raw"] = self._backend.to_numpy(self._raw)
 
     def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
         """Number of the leaf of each row."""

@@ -179,8 +179,8 @@ class TreeDevice(Protocol):
         ----------
         room : solvers.binned_rows.BinnedRows
             In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``, ``extra["index"]`` and
-            ``extra["spare"]`` is room. Where a device has better raw predictions than the host,
-            ``extra["n_trees"]`` is so large that whoever comes next makes them anew.
+            ``extra["spare"]`` is room. A device takes ``extra["raw"]`` away once it has newer ones;
+            :meth:`TreeRows.bring_raw` brings them.
         shape : tuple of int
             Of a histogram: features, bins, channels.
         """
