@@ -162,7 +162,11 @@ def test_train_test_split_in_order() -> None:
     [
         (lambda r, y, g: model_selection.KFold(200).split(r), InvalidDataError, "n_splits=200"),
         (lambda r, y, g: model_selection.GroupKFold(30).split(r, y, g), InvalidDataError, "groups"),
-        (lambda r, y, g: model_selection.GroupKFold(3).split(r, y), InvalidParameterError, "groups"),
+        (
+            lambda r, y, g: model_selection.GroupKFold(3).split(r, y),
+            InvalidParameterError,
+            "groups",
+        ),
         (lambda r, y, g: model_selection.StratifiedKFold(90).split(r, y), InvalidDataError, "90"),
         (lambda r, y, g: model_selection.StratifiedKFold(3).split(r), InvalidParameterError, "'y'"),
         (
