@@ -85,7 +85,8 @@ def _called(method: Any, X: Any) -> Any:
     if isinstance(X, da.Array):
         few = method(np.zeros((2, X.shape[1]), X.dtype))
         wide: Any = {"drop_axis": 1} if few.ndim == 1 else {"chunks": (X.chunks[0], few.shape[1:])}
-        return X.map_blocks(_of_block, method, few[:0], dtype=few.dtype, meta=few[:0], **wide)
+        lazily: Any = X.map_blocks
+        return lazily(_of_block, method, few[:0], dtype=few.dtype, meta=few[:0], **wide)
     few = method(X._meta_nonempty)
     return X.map_partitions(_of_block, method, few[:0], meta=few[:0])
 

@@ -94,7 +94,8 @@ def test_drawn_splits_have_scikit_learns_sizes(
     again = _splits(getattr(model_selection, name)(random_state=0, **options), chunks)
     assert all((a[1] == b[1]).all() for a, b in zip(found, again, strict=True))
     other = _splits(getattr(model_selection, name)(random_state=1, **options), chunks)
-    assert any(len(a[1]) != len(b[1]) or (a[1] != b[1]).any() for a, b in zip(found, other))
+    pairs = zip(found, other, strict=True)
+    assert any(len(a[1]) != len(b[1]) or (a[1] != b[1]).any() for a, b in pairs)
     if "KFold" in name:
         assert sorted(np.concatenate([test for _, test in found])) == list(range(N))
     if len(chunks) == 2:  # every block gives its share
@@ -107,7 +108,8 @@ def test_rows_in_memory_are_split_by_scikit_learn(name: str, options: dict[str, 
     if (name, options) in DRAWN:
         options = options | {"random_state": 3}
     expected = getattr(truth, name)(**options).split(X, Y, groups)
-    for a, b in zip(getattr(model_selection, name)(**options).split(X, Y, groups), expected):
+    found = getattr(model_selection, name)(**options).split(X, Y, groups)
+    for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a[1], b[1])
 
 
