@@ -25,7 +25,14 @@ from daskml_dist.solvers.lock_step import Seat, in_lock_step
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.rows import row_tiles, to_rows
 
-__all__ = ["CodeWeights", "Column", "StackedSolver", "stacked_tiles"]
+__all__ = [
+    "CodeWeights",
+    "Column",
+    "OfSplits",
+    "StackedGradient",
+    "StackedSolver",
+    "stacked_tiles",
+]
 
 #: Raw predictions of a tile of rows that a processor's cache holds.
 _ENTRIES = 1 << 16
