@@ -36,7 +36,7 @@ class Permutation:
 
     @cached_property
     def _keys(self) -> NDArray[np.uint64]:
-        return np.random.SeedSequence(self.seeds).generate_state(_ROUNDS, np.uint64)
+        return np.random.SeedSequence(self.seeds).generate_state(_ROUNDS, np.uint64).astype("u8")
 
     @property
     def _half(self) -> int:

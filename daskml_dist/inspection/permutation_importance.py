@@ -118,7 +118,7 @@ def permutation_importance(
         estimator, score, Target(facts.centre, getattr(estimator, "classes_", None)),
         np.cumsum(np.append(0, facts.counts[:-1])), [Draw(n, m, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
-    baseline, parts = np.zeros(0), []
+    baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
     for group in _groups(facts, budget):
         columns = facts.columns
         if columns is None:
@@ -162,10 +162,10 @@ def _by_scikit_learn(
 
 def _drawn(given: Any, n: int) -> int:
     """Number of rows of a repeat."""
-    if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= given <= n:
+    if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= n:
         return int(given)
-    if isinstance(given, Real) and not isinstance(given, Integral) and 0 < given <= 1:
-        return max(int(given * n), 1)
+    if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
+        return max(int(float(given) * n), 1)
     raise InvalidParameterError(
         f"max_samples={given!r}: use a share of (0, 1], or an integer from 1 to the {n} rows."
     )
