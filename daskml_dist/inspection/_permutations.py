@@ -97,7 +97,7 @@ class Draw:
     repeat: int
 
     def of(self, rows: Numbers) -> tuple[NDArray[np.intp], Numbers]:
-        """Which of some rows are drawn (their places), and the rows that they take values from."""
+        """Places of those of some rows that are drawn, and the rows that they take values from."""
         shuffle = Permutation(self.m, (self.seed, self.repeat, 0))
         if self.m == self.n:
             return np.arange(len(rows)), shuffle(rows)

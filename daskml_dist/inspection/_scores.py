@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Target:
-    """What scores need to know of all targets.
+    """Facts of all targets that scores need.
 
     Parameters
     ----------

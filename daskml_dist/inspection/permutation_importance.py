@@ -176,7 +176,7 @@ def _drawn(given: Any, n: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """What a survey tells: rows of each block, bytes of each column, mean target, columns."""
+    """Facts that a survey tells: rows of each block, bytes of each column, mean target, columns."""
 
     counts: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -278,7 +278,7 @@ def _bytes(column: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What is done with every block.
+    """Task that is done with every block.
 
     Parameters
     ----------
