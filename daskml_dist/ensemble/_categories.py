@@ -37,14 +37,16 @@ def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_]:
     if by_dtype:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
     features = np.asarray(given)
-    kinds = sorted({type(one).__name__ for one in features.tolist()})
-    if features.dtype.kind not in "ibUO" or (features.dtype.kind == "O" and kinds != ["str"]):
+    if features.size == 0:
+        return np.zeros(n, bool)
+    kinds = [features.dtype.name]
+    if features.dtype.kind == "O":
+        kinds = sorted({type(one).__name__ for one in features.tolist()})
+    if features.dtype.kind not in "iubUO" or (features.dtype.kind == "O" and kinds != ["str"]):
         raise InvalidParameterError(
             "categorical_features must be an array-like of bool, int or str, got: "
             f"{', '.join(kinds)}. Give a mask, numbers or names of features."
         )
-    if features.size == 0:
-        return np.zeros(n, bool)
     mask = np.zeros(n, bool)
     if features.dtype.kind in "UO":
         if not is_frame:
@@ -61,7 +63,7 @@ def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_]:
                     "some of these."
                 )
             mask[names.index(name)] = True
-    elif features.dtype.kind == "i":
+    elif features.dtype.kind in "iu":
         if features.max() >= n or features.min() < 0:
             raise InvalidParameterError(
                 "categorical_features set as integer indices must be in [0, n_features - 1], and "

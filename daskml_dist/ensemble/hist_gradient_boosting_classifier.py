@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
 
 from daskml_dist._checks import check_class_weight, check_one_of
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._run import Run
 from daskml_dist.ensemble._boosting import BaseBoosting
+from daskml_dist.ensemble._scoring import shares
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boost_losses import Binomial, BoostLoss, Multinomial
 from daskml_dist.training.solver_plan import Rows
@@ -225,8 +225,4 @@ default=None
 
 
 def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
-    if raw.ndim == 1:
-        expit(raw, out=out[:, 1])
-        np.subtract(1, out[:, 1], out=out[:, 0])
-    else:
-        out[...] = softmax(raw, axis=1)
+    out[...] = shares(raw)

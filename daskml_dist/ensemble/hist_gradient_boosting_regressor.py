@@ -208,6 +208,9 @@ default=None
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return np.exp if self.loss in _LOG else _same
 
+    def _link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return self._inverse_link()
+
     def predict(self, X: Any) -> Any:
         """Predicted targets.
 
