@@ -37,10 +37,8 @@ def _gain(
     left, right = _value(gl, hl, low, high, l2), _value(gr, hr, low, high, l2)
     if (sign > 0 and left > right) or (sign < 0 and left < right):
         return -1.0
-    gain = loss
-    gain -= gl * left
-    gain -= gr * right
-    return gain
+    # The same bits whichever is left: of two features that part the rows alike, the first is taken.
+    return loss - (gl * left + gr * right)
 
 
 @_exact
@@ -87,8 +85,7 @@ def best_split(
     value, low, high, l2 = facts[0], facts[1], facts[2], facts[3]
     least_h, least_n = facts[4], np.int64(facts[5])
     G, H, N = totals[0], totals[1], totals[2]
-    g_all, h_all = G * gs, H * hs
-    loss = g_all * value
+    loss = G * gs * value
     constant = hist.shape[2] == _CONSTANT
     rows_at = hist.shape[2] - 1
     best = -1.0
@@ -112,13 +109,14 @@ def best_split(
             if N - nl < least_n:
                 break
             h_left = hl * hs
-            h_right = h_all - h_left
+            h_right = (H - hl) * hs
             if h_left < least_h:
                 continue
             if h_right < least_h:
                 break
             g_left = gl * gs
-            gain = _gain(g_left, h_left, g_all - g_left, h_right, loss, signs[j], low, high, l2)
+            g_right = (G - gl) * gs
+            gain = _gain(g_left, h_left, g_right, h_right, loss, signs[j], low, high, l2)
             if gain > best and gain > 0:
                 best = gain
                 found[0], found[1], found[2] = j, b, 0
@@ -135,13 +133,14 @@ def best_split(
             if N - nr < least_n:
                 break
             h_right = hr * hs
-            h_left = h_all - h_right
+            h_left = (H - hr) * hs
             if h_right < least_h:
                 continue
             if h_left < least_h:
                 break
             g_right = gr * gs
-            gain = _gain(g_all - g_right, h_left, g_right, h_right, loss, signs[j], low, high, l2)
+            g_left = (G - gr) * gs
+            gain = _gain(g_left, h_left, g_right, h_right, loss, signs[j], low, high, l2)
             if gain > best and gain > 0:
                 best = gain
                 found[0], found[1], found[2] = j, b, 1

@@ -59,6 +59,7 @@ class BaseBoosting(BaseRounds):
     #: During a fit: the rows that the user holds out, and which are not among them.
     _held: tuple[Any, Any, Any] | None = None
     _of_fit: FitRows | None = None
+    _is_numbered: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -78,20 +79,23 @@ class BaseBoosting(BaseRounds):
 
     def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         X, y, sample_weight = self._taken(X, y, sample_weight)
-        self._learn_categories(X)
+        goes_on = self._goes_on
+        if not goes_on:
+            self._learn_categories(X)
+        reset = reset and not goes_on
         if self._held is None:
+            X = self._numbered(X, known=not goes_on)
+            self._is_numbered = True
             return super()._collection(X, y, sample_weight, reset=reset)
         X_val, *others = self._taken(*self._held)
         # Those of the fit alone are known: others in X_val count as missing, as in a prediction.
-        rows, self._of_fit = joined(
-            (self._numbered(X), y, sample_weight), (self._numbered(X_val), *others)
-        )
+        fit_rows = self._numbered(X, known=not goes_on), y, sample_weight
+        rows, self._of_fit = joined(fit_rows, (self._numbered(X_val), *others))
+        self._is_numbered = True
         return super()._collection(*rows, reset=reset)
 
     def _learn_categories(self, X: Any) -> None:
         """Find which features are categories, and those of a frame."""
-        if self.warm_start and "_trees" in vars(self):
-            return
         X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
         self._mask, self._categories = None, {}
         if len(getattr(X, "shape", (0, 0))) != 2:
@@ -101,13 +105,17 @@ class BaseBoosting(BaseRounds):
             self._categories = categories_of(X, self._mask, int(self.max_bins))
 
     def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
-        # Those of a fit with rows held out have been numbered before they were joined.
-        X = X if self._of_fit is not None else self._numbered(X)
+        X = X if self._is_numbered else self._numbered(X)
         return super()._aligned(X, y, sample_weight)
 
-    def _numbered(self, X: Any) -> Any:
+    def _numbered(self, X: Any, known: bool = False) -> Any:
         X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
-        return numbered(X, self._categories)
+        return numbered(X, self._categories, known)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a fit goes on from the trees of the one before."""
+        return self.warm_start and "_trees" in vars(self)
 
     def _known_categories(self, rows: Rows) -> tuple[NDArray[np.float64] | None, ...]:
         """Categories of each feature, None where it is a number; none where they are looked for."""
@@ -168,6 +176,7 @@ class BaseBoosting(BaseRounds):
         finally:
             self.__dict__.pop("_held", None)
             self.__dict__.pop("_of_fit", None)
+            self.__dict__.pop("_is_numbered", None)
         return self
 
     def _forget(self) -> None:
@@ -242,7 +251,7 @@ class BaseBoosting(BaseRounds):
             signs=signs,
             groups=groups_of(p["interaction_cst"], d),
         )
-        begin = self._begin(loss)
+        begin = self._begin(loss, rows)
         if begin is None:
             self._seed = seed_of(self.random_state)
         solver = BoostSolver(
@@ -258,27 +267,31 @@ class BaseBoosting(BaseRounds):
         )
         return Grown(d), solver
 
-    def _begin(self, loss: BoostLoss) -> dict[str, NDArray[Any]] | None:
+    def _begin(self, loss: BoostLoss, rows: Rows) -> dict[str, NDArray[Any]] | None:
         """State of the fit before, where this one goes on from it."""
-        trees: Trees | None = vars(self).get("_trees")
-        if trees is None or not self.warm_start:
+        if not self._goes_on:
             return None
+        trees = self._trees
         if self.max_iter < self.n_iter_:
             raise InvalidParameterError(
                 f"max_iter={self.max_iter} must be larger than or equal to n_iter_={self.n_iter_} "
                 "when warm_start==True. Raise it, or set warm_start=False."
             )
-        if trees.n_per_iteration != loss.n_outputs:
+        known = vars(self).get("classes_", np.empty(0))
+        if trees.n_per_iteration != loss.n_outputs or (
+            rows.classes is not None and not np.array_equal(known, rows.classes)
+        ):
             raise InvalidDataError(
                 "warm_start=True goes on with the classes of the fit before, and y has others. "
                 "Set warm_start=False."
             )
-        return {
-            **trees.packed(),
-            "baseline": self._baseline,
-            "train_score": self.train_score_,
-            "validation_score": self.validation_score_,
+        # Scores of another kind are not to be compared with.
+        alike = self._scored_by == self.scoring
+        scores = {
+            name: vars(self)[f"{name}_"] if alike else np.empty(0)
+            for name in ("train_score", "validation_score")
         }
+        return {**trees.packed(), "baseline": self._baseline, **scores}
 
     def _stopping(self, rows: Rows) -> Stopping | None:
         p, n_rows = self._params(), rows.survey.n_rows
@@ -302,6 +315,7 @@ class BaseBoosting(BaseRounds):
         self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
+        self._scored_by = self.scoring
         self.n_features_in_ = model.n_features
         categorical = self._trees.bins.categorical
         self.is_categorical_ = categorical if categorical.any() else None

@@ -77,9 +77,16 @@ class _Scores:
             estimator, y = _Classifier(raw, self.classes), self.classes[y.astype(np.intp)]
         # Rows of X are places, so that a function may leave some out.
         given = (estimator, np.arange(len(y))[:, None], y)
-        scorer = self.scoring or _own_score
-        scorer = get_scorer(scorer) if isinstance(scorer, str) else scorer
-        found = scorer(*given) if weight is None else scorer(*given, sample_weight=weight)
+        more = {} if weight is None else {"sample_weight": weight}
+        if isinstance(self.scoring, str):
+            try:
+                return float(get_scorer(self.scoring)(*given, **more))
+            except (AttributeError, TypeError, ValueError) as error:
+                raise InvalidDataError(
+                    f"scoring={self.scoring!r} cannot score the rows: {error}. Use a scorer of "
+                    'such targets and predictions, or "loss".'
+                ) from error
+        found = (self.scoring or _own_score)(*given, **more)
         try:
             return float(found)
         except (TypeError, ValueError) as error:
