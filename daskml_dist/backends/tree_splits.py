@@ -37,8 +37,10 @@ def _gain(
     left, right = _value(gl, hl, low, high, l2), _value(gr, hr, low, high, l2)
     if (sign > 0 and left > right) or (sign < 0 and left < right):
         return -1.0
-    # The same bits whichever is left: of two features that part the rows alike, the first is taken.
-    return loss - (gl * left + gr * right)
+    gain = loss
+    gain -= gl * left
+    gain -= gr * right
+    return gain
 
 
 @_exact
@@ -85,7 +87,8 @@ def best_split(
     value, low, high, l2 = facts[0], facts[1], facts[2], facts[3]
     least_h, least_n = facts[4], np.int64(facts[5])
     G, H, N = totals[0], totals[1], totals[2]
-    loss = G * gs * value
+    g_all, h_all = G * gs, H * hs
+    loss = g_all * value
     constant = hist.shape[2] == _CONSTANT
     rows_at = hist.shape[2] - 1
     best = -1.0
@@ -109,14 +112,13 @@ def best_split(
             if N - nl < least_n:
                 break
             h_left = hl * hs
-            h_right = (H - hl) * hs
+            h_right = h_all - h_left
             if h_left < least_h:
                 continue
             if h_right < least_h:
                 break
             g_left = gl * gs
-            g_right = (G - gl) * gs
-            gain = _gain(g_left, h_left, g_right, h_right, loss, signs[j], low, high, l2)
+            gain = _gain(g_left, h_left, g_all - g_left, h_right, loss, signs[j], low, high, l2)
             if gain > best and gain > 0:
                 best = gain
                 found[0], found[1], found[2] = j, b, 0
@@ -133,14 +135,13 @@ def best_split(
             if N - nr < least_n:
                 break
             h_right = hr * hs
-            h_left = (H - hr) * hs
+            h_left = h_all - h_right
             if h_right < least_h:
                 continue
             if h_left < least_h:
                 break
             g_right = gr * gs
-            g_left = (G - gr) * gs
-            gain = _gain(g_left, h_left, g_right, h_right, loss, signs[j], low, high, l2)
+            gain = _gain(g_all - g_right, h_left, g_right, h_right, loss, signs[j], low, high, l2)
             if gain > best and gain > 0:
                 best = gain
                 found[0], found[1], found[2] = j, b, 1

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.trees import trees_on
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.trees import Tree, Trees
@@ -98,6 +99,7 @@ class _Boosting:
 
     def __init__(self, solver: BoostSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
+        self._device = trees_on(rows.device)
         aside = None if solver.stopping is None else solver.stopping.aside
         self._aside = None if aside is None else aside.located(rows)
         kept = rows.kept or solver.begin
@@ -201,9 +203,9 @@ class _Boosting:
         """The quantile of the residuals of each leaf's rows."""
 
         def of_room(i: int) -> Given:
-            room, groups = self._rooms[i], np.zeros(self._rooms[i].n, np.int64)
-            for number, leaf in enumerate(leaves):
-                groups[room.extra["index"][leaf.at[i]]] = number
+            room = self._rooms[i]
+            self._grower.lanes[i].bring_raw()
+            groups = self._grower.lanes[i].leaves([leaf.at[i] for leaf in leaves])
             return room.y - room.extra["raw"][0], groups, room.weight
 
         return self._quantiles(self._rows.map(of_room, range(len(self._rooms))), len(leaves))
@@ -213,16 +215,17 @@ class _Boosting:
     def run(self) -> Solution:
         """Make the iterations."""
         solver, k = self._solver, self._loss.n_outputs
-        grower = Grower(
-            self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant
-        )
+        self._grower = grower = Grower(
+            self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant,
+            self._device,
+        )  # fmt: skip
         gradients = Gradients(
-            self._rows, self._rooms, self._loss, solver.seed, self._constant, self._n_train
+            self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
         )
         n_iter = len(self._trees) // k
         self._scores.begin(self._rooms, self._held, self._n_train, solver.seed)
         if not self._scores.found["train_score"]:
-            self._scores.add()
+            self._score()
         # A fit that goes on from another makes an iteration at least.
         stopped = self._rows.kept is not None and self._scores.end()
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
@@ -241,7 +244,7 @@ class _Boosting:
             self._trees = [*self._trees, *trees]
             n_iter += 1
             self._rows.map(self._bring_up, self._held)
-            self._scores.add()
+            self._score()
             stopped = self._scores.end()
             self._rows.keep(n_iter, self._state())
         return Solution(np.empty(0), n_iter, extra=self._state()())
@@ -255,17 +258,20 @@ class _Boosting:
 
     def _answer(self, tree: Tree, leaves: Sequence[Leaf], output: int) -> None:
         """Add the leaves' values to the raw predictions of their rows."""
-        from daskml_dist.backends.tree_kernels import add_to_leaf
+        values = tree.value[[leaf.number for leaf in leaves], 0]
 
         def add(i: int) -> None:
-            extra = self._rooms[i].extra
             # Whoever goes on from an iteration before makes them anew.
-            extra["n_trees"] += 1
-            for leaf in leaves:
-                value = tree.value[leaf.number, 0]
-                add_to_leaf(extra["raw"][output], extra["index"][leaf.at[i]], value)
+            self._rooms[i].extra["n_trees"] += 1
+            self._grower.lanes[i].answer(output, [leaf.at[i] for leaf in leaves], values)
 
         self._rows.map(add, range(len(self._rooms)))
+
+    def _score(self) -> None:
+        """Score the rows as they are predicted now."""
+        if self._solver.stopping is not None:
+            self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
+            self._scores.add()
 
 
 def _weight(room: BinnedRows) -> Array:

@@ -50,6 +50,8 @@ class OwnRows(Protocol):
         What a solver leaves for itself after a loss: it may come back with other lanes.
     rank, size : int
         Of this trainer, and how many there are.
+    device : {"auto", "cpu", "gpu"}
+        That the user asked for. Rows are read in host memory, whichever it is.
     """
 
     n_rows: int
@@ -60,6 +62,7 @@ class OwnRows(Protocol):
     memory: dict[str, Any]
     rank: int
     size: int
+    device: str
 
     def count(self, lane: int) -> int:
         """Rows of an own lane."""

@@ -118,6 +118,9 @@ class OwnRowsWork(SolverWork):
     seed: int = 0
     first_pass: int = 0
 
+    #: The solver moves what it makes of rows.
+    on_host: ClassVar[bool] = True
+
     @property
     def name(self) -> str:
         return "own rows"

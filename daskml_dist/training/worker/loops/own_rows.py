@@ -73,6 +73,7 @@ class _Rows(Together):
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         super().__init__(context, connection)
         self.rank, self.size = self._communicator.rank, self._communicator.size
+        self.device = context.fit.run.device
         self.n_rows = sum(context.lane_rows)
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)
