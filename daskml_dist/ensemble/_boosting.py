@@ -220,6 +220,7 @@ class BaseBoosting(BaseRounds):
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> Rows:
         """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
+        weighted |= self._held is not None and self._held[2] is not None
         rows = super()._rows(engine, run, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
             raise InvalidDataError(

@@ -108,8 +108,8 @@ default=None
     n_trees_per_iteration_ : int
         Trees of an iteration: one, or one a class.
     train_score_, validation_score_ : ndarray of float64
-        With early stopping, the score (minus the mean loss) before the first tree and after each iteration, of
-        the rows trained on and of those held out; else empty.
+        With early stopping, the score (minus the mean loss) before the first tree and after each
+        iteration, of the rows trained on and of those held out; else empty.
     do_early_stopping_ : bool
     is_categorical_ : ndarray of bool of shape (n_features,), or None
     n_features_in_, feature_names_in_, history_
