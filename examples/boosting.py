@@ -11,8 +11,10 @@ each feature costs, and with --picture draws losses, importances and calibration
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--iterations", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="0: this process alone")
     parser.add_argument("--picture", type=Path, help="file to draw to")
     arguments = parser.parse_args()
     if arguments.picture and importlib.util.find_spec("matplotlib") is None:
@@ -43,15 +45,7 @@ def main() -> None:
     X, y = drawn(arguments.rows + HELD + TOLD)
     X_test, y_test = X[-TOLD:], y[-TOLD:]
     held = slice(arguments.rows, arguments.rows + HELD)
-    with (
-        LocalCluster(
-            n_workers=arguments.workers,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=":0",
-        ) as cluster,
-        Client(cluster),
-    ):
+    with workers(arguments.workers):
         chunk = -(-arguments.rows // 8)
         lazy = da.from_array(X[: arguments.rows], chunks=(chunk, -1))
         target = da.from_array(y[: arguments.rows], chunks=chunk)
@@ -78,6 +72,21 @@ def main() -> None:
         print(f"without feature {feature} AUC falls by {found.importances_mean[feature]:.4f}")
     if arguments.picture:
         draw(arguments.picture, model, found, X_test, y_test)
+
+
+@contextlib.contextmanager
+def workers(n: int) -> Iterator[None]:
+    """Processes to fit on; none for 0."""
+    if not n:
+        yield
+        return
+    with (
+        LocalCluster(
+            n_workers=n, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster),
+    ):
+        yield
 
 
 def drawn(n: int) -> tuple[Any, Any]:
