@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.own_rows import OwnRows
 
-__all__ = ["Aside", "HoldOut", "LastRows"]
+__all__ = ["Aside", "HoldOut", "LastRows", "allotted"]
 
 #: Number of the first of some neighbours, and their targets: says of each whether it is kept aside.
 IsAside = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
