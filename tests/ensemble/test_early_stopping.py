@@ -9,6 +9,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import Client
 from sklearn import ensemble as truth
 
 from daskml_dist import Run
@@ -71,6 +72,15 @@ def test_the_same_rows_of_each_class_are_held_out_on_any_lanes() -> None:
     chunks = da.from_array(X, chunks=(250, 3)), da.from_array(LABELS, chunks=250)
     assert trees(one) == trees(three)
     assert trees(HistGradientBoostingClassifier(**GIVEN).fit(*chunks)) == trees(one)
+
+
+def test_one_worker_scores_the_rows_of_all(client: Client) -> None:
+    given = {**GIVEN, "scoring": "accuracy", "class_weight": "balanced"}
+    alone = HistGradientBoostingClassifier(**given, run=Run(n_lanes=1)).fit(X, LABELS, WEIGHT)
+    lazy = [da.from_array(a, chunks=(130, *a.shape[1:])) for a in (X, LABELS, WEIGHT)]
+    for n_lanes in (None, 3):
+        model = HistGradientBoostingClassifier(**given, run=Run(n_lanes=n_lanes)).fit(*lazy)
+        assert trees(model) == trees(alone)
 
 
 def test_categories_of_held_out_rows_alone_are_missing() -> None:
