@@ -165,7 +165,7 @@ class LaneRows:
         self._shuffle = shuffle
         self._fraction = fraction
         self._size = group or GROUP
-        self._segments = spec.segments
+        self.segments = self._segments = spec.segments
         self._held = [held_out_rows(segment, fraction) for segment in spec.segments]
         self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._remember = group is None

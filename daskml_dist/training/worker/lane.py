@@ -13,7 +13,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
-from daskml_dist.data.batches import LaneRows
+from daskml_dist.data.batches import LaneRows, Segment
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
@@ -68,6 +68,11 @@ class Lane:
     def n_rows(self) -> int:
         """Training rows."""
         return self._rows.n_rows
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Parts of blocks that are the lane's rows."""
+        return self._rows.segments
 
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
