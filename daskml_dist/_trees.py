@@ -103,7 +103,8 @@ class BaseTrees(BaseRounds):
         n_classes = 0 if rows.classes is None else len(rows.classes)
         growth = ForestGrowth(
             criterion=CRITERIA[p["criterion"]],
-            n_classes=n_classes,
+            classes=(n_classes,) if n_classes else (),
+            n_outputs=1,
             max_depth=p["max_depth"],
             max_leaf_nodes=p["max_leaf_nodes"],
             min_samples_split=max(2, rows_of(p["min_samples_split"], n), 2 * leaf),

@@ -15,11 +15,13 @@ from daskml_dist.backends.forest_criteria import middle, worth
 __all__ = [
     "ANYWHERE",
     "BITS",
+    "FIRST",
     "FOUND",
     "KIND",
     "LEAST_ROWS",
     "LEAST_WEIGHT",
     "MISSING",
+    "OUTPUTS",
     "D",
     "best_cut",
     "occupied",
@@ -30,8 +32,10 @@ __all__ = [
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 #: Where the facts of a fit are, in an array of int64: criterion, bits of counts, least rows and
-#: weight of a child, whether cuts are drawn, bin of missing values, features.
+#: weight of a child, whether cuts are drawn, bin of missing values, features. Behind those of
+#: `forest_grow`: how many of the first sums add up to the rows, and outputs.
 KIND, BITS, LEAST_ROWS, LEAST_WEIGHT, ANYWHERE, MISSING, D = 0, 1, 2, 3, 4, 5, 6
+FIRST, OUTPUTS = 10, 11
 #: Numbers that tell of a cut: last bin on the left, first on the right (-1: missing values alone),
 #: whether missing values go left.
 FOUND = 3
@@ -105,7 +109,6 @@ def best_cut(
     work : ndarray of int64 of shape (2, n_sums)
     """
     missing, n_sums = facts[MISSING], len(sums)
-    of_class = facts[KIND] < 2
     left, right = work[0], work[1]
     there = False
     for v in range(n_sums):
@@ -115,14 +118,14 @@ def best_cut(
         left[:] = 0
         if side == 1:
             left[:] = hist[missing]
-            for v in range(n_sums if of_class else 1):
+            for v in range(facts[FIRST]):
                 l_total += hist[missing, v]
         for k in range(n if there and side == 0 else n - 1):
             b = places[k]
             for v in range(n_sums):
                 left[v] += hist[b, v]
                 right[v] = sums[v] - left[v]
-            for v in range(n_sums if of_class else 1):
+            for v in range(facts[FIRST]):
                 l_total += hist[b, v]
             r_total = total - l_total
             if not _fits(facts, left, l_total, right, r_total, sign, bounds):
@@ -159,7 +162,6 @@ def random_cut(
         Where the drawn value goes; NaN where the cut is to lie between two bins.
     """
     missing, n_sums = facts[MISSING], len(sums)
-    of_class = facts[KIND] < 2
     left, right = work[0], work[1]
     there = False
     for v in range(n_sums):
@@ -183,7 +185,7 @@ def random_cut(
     l_total = np.int64(0)
     for v in range(n_sums):
         right[v] = sums[v] - left[v]
-    for v in range(n_sums if of_class else 1):
+    for v in range(facts[FIRST]):
         l_total += left[v]
     r_total = total - l_total
     if not _fits(facts, left, l_total, right, r_total, sign, bounds):

@@ -19,12 +19,14 @@ from daskml_dist.backends.forest_cuts import (
     LEAST_ROWS,
     LEAST_WEIGHT,
     MISSING,
+    OUTPUTS,
     D,
     best_cut,
     occupied,
     random_cut,
 )
 from daskml_dist.backends.forest_kernels import (
+    add_line,
     add_rows,
     child_of,
     draw_feature,
@@ -58,11 +60,14 @@ def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
     if w < 2 * facts[LEAST_WEIGHT] or w == 0:
         return False
     if facts[KIND] >= SQUARED:
-        return -reach[0] != reach[1]
+        for k in range(facts[OUTPUTS]):
+            if -reach[2 * k] != reach[2 * k + 1]:
+                return True
+        return False
     there = 0
     for c in range(len(sums) - 2):
         there += (sums[c] >> bits) > 0
-    return there > 1
+    return there > facts[OUTPUTS]
 
 
 @_exact
@@ -70,16 +75,18 @@ def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, mis
     """As `add_rows` and `occupied`, at the price of the rows."""
     seen = np.zeros(4, np.uint64)
     one = np.uint64(1)
-    plain = lines.shape[1] == 2
+    width = lines.shape[1]
     for q in range(len(lines)):
         at = lines[q, 0]
         b = np.int64(rows[at & 0xFFFFFFFF, feature])
         seen[b >> 6] |= one << np.uint64(b & 63)
-        if plain:
+        if width == 2:
             hist[b, at >> 32] += lines[q, 1]
-        else:
+        elif width == 5:
             hist[b, 0] += lines[q, 1]
             hist[b, 1] += lines[q, 2]
+        else:
+            add_line(lines[q], hist[b])
     n = 0
     for k in range(4):
         word = seen[k]
@@ -191,7 +198,7 @@ def grow(
     hist = np.zeros((256, n_sums), np.int64)
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
     found, of_left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
-    features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2)
+    features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2 * facts[OUTPUTS])
     own = bounds.copy()
     # Nodes that wait: number, first line, last line.
     stack = np.zeros((64, 3), np.int64)

@@ -32,16 +32,16 @@ class Criterion(ABC):
         return np.zeros_like(y)
 
     @abstractmethod
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
-        """Impurity of nodes.
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
+        """Impurity of nodes: the mean of that of their outputs.
 
         Parameters
         ----------
-        weight : ndarray of float64 of shape (n,)
         means : ndarray of float64 of shape (n, n_values)
-            Shares of the classes, or means of the targets.
+            Shares of the classes, output by output, or means of the targets.
         term : ndarray of float64 of shape (n,)
-            Means of `terms`.
+            Means of the sum of the outputs' `terms`.
+        n_outputs : int
         """
 
     def unit(self, scale: float) -> float:
@@ -55,9 +55,9 @@ class Gini(Criterion):
     kind = 0
     of_classes = True
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """One minus the sum of squared shares."""
-        return np.asarray(1 - (means**2).sum(axis=1))
+        return np.asarray(1 - (means**2).sum(axis=1) / n_outputs)
 
 
 class Entropy(Criterion):
@@ -66,10 +66,10 @@ class Entropy(Criterion):
     kind = 1
     of_classes = True
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """Minus the sum of shares times their logarithms."""
         logs = np.log2(means, out=np.zeros_like(means), where=means > 0)
-        return np.asarray(np.abs((means * logs).sum(axis=1)))
+        return np.asarray(np.abs((means * logs).sum(axis=1)) / n_outputs)
 
 
 class SquaredError(Criterion):
@@ -81,9 +81,9 @@ class SquaredError(Criterion):
         """Squares."""
         return y**2
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """Mean square minus the squared mean."""
-        return np.asarray(np.maximum(term - means[:, 0] ** 2, 0.0))
+        return np.asarray(np.maximum(term - (means**2).sum(axis=1), 0.0) / n_outputs)
 
     def unit(self, scale: float) -> float:
         """Squares of targets' units."""
@@ -99,11 +99,10 @@ class Poisson(Criterion):
         """Targets times their logarithms."""
         return np.asarray(y * np.log(y, out=np.zeros_like(y), where=y > 0))
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """Mean of ``y log(y / mean)``."""
-        mean = means[:, 0]
-        logs = np.log(mean, out=np.zeros_like(mean), where=mean > 0)
-        return np.asarray(np.maximum(term - mean * logs, 0.0))
+        logs = np.log(means, out=np.zeros_like(means), where=means > 0)
+        return np.asarray(np.maximum(term - (means * logs).sum(axis=1), 0.0) / n_outputs)
 
     def unit(self, scale: float) -> float:
         """Targets' units."""

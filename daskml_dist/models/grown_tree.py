@@ -166,7 +166,10 @@ class Answers:
         Of a packed number that count rows.
     weight, target, term : float
         Scales.
-    centre : float
+    centre : float, or ndarray of float64 of shape (n_outputs,)
+    classes : tuple of int
+        Of each output; empty in regression.
+    n_outputs : int
     """
 
     criterion: Criterion
@@ -174,7 +177,9 @@ class Answers:
     weight: float
     target: float
     term: float
-    centre: float
+    centre: Any
+    classes: tuple[int, ...] = ()
+    n_outputs: int = 1
 
     def of(self, grown: GrownTree, bins: Bins, low: Array, high: Array) -> tuple[Tree, Array]:
         """The tree, and the impurity of each node.
@@ -189,7 +194,7 @@ class Answers:
         whole = (total >> self.bits).astype(np.float64)
         means, impurity = self.means(grown)
         inner = grown.feature >= 0
-        unit = self.criterion.unit(self.target) / max(whole[0], 1.0)
+        unit = self.criterion.unit(self.target) / max(whole[0], 1.0) / self.n_outputs
         values = means + self.centre
         if len(grown.between):
             values = self._clipped(values, grown.between)
@@ -216,11 +221,12 @@ class Answers:
         each = np.where(whole > 0, whole, 1.0)
         if self.criterion.of_classes:
             means = (grown.sums[:, :-2] >> self.bits) / each[:, None]
-            means[whole == 0] = 1 / means.shape[1]  # a tree that drew no row knows nothing
-            return means, self.criterion.impurity(whole, means, whole)
-        means = (grown.sums[:, 1] / (self.target * each))[:, None]
+            # A tree that drew no row knows nothing.
+            means[whole == 0] = np.concatenate([np.full(n, 1 / n) for n in self.classes])
+            return means, self.criterion.impurity(means, whole, self.n_outputs)
+        means = grown.sums[:, 1:-2] / (self.target * each)[:, None]
         term = grown.sums[:, -1] / (self.term * each)
-        return means, self.criterion.impurity(whole, means, term)
+        return means, self.criterion.impurity(means, term, self.n_outputs)
 
     def _clipped(self, values: Array, between: Array) -> Array:
         if not self.criterion.of_classes:
