@@ -15,9 +15,12 @@ from daskml_dist.backends.forest_criteria import SQUARED, middle, worth
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
     BITS,
+    FEATURES,
     KIND,
     LEAST_ROWS,
     LEAST_WEIGHT,
+    MAX_DEPTH,
+    MIN_SPLIT,
     MISSING,
     OUTPUTS,
     D,
@@ -35,13 +38,12 @@ from daskml_dist.backends.forest_kernels import (
     part_lines,
     swap_back,
 )
+from daskml_dist.backends.forest_medians import median_split, note_medians
 
-__all__ = ["FEATURES", "MAX_DEPTH", "MIN_SPLIT", "cut_of", "grow", "halve", "may_split"]
+__all__ = ["cut_of", "grow", "halve", "may_split"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-#: Further facts of a fit: features of a node at least, depth, rows of a node that is split.
-FEATURES, MAX_DEPTH, MIN_SPLIT = 7, 8, 9
 #: Rows of a node below which only bins that hold some are looked at.
 _FEW = 192
 #: Position of the lowest bit of 2**k times this number.
@@ -165,7 +167,7 @@ def _split(
 
 @_exact
 def grow(
-    facts: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any, depth: Any,
+    facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any, depth: Any,
     bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any, threshold: Any,
     left: Any, depths: Any, sums: Any, gain: Any, between: Any,
 ) -> Any:  # fmt: skip
@@ -175,6 +177,8 @@ def grow(
     ----------
     facts : ndarray of int64
         Of the fit; see `forest_cuts`.
+    scale : float or None
+        Of targets, where splits are by medians. Numba then compiles these, and else does not.
     least_gain : float
         What a split must gain at least, in units of worth.
     rows : ndarray of uint8 of shape (n_rows, width)
@@ -216,18 +220,38 @@ def grow(
         reach[:] = -np.inf
         sums[node] = 0
         node_sums(some, sums[node], reach)
+        if scale is not None:
+            note_medians(facts, scale, some, sums[node])
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
             own[:2] = between[node]
         if not may_split(facts, sums[node], reach, depths[node]):
             continue
-        j, best = _split(
-            facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
-            swaps, found, of_left, at, work,
-        )  # fmt: skip
+        if scale is not None:
+            j, best = median_split(
+                facts,
+                scale,
+                rows,
+                some,
+                sums[node, n_sums],
+                path,
+                low,
+                high,
+                features,
+                swaps,
+                found,
+                at,
+            )
+            before = -sums[node, n_sums + 1 :].view(np.float64)[0]
+        else:
+            j, best = _split(
+                facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
+                swaps, found, of_left, at, work,
+            )  # fmt: skip
+            before = worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
         if j < 0:
             continue
-        more = max(best - worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits), 0.0)
+        more = max(best - before, 0.0)
         if more < least_gain:
             continue
         n_left = part_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)

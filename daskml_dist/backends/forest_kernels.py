@@ -1,10 +1,10 @@
 """Compiled loops of forests' rows: draws, histograms, sums and partitions of a node.
 
-A drawn row is a line of whole numbers: which row, its class, and what it adds to sums. Its first two
-are row and class (of the first output), and weight and count, packed. Lines of classes are of an
-even width: behind these are the sums that the classes of further outputs add to (-1: none). Those
-of regression are of an odd one: of each output the weighted target, then what impurity is made of,
-then the targets' bits.
+A drawn row is a line of whole numbers: which row, its class, and what it adds to sums. Its first
+two are row and class (of the first output), and weight and count, packed. Lines of classes are of
+an even width: behind these are the sums that the classes of further outputs add to (-1: none).
+Those of regression are of an odd one: of each output the weighted target, then what impurity is
+made of, then the targets' bits.
 Importing this module loads numba, so it is imported at first use.
 """
 
@@ -16,8 +16,8 @@ import numba
 import numpy as np
 
 __all__ = [
-    "add_line", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of", "node_sums",
-    "part_lines", "swap_back",
+    "add_line", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of",
+    "node_sums", "part_lines", "swap_back",
 ]  # fmt: skip
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
+from daskml_dist.models.pruning import weakest_links
 from daskml_dist.models.trees import Tree
 
 __all__ = ["Answers", "GrownTree", "joined"]
@@ -103,30 +104,13 @@ class GrownTree:
         cost : ndarray of float64 of shape (n_nodes,)
             Impurity of each node times its share of the rows.
         """
-        n = len(self.left)
         inner = self.feature >= 0
-        parent = np.full(n, -1)
-        parent[self.left[inner]] = parent[self.left[inner] + 1] = np.flatnonzero(inner)
-        below, leaves = cost.copy(), np.ones(n, np.int64)
-        for node in np.flatnonzero(inner)[::-1]:
-            at = self.left[node]
-            below[node] = below[at] + below[at + 1]
-            leaves[node] = leaves[at] + leaves[at + 1]
-        alive, ends = inner.copy(), []
-        while alive.any():
-            nodes = np.flatnonzero(alive)
-            weakest = (cost[nodes] - below[nodes]) / (leaves[nodes] - 1)
-            k = int(weakest.argmin())
-            if weakest[k] > alpha:
+        left, right = np.where(inner, self.left, -1), np.where(inner, self.left + 1, -1)
+        ends = []
+        for weakest, node, _ in weakest_links(left, right, cost):
+            if weakest > alpha:
                 break
-            node = int(nodes[k])
             ends.append(node)
-            alive[_walk(self.left, node)] = False
-            less, fewer = cost[node] - below[node], leaves[node] - 1
-            while node >= 0:
-                below[node] += less
-                leaves[node] -= fewer
-                node = int(parent[node])
         return self._ended(np.array(ends, np.int64))
 
 
@@ -224,8 +208,8 @@ class Answers:
             # A tree that drew no row knows nothing.
             means[whole == 0] = np.concatenate([np.full(n, 1 / n) for n in self.classes])
             return means, self.criterion.impurity(means, whole, self.n_outputs)
-        means = grown.sums[:, 1:-2] / (self.target * each)[:, None]
-        term = grown.sums[:, -1] / (self.term * each)
+        means = self.criterion.means(grown.sums[:, 1:-2], each, self.target)
+        term = self.criterion.term(grown.sums[:, -1], each, self.term)
         return means, self.criterion.impurity(means, term, self.n_outputs)
 
     def _clipped(self, values: Array, between: Array) -> Array:

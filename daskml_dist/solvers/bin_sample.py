@@ -60,7 +60,7 @@ def find_bins(
     each = rows.map(lambda lane: _of_lane(rows, lane, seed, last, aside), rows.lanes)
     found = [part for parts in each for part in parts]
     sampled = [X for X, _, _ in found]
-    weight = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
+    weight: Any = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
     numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
     # Each trainer gets the columns that it finds edges of.
     ranges = rows.ranges(len(categories))
@@ -73,9 +73,9 @@ def find_bins(
         first = np.argsort(draws(numbers, seed, _DRAW), kind="stable")[:SAMPLE]
         at = first[np.argsort(numbers[first], kind="stable")]
     own = categories[ranges[rows.rank]]
+    weight = weight[at] if len(weight) else None
     edges = [
-        c if c is not None else edges_by(column(j, at), weight[at] if len(weight) else None, max_bins)
-        for j, c in enumerate(own)
+        edges_by(column(j, at), weight, max_bins) if c is None else c for j, c in enumerate(own)
     ]
     return Bins(_joined(rows, edges), max_bins, np.array([c is not None for c in categories]))
 
@@ -133,7 +133,7 @@ def _of_lane(
     """Rows of a lane, block by block, their weights (empty where there are none) and numbers."""
     found = []
     for first, block in rows.blocks(lane):
-        numbers = np.arange(first, first + len(block.X))
+        numbers = np.arange(first, first + block.X.shape[0])
         which = np.ones(len(numbers), bool)
         if last < np.uint64(2**64 - 1):
             which = draws(numbers, seed, _DRAW) <= last

@@ -133,6 +133,8 @@ class _Forest:
     @property
     def _functional(self) -> bool:
         solver = self._solver
+        if solver.growth.criterion.needs_rows:
+            return True
         if solver.decomposition != "auto":
             return solver.decomposition == "functional"
         n = self._rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0]

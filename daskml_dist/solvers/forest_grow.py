@@ -12,11 +12,11 @@ from scipy.special import gammaln
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.grown_tree import Answers, GrownTree
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.hashed import draws, mixed
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, Scales
 
-__all__ = ["ForestGrowth", "Growing"]
+__all__ = ["ForestGrowth", "Growing", "times_drawn"]
 
 Array = NDArray[Any]
 
@@ -69,6 +69,11 @@ class ForestGrowth:
     def n_sums(self) -> int:
         """Sums that the criterion needs."""
         return sum(self.classes) or 1 + self.n_outputs
+
+    @property
+    def n_values(self) -> int:
+        """Numbers that a tree answers."""
+        return sum(self.classes) or self.n_outputs
 
     @property
     def n_more(self) -> int:
@@ -176,11 +181,12 @@ class Growing:
         from daskml_dist.backends.forest_grow import grow
 
         n, growth = max(2 * len(lines) - 1, 1), self.growth
+        scale = float(self.scales.target) if growth.criterion.needs_rows else None
         if growth.max_depth is not None and growth.max_depth - depth < 30:
             n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
         room = GrownTree.room(n, growth.n_sums, self.bounded)
         found = grow(
-            facts, gain, rows, lines, np.empty_like(lines), path, depth, bounds, growth.signs,
+            facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds, growth.signs,
             self.low, self.high, *room.arrays,
         )  # fmt: skip
         return room.first(found)
@@ -195,6 +201,14 @@ class Growing:
             cost = self.answers.means(grown)[1] * weight / max(weight[0], 1)
             grown = grown.pruned(growth.ccp_alpha, cost)
         return self.answers.of(grown, self.bins, self.low, self.high)
+
+
+def times_drawn(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:
+    """How often a tree draws each of `n` rows; see :class:`ForestGrowth` for `rate`."""
+    if rate is None:
+        return np.ones(n, np.int64)
+    draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROWS))
+    return np.searchsorted(_draw_table(rate), draw, side="right").astype(np.int64)
 
 
 def _draw_table(rate: float | None) -> NDArray[np.uint64]:

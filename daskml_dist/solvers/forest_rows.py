@@ -234,7 +234,7 @@ def _targets(
     centre = np.zeros(len(top))
     if criterion.kind == 3:
         _check_poisson(top, bottom)
-    else:
+    elif not criterion.needs_rows:
         # Digits that all targets share would cost bits.
         apart = np.maximum(abs(top), abs(bottom)) > 16 * (top - bottom)
         centre[apart] = np.rint((top + bottom) / 2)[apart]
@@ -250,6 +250,8 @@ def _targets(
         scale = _scale(rows, [np.abs(part) for part in parts], most[0] * parts[0].shape[1], bits)
         scaled.append((scale, [np.rint(part * scale).astype(np.int64) for part in parts]))
     (target, values), (term, terms) = scaled
+    if criterion.needs_rows:
+        term = target
     for i, room in enumerate(rooms):
         room.slot = np.zeros(len(room.y), np.int32)
         own = np.ascontiguousarray(room.y).reshape(len(room.y), -1).view(np.int64)
