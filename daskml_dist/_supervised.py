@@ -46,7 +46,7 @@ def _columns_of(y: Any) -> tuple[int, ...]:
     if is_dataframe_like(y):
         return (len(y.columns),)
     try:
-        return np.shape(y)[1:]
+        return tuple(np.shape(y)[1:])
     except ValueError as error:
         raise InvalidDataError(f"y is not an array: {error}. Pass rows of equal length.") from error
 

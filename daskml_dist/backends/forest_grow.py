@@ -167,9 +167,9 @@ def _split(
 
 @_exact
 def grow(
-    facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any, depth: Any,
-    bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any, threshold: Any,
-    left: Any, depths: Any, sums: Any, gain: Any, between: Any,
+    facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any,
+    depth: Any, bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any,
+    threshold: Any, left: Any, depths: Any, sums: Any, gain: Any, between: Any,
 ) -> Any:  # fmt: skip
     """Grow a tree from a node; how many nodes it has.
 
@@ -229,19 +229,9 @@ def grow(
             continue
         if scale is not None:
             j, best = median_split(
-                facts,
-                scale,
-                rows,
-                some,
-                sums[node, n_sums],
-                path,
-                low,
-                high,
-                features,
-                swaps,
-                found,
-                at,
-            )
+                facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
+                found, at,
+            )  # fmt: skip
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
             j, best = _split(

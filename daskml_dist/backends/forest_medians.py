@@ -72,8 +72,8 @@ def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
 
 @_exact
 def median_split(
-    facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any, features: Any,
-    swaps: Any, found: Any, threshold: Any,
+    facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
+    features: Any, swaps: Any, found: Any, threshold: Any,
 ) -> tuple[int, float]:  # fmt: skip
     """The feature of the best split of a node (-1: there is none), and minus the children's errors.
 
@@ -108,7 +108,7 @@ def median_split(
             only, at = drawn_cut(low[j], high[j], places, n_places, draw)
             first = np.int64(draw & np.uint64(1)) if n_missing and n_places > 1 else 0
         for turn in range(sides):
-            side = turn
+            side: Any = turn
             if facts[ANYWHERE]:
                 if turn:
                     break
@@ -187,8 +187,8 @@ def _large_enough(facts: Any, left: Any, right: Any) -> Any:
 
 @_exact
 def _one_side(
-    facts: Any, scale: Any, lines: Any, order: Any, rank: Any, values: Any, k: Any, sequence: Any, ends: Any,
-    n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
+    facts: Any, scale: Any, lines: Any, order: Any, rank: Any, values: Any, k: Any, sequence: Any,
+    ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
 ) -> None:  # fmt: skip
     """Add the absolute errors of what lies left (or right) of the cut behind so many bins."""
     counts[:] = 0
@@ -245,7 +245,7 @@ def _error(
 
 
 @_exact
-def _place(counts: Any, most: Any) -> tuple[int, int, int]:
+def _place(counts: Any, most: Any) -> tuple[Any, Any, Any]:
     """Place up to which rows weigh no more than `most`; what they weigh, and their targets' sum."""
     n = counts.shape[1] - 1
     step = 1

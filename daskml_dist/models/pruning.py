@@ -52,7 +52,7 @@ def weakest_links(left: Array, right: Array, cost: Array) -> Iterator[tuple[floa
         return float((cost[node] - below[node]) / (leaves[node] - 1))
 
     # An ancestor's alpha never falls, so that one out of date is found when its turn comes.
-    heap = [(alpha_of(node), int(node)) for node in inner]
+    heap = [(alpha_of(node), node) for node in inner.tolist()]
     heapq.heapify(heap)
     while heap:
         alpha, node = heapq.heappop(heap)

@@ -186,8 +186,8 @@ class Growing:
             n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
         room = GrownTree.room(n, growth.n_sums, self.bounded)
         found = grow(
-            facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds, growth.signs,
-            self.low, self.high, *room.arrays,
+            facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
+            growth.signs, self.low, self.high, *room.arrays,
         )  # fmt: skip
         return room.first(found)
 

@@ -139,7 +139,8 @@ class Survey:
             labels, inverse = np.unique(
                 np.concatenate([of for of, _ in column]), return_inverse=True
             )
-            found.append((labels, np.bincount(inverse, np.concatenate([w for _, w in column]))))
+            weights = np.concatenate([of for _, of in column])
+            found.append((labels, np.bincount(inverse, weights).astype(np.float64)))
         return found
 
     @property
