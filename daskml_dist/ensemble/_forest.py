@@ -77,11 +77,15 @@ class BaseForest(BaseTrees):
         )
 
     @property
-    def estimators_samples_(self) -> list[NDArray[np.int64]]:
-        """Numbers of the rows that each tree drew, as often as it did, made when asked for."""
+    def estimators_samples_(self) -> list[NDArray[Any]]:
+        """Numbers of the rows that each tree drew, as often as it did, made when asked for.
+
+        A list of ndarray of int32 (int64 from 2**31 rows on).
+        """
         self._check_fitted()
         n, rate, numbers = self._n_samples, self._drawn_rate, range(len(self))
-        return [np.repeat(np.arange(n), times_drawn(n, self._seed, t, rate)) for t in numbers]
+        rows = np.arange(n, dtype=np.int32 if n < 2**31 else np.int64)
+        return [np.repeat(rows, times_drawn(n, self._seed, t, rate)) for t in numbers]
 
     # -- fitting -------------------------------------------------------------------------------
 

@@ -182,10 +182,11 @@ class Answers:
         values = means + self.centre
         if len(grown.between):
             values = self._clipped(values, grown.between)
+        threshold = np.where(inner, _thresholds(grown, low, high), np.inf)
         tree = Tree(
             feature=grown.feature,
-            bin=np.where(inner, grown.cut[:, 0], -1).astype(np.int32),
-            threshold=np.where(inner, _thresholds(grown, low, high), np.inf),
+            bin=_last_bins(grown, threshold, low, high),
+            threshold=threshold,
             left=grown.left,
             missing_left=inner & (grown.cut[:, 2] > 0),
             category=np.full(len(whole), -1, np.int32),
@@ -218,6 +219,25 @@ class Answers:
             return np.clip(values, scaled[:, :1], scaled[:, 1:])
         second = np.clip(values[:, 1:], between[:, :1], between[:, 1:])
         return np.column_stack([1 - second, second])
+
+
+def _last_bins(grown: GrownTree, threshold: Array, low: Array, high: Array) -> Array:
+    """The last bins that go left, of all rows; -1 at leaves.
+
+    Between the last bin that a node's own rows have on the left and the first that they have on the
+    right may be bins of other rows. These go where the middle of their values lies.
+    """
+    found = np.full(len(threshold), -1, np.int32)
+    for j in np.unique(grown.feature[grown.feature >= 0]):
+        of = np.flatnonzero(grown.feature == j)
+        last, first = grown.cut[of, 0], grown.cut[of, 1]
+        filled = np.flatnonzero(low[j] <= high[j])
+        with np.errstate(invalid="ignore"):
+            middle = low[j, filled] / 2 + high[j, filled] / 2
+        at = np.searchsorted(middle, threshold[of], side="right") - 1
+        between = filled[np.maximum(at, 0)] if len(filled) else last
+        found[of] = np.clip(between, last, np.where(first < 0, low.shape[1] - 1, first - 1))
+    return found
 
 
 def _thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
