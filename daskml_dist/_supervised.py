@@ -36,7 +36,9 @@ def as_columns(y: Any) -> Any:
     """Targets; those of one column as one dimension, with scikit-learn's warning in memory."""
     if not is_dask(y):
         _check_not_sparse(y)
-        return as_column(y) if _columns_of(y) == (1,) else y
+        if 0 in (columns := _columns_of(y)):
+            raise InvalidDataError("y has no columns. Pass at least one target.")
+        return as_column(y) if columns == (1,) else y
     if is_dataframe_like(y):
         return y[y.columns[0]] if len(y.columns) == 1 else y
     return y[:, 0] if y.shape[1:] == (1,) else y

@@ -165,11 +165,11 @@ class BaseTrees(BaseRounds):
                 "Monotonicity constraints are not supported with multiclass classification. Use "
                 "two classes, or monotonic_cst=None."
             )
-        signs = np.asarray(given)
+        signs = np.atleast_1d(np.asarray(given))
         if signs.shape != (d,):
             raise InvalidParameterError(
-                f"monotonic_cst has shape {len(signs)} but the input data X has {d} features. "
-                "Give one of -1, 0 and 1 a feature."
+                f"monotonic_cst has shape {' x '.join(map(str, signs.shape))} but the input data X "
+                f"has {d} features. Give one of -1, 0 and 1 a feature."
             )
         if not np.isin(signs, (-1, 0, 1)).all():
             raise InvalidParameterError(

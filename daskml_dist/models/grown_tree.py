@@ -182,11 +182,11 @@ class Answers:
         values = means + self.centre
         if len(grown.between):
             values = self._clipped(values, grown.between)
-        threshold = np.where(inner, _thresholds(grown, low, high), np.inf)
+        last, threshold = _between_bins(grown, low, high)
         tree = Tree(
             feature=grown.feature,
-            bin=_last_bins(grown, threshold, low, high),
-            threshold=threshold,
+            bin=last,
+            threshold=np.where(inner, threshold, np.inf),
             left=grown.left,
             missing_left=inner & (grown.cut[:, 2] > 0),
             category=np.full(len(whole), -1, np.int32),
@@ -221,23 +221,32 @@ class Answers:
         return np.column_stack([1 - second, second])
 
 
-def _last_bins(grown: GrownTree, threshold: Array, low: Array, high: Array) -> Array:
-    """The last bins that go left, of all rows; -1 at leaves.
+def _between_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
+    """The last bins that go left, of all rows, and thresholds that cut no bin in two.
 
     Between the last bin that a node's own rows have on the left and the first that they have on the
     right may be bins of other rows. These go where the middle of their values lies.
     """
+    threshold = _thresholds(grown, low, high)
     found = np.full(len(threshold), -1, np.int32)
     for j in np.unique(grown.feature[grown.feature >= 0]):
         of = np.flatnonzero(grown.feature == j)
-        last, first = grown.cut[of, 0], grown.cut[of, 1]
         filled = np.flatnonzero(low[j] <= high[j])
+        of = of[grown.cut[of, 1] >= 0]
+        if not len(of):
+            continue
         with np.errstate(invalid="ignore"):
             middle = low[j, filled] / 2 + high[j, filled] / 2
+        first, last = (np.searchsorted(filled, grown.cut[of, k]) for k in (0, 1))
         at = np.searchsorted(middle, threshold[of], side="right") - 1
-        between = filled[np.maximum(at, 0)] if len(filled) else last
-        found[of] = np.clip(between, last, np.where(first < 0, low.shape[1] - 1, first - 1))
-    return found
+        at = np.clip(at, first, last - 1)
+        found[of] = filled[at]
+        a, b = high[j, filled[at]], low[j, filled[at + 1]]
+        cuts = (threshold[of] < a) | (threshold[of] >= b)
+        threshold[of[cuts]] = _midpoints(a[cuts], b[cuts])
+    # All values go left, missing ones alone right.
+    found[(grown.feature >= 0) & (grown.cut[:, 1] < 0)] = low.shape[1] - 1
+    return found, threshold
 
 
 def _thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
@@ -245,9 +254,13 @@ def _thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
     inner = grown.feature >= 0
     feature = np.where(inner, grown.feature, 0)
     last, first = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
-    a, b = high[feature, last], low[feature, np.maximum(first, 0)]
-    with np.errstate(invalid="ignore", over="ignore"):
-        between = a / 2 + b / 2
-    between = np.where((between < a) | (between >= b) | ~np.isfinite(between), a, between)
+    between = _midpoints(high[feature, last], low[feature, np.maximum(first, 0)])
     between = np.where(first < 0, np.inf, between)
     return np.where(np.isnan(grown.threshold), between, grown.threshold)
+
+
+def _midpoints(a: Array, b: Array) -> Array:
+    """Numbers from `a` on and below `b`, in the middle where there are such."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        between = a / 2 + b / 2
+    return np.where((between < a) | (between >= b) | ~np.isfinite(between), a, between)
