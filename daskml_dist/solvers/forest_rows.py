@@ -45,7 +45,8 @@ class ForestRows:
     given : ndarray of float64 of shape (n,) or None
         The user's weights.
     low, high : ndarray of float64 of shape (n_features, 256)
-        Smallest and largest value of each bin; of some rows first, then of all.
+        Smallest and largest value of each bin, of rows that have a weight; of some rows first,
+        then of all.
     weight : ndarray of int64 of shape (n,)
     slot : ndarray of int32 of shape (n,)
         Classes of the first output.
@@ -126,7 +127,6 @@ def forest_rows(
                 X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
                 columns[:, : len(X)], seen,
             )  # fmt: skip
-            reach_of(X, of, made.low, made.high)
             made.numbers[at] = np.arange(first + start, first + start + len(X))
             made.y[at] = block.y[start : start + tile]
             if block.weight is not None or class_weight:
@@ -135,6 +135,9 @@ def forest_rows(
                 made.given[at] = 1.0 if block.weight is None else block.weight[start : start + tile]
                 for k, of_class in enumerate(class_weight):
                     made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
+                counts = made.given[at] > 0
+                X, of = X[counts], of[counts]
+            reach_of(X, of, made.low, made.high)
             stop = at.stop
     return made
 
