@@ -229,12 +229,11 @@ def _between_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Arr
     """
     threshold = _thresholds(grown, low, high)
     found = np.full(len(threshold), -1, np.int32)
-    for j in np.unique(grown.feature[grown.feature >= 0]):
-        of = np.flatnonzero(grown.feature == j)
+    cut = np.flatnonzero((grown.feature >= 0) & (grown.cut[:, 1] >= 0))
+    cut = cut[np.argsort(grown.feature[cut], kind="stable")]
+    features, starts = np.unique(grown.feature[cut], return_index=True)
+    for j, of in zip(features, np.split(cut, starts[1:]), strict=False):
         filled = np.flatnonzero(low[j] <= high[j])
-        of = of[grown.cut[of, 1] >= 0]
-        if not len(of):
-            continue
         with np.errstate(invalid="ignore"):
             middle = low[j, filled] / 2 + high[j, filled] / 2
         first, last = (np.searchsorted(filled, grown.cut[of, k]) for k in (0, 1))

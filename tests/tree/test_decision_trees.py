@@ -75,7 +75,7 @@ def test_nodes_have_the_numbers_of_scikit_learn() -> None:
 
 
 def test_a_weight_of_k_is_a_row_k_times() -> None:
-    times = rng.integers(1, 4, len(X))
+    times = rng.integers(0, 4, len(X))
     often = np.repeat(np.arange(len(X)), times)
     for kind, y in ((DecisionTreeClassifier, CLASS), (DecisionTreeRegressor, np.round(Y, 2))):
         a = kind(max_depth=6, random_state=0).fit(X, y, times).tree_
