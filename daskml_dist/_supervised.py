@@ -48,7 +48,8 @@ def _columns_of(y: Any) -> tuple[int, ...]:
     if is_dataframe_like(y):
         return (len(y.columns),)
     try:
-        return tuple(np.shape(y)[1:])
+        shape: tuple[int, ...] = getattr(y, "shape", None) or np.asarray(y).shape
+        return shape[1:]
     except ValueError as error:
         raise InvalidDataError(f"y is not an array: {error}. Pass rows of equal length.") from error
 
