@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,13 @@ from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.binned_rows import chosen
 from daskml_dist.solvers.hold_out import Aside
 from daskml_dist.solvers.own_rows import OwnRows
+from daskml_dist.solvers.sampled_columns import dealt_columns
 
-__all__ = ["SAMPLE", "find_bins"]
+__all__ = ["SAMPLE", "EdgesBy", "find_bins"]
 
 Array = NDArray[Any]
+#: Edges of some values and their weights, for so many bins.
+EdgesBy = Callable[[Array, Array | None, int], Array]
 
 #: Rows of the sample; of fewer, all are looked at.
 SAMPLE = 200_000
@@ -34,6 +37,7 @@ def find_bins(
     seed: int,
     aside: Aside | None,
     n_used: float,
+    edges_by: EdgesBy = edges_of,
 ) -> Bins:
     """Bins of all features.
 
@@ -48,17 +52,20 @@ def find_bins(
         Rows that are not to be looked at.
     n_used : float
         How many the others are, roughly.
+    edges_by : callable
+        Makes the edges of a feature, of its values, weights (or None) and `max_bins`.
     """
     categories = _categories(rows, max_bins, categories, aside)
     share = 1.0 if n_used <= SAMPLE else min(1.0, _MORE * SAMPLE / n_used)
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     each = rows.map(lambda lane: _of_lane(rows, lane, seed, last, aside), rows.lanes)
-    X, weight, numbers = (
-        np.concatenate(parts) for parts in zip(*(p for parts in each for p in parts), strict=True)
-    )
+    found = [part for parts in each for part in parts]
+    sampled = [X for X, _, _ in found]
+    weight: Any = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
+    numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
     # Each trainer gets the columns that it finds edges of.
     ranges = rows.ranges(len(categories))
-    X = np.concatenate(rows.deal([np.ascontiguousarray(X[:, at]) for at in ranges]))
+    column = dealt_columns(rows, sampled, ranges)
     weight, numbers = (
         np.concatenate(parts) for parts in zip(*rows.gather([weight, numbers]), strict=True)
     )
@@ -69,9 +76,9 @@ def find_bins(
         first = np.argsort(draws(numbers, seed, _DRAW), kind="stable")[:SAMPLE]
         at = first[np.argsort(numbers[first], kind="stable")]
     own = categories[ranges[rows.rank]]
+    weight = weight[at] if len(weight) else None
     edges = [
-        edges_of(X[at, j], weight[at] if len(weight) else None, max_bins) if c is None else c
-        for j, c in enumerate(own)
+        edges_by(column(j, at), weight, max_bins) if c is None else c for j, c in enumerate(own)
     ]
     return Bins(_joined(rows, edges), max_bins, np.array([c is not None for c in categories]))
 
@@ -133,7 +140,7 @@ def _of_lane(
     """Rows of a lane, block by block, their weights (empty where there are none) and numbers."""
     found, is_aside = [], None if aside is None else aside.reader()
     for first, block in rows.blocks(lane):
-        numbers = np.arange(first, first + len(block.X))
+        numbers = np.arange(first, first + block.X.shape[0])
         which = np.ones(len(numbers), bool)
         if last < np.uint64(2**64 - 1):
             which = draws(numbers, seed, _DRAW) <= last

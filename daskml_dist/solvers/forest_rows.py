@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.base import SparseRows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
@@ -24,8 +25,8 @@ Array = NDArray[Any]
 
 #: Bytes of a row's bins are a multiple of this.
 _WORD = 8
-#: Rows that are binned together.
-_TILE = 16_384
+#: Rows that are binned together, at most and at least; and entries of dense rows.
+_TILE, _FEWEST, _ENTRIES = 16_384, 64, 1 << 23
 #: Bits for rows that are drawn many times, and for weights of classes.
 _DRAW_BITS, FACTOR_BITS = 5, 12
 
@@ -40,16 +41,17 @@ class ForestRows:
         Bins; behind them zeros.
     numbers : ndarray of int64 of shape (n,)
         Of the rows, among all.
-    y : ndarray of float64 of shape (n,)
+    y : ndarray of float64 of shape (n,), or (n, n_outputs) of several
     given : ndarray of float64 of shape (n,) or None
         The user's weights.
     low, high : ndarray of float64 of shape (n_features, 256)
-        Smallest and largest value of each bin; of some rows first, then of all.
+        Smallest and largest value of each bin, of rows that have a weight; of some rows first,
+        then of all.
     weight : ndarray of int64 of shape (n,)
     slot : ndarray of int32 of shape (n,)
-        Classes.
-    more : ndarray of int64 of shape (n, 0 or 3)
-        Weighted targets, what impurity is made of, bits of the targets.
+        Classes of the first output.
+    more : ndarray of int64 of shape (n, n_more)
+        The rest of a drawn row's line; see `backends.forest_kernels`.
     """
 
     rows: Array
@@ -78,7 +80,7 @@ class Scales:
         Of a packed number that count rows.
     weight, target, term : float
         Factors.
-    centre : float
+    centre : float, or ndarray of float64 of shape (n_outputs,)
         What targets were lowered by.
     """
 
@@ -86,45 +88,78 @@ class Scales:
     weight: float
     target: float = 1.0
     term: float = 1.0
-    centre: float = 0.0
+    centre: Any = 0.0
 
 
-def forest_rows(rows: OwnRows, lane: int, bins: Bins) -> ForestRows:
-    """Bins of a lane's rows."""
+def forest_rows(
+    rows: OwnRows, lane: int, bins: Bins, n_outputs: int, class_weight: Sequence[Array]
+) -> ForestRows:
+    """Bins of a lane's rows; sparse ones are made dense some at a time.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    lane : int
+    bins : Bins
+    n_outputs : int
+    class_weight : sequence of ndarray of float64
+        Of each of several outputs, whose product a row's weight is multiplied by; empty: none.
+    """
     from daskml_dist.backends.forest_rows import reach_of
     from daskml_dist.backends.tree_bins import to_bins
 
     n, d = rows.count(lane), bins.n_features
     made = ForestRows(
         rows.room((n, -(-d // _WORD) * _WORD), np.uint8), rows.room((n,), np.int64),
-        rows.room((n,), np.float64), None, np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
+        rows.room((n,) if n_outputs == 1 else (n, n_outputs), np.float64), None,
+        np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
     )  # fmt: skip
-    columns, seen = np.empty((d, min(n, _TILE)), np.uint8), np.empty(d, np.uint8)
+    tile = min(_TILE, max(_FEWEST, _ENTRIES // d))
+    columns, seen = np.empty((d, min(n, tile)), np.uint8), np.empty(d, np.uint8)
     stop = 0
     for first, block in rows.blocks(lane):
-        for start in range(0, len(block.X), _TILE):
-            X = np.ascontiguousarray(block.X[start : start + _TILE])
+        for start in range(0, block.X.shape[0], tile):
+            X = block.X[start : start + tile]
+            X = X.toarray() if isinstance(X, SparseRows) else np.ascontiguousarray(X)
             at = slice(stop, stop + len(X))
             of = made.rows[at]
             to_bins(
                 X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
                 columns[:, : len(X)], seen,
             )  # fmt: skip
-            reach_of(X, of, made.low, made.high)
             made.numbers[at] = np.arange(first + start, first + start + len(X))
-            made.y[at] = block.y[start : start + _TILE]
-            if block.weight is not None:
+            made.y[at] = block.y[start : start + tile]
+            if block.weight is not None or class_weight:
                 if made.given is None:
                     made.given = rows.room((n,), np.float64)
-                made.given[at] = block.weight[start : start + _TILE]
+                made.given[at] = 1.0 if block.weight is None else block.weight[start : start + tile]
+                for k, of_class in enumerate(class_weight):
+                    made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
+                counts = made.given[at] > 0
+                X, of = X[counts], of[counts]
+            reach_of(X, of, made.low, made.high)
             stop = at.stop
     return made
 
 
 def scaled(
-    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, bootstrap: bool, factors: bool
-) -> Scales:
+    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, classes: Sequence[int],
+    bootstrap: bool, factors: bool,
+) -> Scales:  # fmt: skip
     """Make whole numbers of the targets and weights of all trainers' rows, and merge their bins.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    rooms : sequence of ForestRows
+        Of the own lanes.
+    criterion : Criterion
+    classes : sequence of int
+        Of each output; empty in regression.
+    bootstrap : bool
+        Whether rows may be drawn several times.
+    factors : bool
+        Whether trees weigh classes.
 
     Raises
     ------
@@ -145,10 +180,17 @@ def scaled(
     scales = Scales(bits, weight)
     if criterion.of_classes:
         for room in rooms:
-            room.slot = room.y.astype(np.int32)
-            room.more = np.empty((len(room.y), 0), np.int64)
+            room.slot, room.more = _slots(room.y, classes)
         return scales
     return _targets(rows, rooms, criterion, scales, 62 - spare)
+
+
+def _slots(y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
+    """Classes of the first output, and the sums that those of the others add to."""
+    slots = y.reshape(len(y), -1).astype(np.int32) + np.append(0, np.cumsum(classes[:-1]))
+    more = np.full((len(y), len(classes) // 2 * 2), -1, np.int64)
+    more[:, : len(classes) - 1] = slots[:, 1:]
+    return np.ascontiguousarray(slots[:, 0], np.int32), more
 
 
 def _weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
@@ -189,41 +231,53 @@ def _scale(rows: OwnRows, parts: Sequence[Array], largest: float, bits: int) -> 
 def _targets(
     rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, scales: Scales, bits: int
 ) -> Scales:
-    largest = [max((room.y.max(initial=-np.inf) for room in rooms), default=-np.inf),
-               max((-room.y.min(initial=np.inf) for room in rooms), default=-np.inf)]  # fmt: skip
-    top, bottom = rows.largest(np.array(largest))
+    found = [_reach(room.y.reshape(len(room.y), -1)) for room in rooms]
+    top, bottom = rows.largest(np.max(found, axis=0).ravel()).reshape(2, -1)
     bottom = -bottom
-    centre = 0.0
+    centre = np.zeros(len(top))
     if criterion.kind == 3:
-        if bottom < 0:
-            raise InvalidDataError(
-                "Some value(s) of y are negative which is not allowed for Poisson regression. "
-                'Use criterion="squared_error".'
-            )
-        if not top > 0:
-            raise InvalidDataError(
-                "Sum of y is not positive which is necessary for Poisson regression. Use "
-                'criterion="squared_error".'
-            )
-    elif max(abs(top), abs(bottom)) > 16 * (top - bottom):
+        _check_poisson(top, bottom)
+    elif not criterion.needs_rows:
         # Digits that all targets share would cost bits.
-        centre = float(np.rint((top + bottom) / 2))
-    lowered = [room.y - centre for room in rooms]
-    found = []
-    for make in (np.asarray, criterion.terms):
-        parts = [np.asarray(make(y)) * r.weight for y, r in zip(lowered, rooms, strict=True)]
+        apart = np.maximum(abs(top), abs(bottom)) > 16 * (top - bottom)
+        centre[apart] = np.rint((top + bottom) / 2)[apart]
+    lowered = [room.y.reshape(len(room.y), -1) - centre for room in rooms]
+    scaled = []
+    for make in (np.asarray, lambda y: criterion.terms(y).sum(axis=1, keepdims=True)):
+        parts = [make(y) * r.weight[:, None] for y, r in zip(lowered, rooms, strict=True)]
         most = rows.largest(
             np.array([max((np.abs(p).max(initial=0.0) for p in parts), default=0.0)])
         )
         if not np.isfinite(most[0]):
             raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
-        scale = _scale(rows, [np.abs(part) for part in parts], most[0], bits)
-        found.append((scale, [np.rint(part * scale).astype(np.int64) for part in parts]))
-    (target, values), (term, terms) = found
+        scale = _scale(rows, [np.abs(part) for part in parts], most[0] * parts[0].shape[1], bits)
+        scaled.append((scale, [np.rint(part * scale).astype(np.int64) for part in parts]))
+    (target, values), (term, terms) = scaled
+    if criterion.needs_rows:
+        term = target
     for i, room in enumerate(rooms):
         room.slot = np.zeros(len(room.y), np.int32)
-        room.more = np.column_stack([values[i], terms[i], room.y.view(np.int64)])
+        own = np.ascontiguousarray(room.y).reshape(len(room.y), -1).view(np.int64)
+        room.more = np.column_stack([values[i], terms[i], own])
     return Scales(scales.bits, scales.weight, target, term, centre)
+
+
+def _reach(y: Array) -> Array:
+    """Largest target, and minus the smallest, of each output."""
+    return np.stack([y.max(axis=0, initial=-np.inf), -y.min(axis=0, initial=np.inf)])
+
+
+def _check_poisson(top: Array, bottom: Array) -> None:
+    if (bottom < 0).any():
+        raise InvalidDataError(
+            "Some value(s) of y are negative which is not allowed for Poisson regression. "
+            'Use criterion="squared_error".'
+        )
+    if not (top > 0).all():
+        raise InvalidDataError(
+            "Sum of y is not strictly positive which is necessary for Poisson regression. Use "
+            'criterion="squared_error".'
+        )
 
 
 def gathered(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:

@@ -142,13 +142,13 @@ class Together:
 
         growth = self._growth
         sums = np.zeros((len(level), growth.n_sums + 2), np.int64)
-        reach = np.full((len(level), 2), -np.inf)
+        reach = np.full((len(level), 2 * growth.n_outputs), -np.inf)
         for node, own, of in zip(level, sums, reach, strict=True):
             for lines, at in zip(self._lines[node.tree], node.at, strict=True):
                 node_sums(lines[at], own, of)
         if self._rows.size > 1:
             sums = self._rows.sum(sums)
-            if not growth.n_classes:
+            if not growth.classes:
                 reach = self._rows.largest(reach.ravel()).reshape(reach.shape)
         for node, own in zip(level, sums, strict=True):
             node.sums = own
@@ -287,7 +287,7 @@ class Together:
                 bins.append(room.rows[index])
                 lines.append(some)
             counts.append(n)
-        width, n_line = self._rooms[0].rows.shape[1], self._growth.n_line
+        width, n_line = self._rooms[0].rows.shape[1], 2 + self._growth.n_more
         return (
             np.array(counts, np.int64),
             np.concatenate([np.empty((0, width), np.uint8), *bins]),

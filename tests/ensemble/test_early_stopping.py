@@ -139,7 +139,6 @@ def test_a_class_of_held_out_rows_alone_is_named(lazy: bool) -> None:
         ({"scoring": lambda e, X, y: "good"}, InvalidDataError, "Return one number"),
         ({"validation_fraction": 600}, InvalidDataError, "leaves 0 rows to train on"),
     ],
-    ids=str,
 )
 def test_bad_scores_are_named(params: dict[str, Any], error: Any, match: str) -> None:
     with pytest.raises(error, match=match):

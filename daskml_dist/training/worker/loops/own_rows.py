@@ -119,7 +119,7 @@ class _Rows(Together):
         reader, first = self._of_number[lane], self._context.fit.own_rows.first_rows
         reader.seek(0)
         for rows in reader.next_batch().pieces:
-            if len(rows.X):
+            if rows.X.shape[0]:
                 yield int(first[rows.block]) + rows.first, rows
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
