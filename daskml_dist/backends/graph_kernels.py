@@ -5,11 +5,14 @@ Importing this module loads numba, so it is imported at first use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from daskml_dist.backends.csr_order import Entries
 
 __all__ = ["in_rows", "pull_ranks", "pull_smallest"]
 
@@ -22,40 +25,60 @@ _fast = numba.njit(
 
 
 def in_rows(
-    rows: Array, columns: Array, values: Array | None, shape: tuple[int, int]
-) -> tuple[NDArray[np.int64], Array, Array | None]:
-    """As `csr_order.in_rows`: sorted by counting, by columns first and then by rows."""
-    weighted = values is not None
-    given = np.empty(0) if values is None else values
-    _, rows, columns, given = _counted(columns, rows, given, shape[1], weighted)
-    indptr, columns, _, given = _counted(rows, columns, given, shape[0], weighted)
-    return indptr, columns, given if weighted else None
+    some: Sequence[Entries],
+    indptr: NDArray[np.int64],
+    uses: NDArray[np.int64],
+    place: NDArray[np.int32],
+    dtype: Any,
+) -> tuple[NDArray[np.int32], Array | None]:
+    """As `csr_order.in_rows`, of known `indptr`: sorted by columns first and then by rows."""
+    n, kind = int(indptr[-1]), np.float64 if dtype is None else dtype
+    weighted = dtype is not None
+    rows, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
+    at = np.cumsum(uses) - uses
+    for part in some:
+        given = values[:0] if part.values is None else part.values.astype(kind, copy=False)
+        codes = _plain(part.rows), _plain(part.columns)
+        _by_columns(*codes, _plain(given), part.row_of, part.column_of, at, rows, values)
+    indices, sorted_values = np.empty(n, np.int32), np.empty_like(values)
+    _by_rows(uses, rows, values, place, indptr[:-1].copy(), indices, sorted_values)
+    return indices, sorted_values if weighted else None
+
+
+def _plain(array: Array) -> Array:
+    """An array of the one kind that loops are compiled for: what was sent is of other ones."""
+    return array if array.flags.aligned and array.flags.writeable else array.copy()
 
 
 @_exact
-def _counted(keys: Any, others: Any, values: Any, n_keys: int, weighted: bool) -> Any:
-    """Bounds of each key's entries; the others, the keys and the values in the keys' order.
-
-    Entries of one key stay in the order in which they come.
-    """
-    n = len(keys)
-    ends = np.zeros(n_keys + 1, np.int64)
-    for i in range(n):
-        ends[keys[i] + 1] += 1
-    for k in range(n_keys):
-        ends[k + 1] += ends[k]
-    at = ends[:-1].copy()
-    own, rest = np.empty(n, others.dtype), np.empty(n, keys.dtype)
-    sorted_values = np.empty(len(values), values.dtype)
-    for i in range(n):
-        k = keys[i]
+def _by_columns(
+    rows: Any, columns: Any, given: Any, row_of: Any, column_of: Any, at: Any, found: Any,
+    values: Any,
+) -> None:  # fmt: skip
+    """Put the rows and values of entries where the next of their columns belong, `at`."""
+    for i in range(len(rows)):
+        k = column_of[columns[i]]
         j = at[k]
         at[k] = j + 1
-        own[j] = others[i]
-        rest[j] = k
-        if weighted:
-            sorted_values[j] = values[i]
-    return ends, own, rest, sorted_values
+        found[j] = row_of[rows[i]]
+        if len(values):
+            values[j] = given[i]
+
+
+@_exact
+def _by_rows(
+    uses: Any, rows: Any, given: Any, place: Any, at: Any, indices: Any, values: Any
+) -> None:
+    """Put entries, which are in the order of their columns, where the next of their rows belong."""
+    j = 0
+    for k in range(len(uses)):
+        for _ in range(uses[k]):
+            i = at[rows[j]]
+            at[rows[j]] = i + 1
+            indices[i] = place[k]
+            if len(values):
+                values[i] = given[j]
+            j += 1
 
 
 @_fast

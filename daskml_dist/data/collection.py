@@ -91,6 +91,13 @@ class Collection:
         """Blocks that are made together where they are made of a graph: each by itself."""
         return [(i,) for i in range(len(self.parts))]
 
+    def share(self, number: int) -> tuple[int, int] | None:
+        """Whose share of all blocks one is, of how many; None: of nobody's in particular."""
+        if self.columns is None:
+            return None
+        n_parts = len(self.columns) - 1
+        return number * n_parts // len(self.parts), n_parts
+
     @property
     def n_features(self) -> int | None:
         """Columns of X, where known."""
