@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MANY", "Entries", "in_rows", "uses_of"]
+__all__ = ["MANY", "Entries", "Source", "in_rows", "uses_of"]
 
 Array = NDArray[Any]
 
@@ -35,17 +35,21 @@ class Entries(NamedTuple):
     column_of: NDArray[np.int32]
 
 
-def uses_of(some: Sequence[Entries], n_columns: int) -> NDArray[np.int64]:
+#: Makes all entries, some at a time, in the same order whenever it is called.
+Source = Callable[[], Iterable[Entries]]
+
+
+def uses_of(some: Source, n_columns: int) -> NDArray[np.int64]:
     """Number of entries in each column."""
     uses = np.zeros(n_columns, np.int64)
-    for part in some:
+    for part in some():
         # No column has two codes.
         uses[part.column_of] += np.bincount(part.columns, minlength=len(part.column_of))
     return uses
 
 
 def in_rows(
-    some: Sequence[Entries],
+    some: Source,
     n_rows: int,
     uses: NDArray[np.int64],
     place: NDArray[np.int32],
@@ -53,11 +57,12 @@ def in_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], Array | None]:
     """Entries as a CSR matrix; those of the same row and column stay apart, in their order.
 
-    Beside `some` and what is returned there is one more copy of the entries, for a while.
+    Beside `some` and what is returned there are some rows' entries once more at a time.
 
     Parameters
     ----------
-    some : sequence of Entries
+    some : callable
+        Makes the entries.
     n_rows : int
     uses : ndarray of int64 of shape (n_columns,)
         Of all of them, as of `uses_of`.
@@ -74,20 +79,20 @@ def in_rows(
     values : ndarray or None
     """
     indptr = np.zeros(n_rows + 1, np.int64)
-    for part in some:
+    for part in some():
         indptr[1:][part.row_of] += np.bincount(part.rows, minlength=len(part.row_of))
     np.cumsum(indptr, out=indptr)
     if indptr[-1] >= MANY:
         from daskml_dist.backends import graph_kernels
 
         return indptr, *graph_kernels.in_rows(some, indptr, uses, place, dtype)
-    rows = np.concatenate([part.row_of[part.rows] for part in some])
-    columns = np.concatenate([part.column_of[part.columns] for part in some])
+    rows = np.concatenate([part.row_of[part.rows] for part in some()])
+    columns = np.concatenate([part.column_of[part.columns] for part in some()])
     order = _sorted(columns, len(uses))
     order = order[_sorted(rows[order], n_rows)]
     values = None
     if dtype is not None:
-        values = np.concatenate([part.values for part in some]).astype(dtype, copy=False)[order]
+        values = np.concatenate([part.values for part in some()]).astype(dtype, copy=False)[order]
     return indptr, place[columns[order]], values
 
 

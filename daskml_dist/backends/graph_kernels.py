@@ -5,18 +5,20 @@ Importing this module loads numba, so it is imported at first use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.csr_order import Entries
+from daskml_dist.backends.csr_order import Source
 
 __all__ = ["in_rows", "pull_ranks", "pull_smallest"]
 
 Array = NDArray[Any]
+
+#: Entries of rows that are sorted together.
+_TOGETHER = 1 << 24
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 _fast = numba.njit(
@@ -25,24 +27,38 @@ _fast = numba.njit(
 
 
 def in_rows(
-    some: Sequence[Entries],
+    some: Source,
     indptr: NDArray[np.int64],
     uses: NDArray[np.int64],
     place: NDArray[np.int32],
     dtype: Any,
 ) -> tuple[NDArray[np.int32], Array | None]:
     """As `csr_order.in_rows`, of known `indptr`: sorted by columns first and then by rows."""
-    n, kind = int(indptr[-1]), np.float64 if dtype is None else dtype
-    weighted = dtype is not None
-    rows, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
-    at = np.cumsum(uses) - uses
-    for part in some:
-        given = values[:0] if part.values is None else part.values.astype(kind, copy=False)
-        codes = _plain(part.rows), _plain(part.columns)
-        _by_columns(*codes, _plain(given), part.row_of, part.column_of, at, rows, values)
-    indices, sorted_values = np.empty(n, np.int32), np.empty_like(values)
-    _by_rows(uses, rows, values, place, indptr[:-1].copy(), indices, sorted_values)
-    return indices, sorted_values if weighted else None
+    n, weighted = int(indptr[-1]), dtype is not None
+    kind = np.dtype(np.float64 if dtype is None else dtype)
+    indices, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
+    at, row = indptr[:-1].copy(), 0
+    while row < len(at):
+        stop = max(int(np.searchsorted(indptr, indptr[row] + _TOGETHER, side="right")) - 1, row + 1)
+        m = int(indptr[stop] - indptr[row])
+        whole = m == n
+        starts = np.zeros(len(uses) + 1, np.int64)
+        if whole:
+            np.cumsum(uses, out=starts[1:])
+        for part in () if whole else some():
+            codes = _plain(part.rows), _plain(part.columns)
+            _count_columns(*codes, part.row_of, part.column_of, row, stop, starts[1:])
+        if not whole:
+            np.cumsum(starts, out=starts)
+        rows, its = np.empty(m, np.int32), np.empty(m if weighted else 0, kind)
+        for part in some():
+            codes = _plain(part.rows), _plain(part.columns)
+            given = its[:0] if part.values is None else part.values.astype(kind, copy=False)
+            own = _plain(given)
+            _by_columns(*codes, own, part.row_of, part.column_of, row, stop, starts, rows, its)
+        _by_rows(starts, rows, its, place, at, indices, values)
+        row = stop
+    return indices, values if weighted else None
 
 
 def _plain(array: Array) -> Array:
@@ -51,28 +67,40 @@ def _plain(array: Array) -> Array:
 
 
 @_exact
+def _count_columns(
+    rows: Any, columns: Any, row_of: Any, column_of: Any, first: int, stop: int, counts: Any
+) -> None:
+    """Count the entries of each column, of rows from `first` to `stop` alone."""
+    for i in range(len(rows)):
+        if first <= row_of[rows[i]] < stop:
+            counts[column_of[columns[i]]] += 1
+
+
+@_exact
 def _by_columns(
-    rows: Any, columns: Any, given: Any, row_of: Any, column_of: Any, at: Any, found: Any,
-    values: Any,
+    rows: Any, columns: Any, given: Any, row_of: Any, column_of: Any, first: int, stop: int,
+    at: Any, found: Any, values: Any,
 ) -> None:  # fmt: skip
     """Put the rows and values of entries where the next of their columns belong, `at`."""
     for i in range(len(rows)):
-        k = column_of[columns[i]]
-        j = at[k]
-        at[k] = j + 1
-        found[j] = row_of[rows[i]]
-        if len(values):
-            values[j] = given[i]
+        row = row_of[rows[i]]
+        if first <= row < stop:
+            k = column_of[columns[i]]
+            j = at[k]
+            at[k] = j + 1
+            found[j] = row
+            if len(values):
+                values[j] = given[i]
 
 
 @_exact
 def _by_rows(
-    uses: Any, rows: Any, given: Any, place: Any, at: Any, indices: Any, values: Any
+    ends: Any, rows: Any, given: Any, place: Any, at: Any, indices: Any, values: Any
 ) -> None:
     """Put entries, which are in the order of their columns, where the next of their rows belong."""
     j = 0
-    for k in range(len(uses)):
-        for _ in range(uses[k]):
+    for k in range(len(place)):
+        while j < ends[k]:
             i = at[rows[j]]
             at[rows[j]] = i + 1
             indices[i] = place[k]

@@ -8,7 +8,7 @@ come its ids and its entries. Nobody holds all ids, or all entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -235,7 +235,8 @@ def _pieces_of(part: Numbered, side: Side, cuts: Array) -> list[Piece]:
     for (a, b), some in zip(pairwise(edges), np.split(order, ends[:-1]), strict=True):
         its = None if values is None else values[some]
         own = None if sums is None else sums[:, a:b]
-        given = rows[some] - np.int32(a), columns[some], row_ids[a:b], column_ids, its
+        # What is sent on does not hold all ids of the part.
+        given = rows[some] - np.int32(a), columns[some], row_ids[a:b].copy(), column_ids, its
         pieces.append(_piece(*given, side.by, own))
     return pieces
 
@@ -313,10 +314,11 @@ def block_of(
     table = _joined([piece.row_ids for piece in pieces], (piece.table for piece in pieces))
     touched = merged([piece.column_ids for piece in pieces])
     row_of, column_of = Places(table.ids), Places(touched)
-    some = [
-        Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
-        for p in pieces
-    ]
+
+    def some() -> Iterator[Entries]:
+        for p in pieces:
+            yield Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
+
     uses = uses_of(some, len(touched))
     place, dtype = by_use(uses), None
     if pieces[0].values is not None:

@@ -33,8 +33,8 @@ __all__ = ["ClusterEngine"]
 
 #: Rows of the fullest lane over those of an even one, from which moving blocks is thought about.
 _UNEVEN = 1.25
-#: Share of a worker's memory for values of others' keys; it takes as much again to exchange them.
-_ROOM = 1 / 16
+#: Share of a worker's memory for values of others' keys; to exchange them takes twice as much.
+_ROOM = 1 / 64
 
 
 class ClusterEngine(Engine):

@@ -16,7 +16,7 @@ from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
 from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyRange
 
-__all__ = ["Halo", "Owners", "Rooms", "arranged"]
+__all__ = ["Halo", "Owners", "Rooms", "arranged", "exchanged"]
 
 Array = NDArray[Any]
 
@@ -152,38 +152,22 @@ class Halo:
         Of the keys.
     numbers : ndarray of int64 of shape (n,)
         Of the keys whose values are wanted, in the order in which they are.
-    rooms : Rooms
-    kind : dtype, default=np.intp
-        Of the positions that are kept.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        owners: Owners,
-        numbers: NDArray[np.int64],
-        rooms: Rooms,
-        kind: Any = np.intp,
+        self, communicator: Communicator, owners: Owners, numbers: NDArray[np.int64]
     ) -> None:
-        self._communicator = communicator
+        self._communicator, self._n, self._rooms = communicator, len(numbers), Rooms()
         #: Where what comes of each rank is put.
-        self._place = [at.astype(kind, copy=False) for at in owners.places(numbers)]
+        self._place = owners.places(numbers)
         asked = communicator.alltoall([numbers[at] for at in self._place])
         #: Which of the own values each rank gets.
-        self._give = [owners.positions(some).astype(kind, copy=False) for some in asked]
-        self._n, self._rooms = len(numbers), rooms
+        self._give = [owners.positions(some) for some in asked]
 
     def fetch(self, values: Array) -> Array:
-        """The wanted values, of the own ones of all ranks; good until the rooms' next use."""
-        rank = self._communicator.rank
-        given = []
-        for r, at in enumerate(self._give):
-            # What is the trainer's own goes nowhere.
-            given.append(self._rooms.like(values, 0 if r == rank else len(at), r))
-            if r != rank:
-                np.take(values, at, axis=0, out=given[r], mode="clip")
-        found = self._communicator.alltoall(given)
-        room = self._rooms.like(values, self._n, "wanted")
+        """The wanted values, of the own ones of all ranks; good until the next call."""
+        found = exchanged(self._communicator, values, self._give, self._rooms)
+        rank, room = self._communicator.rank, self._rooms.like(values, self._n, "wanted")
         for r, at in enumerate(self._place):
             if r != rank:
                 room[at] = found[r]
@@ -192,6 +176,28 @@ class Halo:
             some = slice(start, start + _MOVED)
             room[to[some]] = values[own[some]]
         return room
+
+
+def exchanged(
+    communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: Rooms
+) -> list[Array]:
+    """Values that other ranks have for this one, by rank; what is its own goes nowhere.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    values : ndarray of shape (n_own, ...)
+    give : sequence of ndarray of int
+        Which of them each rank gets.
+    rooms : Rooms
+    """
+    given = []
+    for r, at in enumerate(give):
+        own = r == communicator.rank
+        given.append(rooms.like(values, 0 if own else len(at), r))
+        if not own:
+            np.take(values, at, axis=0, out=given[r], mode="clip")
+    return communicator.alltoall(given)
 
 
 def arranged(blocks: Sequence[KeyedBlock]) -> tuple[Array, list[Array], NDArray[np.int32]]:

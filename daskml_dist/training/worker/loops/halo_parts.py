@@ -14,7 +14,7 @@ from daskml_dist.comm.base import Communicator
 from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
-from daskml_dist.training.worker.loops.halo import Halo, Owners, Rooms
+from daskml_dist.training.worker.loops.halo import Owners, Rooms, exchanged
 
 __all__ = ["Part", "Slice", "parts_of", "slices_of", "taken"]
 
@@ -151,16 +151,45 @@ def _part(
     some: Sequence[tuple[KeyedRows, NDArray[np.int64], Slice]],
     rooms: Rooms,
 ) -> Part:
-    wanted, rows, first = [np.empty(0, np.int64)], [], 0
+    wanted, used = [np.empty(0, np.int64)], []
     for lane, numbers, cut in some:
-        indices = lane.indices[cut.entries]
-        place = np.zeros(len(numbers), np.bool_)
-        place[indices] = True
-        used = np.flatnonzero(place)
-        position = np.empty(len(numbers), np.int32)
-        position[used] = np.arange(first, first + len(used), dtype=np.int32)
-        rows.append(taken(lane, cut, position[indices]))
-        wanted.append(numbers[used])
-        first += len(used)
-    halo = Halo(communicator, owners, np.concatenate(wanted), rooms, np.int32)
-    return Part(halo.fetch, rows)
+        found = np.zeros(len(numbers), np.bool_)
+        found[lane.indices[cut.entries]] = True
+        used.append(np.flatnonzero(found))
+        wanted.append(numbers[used[-1]])
+    fetch = _Fetch(communicator, owners, np.concatenate(wanted), rooms)
+    rows, first = [], 0
+    for (lane, numbers, cut), own in zip(some, used, strict=True):
+        place = np.empty(len(numbers), np.int32)
+        place[own] = fetch.place[first : first + len(own)]
+        rows.append(taken(lane, cut, place[lane.indices[cut.entries]]))
+        first += len(own)
+    del fetch.place  # it is in the rows now
+    return Part(fetch, rows)
+
+
+class _Fetch:
+    """Plan of a part's values, as `Halo`; they come in the order of their owners."""
+
+    def __init__(
+        self, communicator: Communicator, owners: Owners, numbers: NDArray[np.int64], rooms: Rooms
+    ) -> None:
+        self._communicator, self._rooms = communicator, rooms
+        places = owners.places(numbers)
+        #: Where the value of each of `numbers` comes.
+        self.place = np.empty(len(numbers), np.int32)
+        self.place[np.concatenate(places)] = np.arange(len(numbers), dtype=np.int32)
+        self._ends = np.cumsum([len(at) for at in places]).tolist()
+        asked = communicator.alltoall([numbers[at] for at in places])
+        self._give = [owners.positions(some).astype(np.int32) for some in asked]
+
+    def __call__(self, values: Array) -> Array:
+        rank = self._communicator.rank
+        found = exchanged(self._communicator, values, self._give, self._rooms)
+        room = self._rooms.like(values, self._ends[-1], "wanted")
+        for r, (start, stop) in enumerate(pairwise([0, *self._ends])):
+            if r == rank:
+                np.take(values, self._give[r], axis=0, out=room[start:stop], mode="clip")
+            else:
+                room[start:stop] = found[r]
+        return room

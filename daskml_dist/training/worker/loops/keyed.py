@@ -23,7 +23,7 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.halo import Halo, Owners, Rooms, arranged
+from daskml_dist.training.worker.loops.halo import Halo, Owners, arranged
 from daskml_dist.training.worker.loops.halo_parts import Part, parts_of
 from daskml_dist.training.worker.loops.images import Images
 from daskml_dist.training.worker.loops.together import Together
@@ -170,7 +170,7 @@ class _Keyed(Together):
             wanted, indices, place = arranged(blocks)
             numbers = np.empty(len(wanted), np.int64)
             numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
-            self._halos[side] = Halo(self._communicator, owners, numbers, Rooms())
+            self._halos[side] = Halo(self._communicator, owners, numbers)
             rows = self._ranges[blocks[0].side.rows]
             self._rows[side] = [
                 KeyedRows(at, block.indptr, its, block.values)
