@@ -91,6 +91,11 @@ class Collection:
         """Blocks that are made together where they are made of a graph: each by itself."""
         return [(i,) for i in range(len(self.parts))]
 
+    @property
+    def wave(self) -> int | None:
+        """Bundles that are made at once, where what they are made of takes much; None: all."""
+        return None
+
     def share(self, number: int) -> tuple[int, int] | None:
         """Whose share of all blocks one is, of how many; None: of nobody's in particular."""
         if self.columns is None:

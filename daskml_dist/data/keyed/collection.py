@@ -26,7 +26,9 @@ __all__ = ["Held", "Holder", "KeyedCollection", "Tasks", "item"]
 #: Groups of ranges from which on parcels go by way of others: a part has few of them then.
 _MANY = 16
 #: Entries that a task cuts at most, but those of one part.
-_BATCH = 1 << 21
+_BATCH = 1 << 20
+#: Entries from which blocks of one side are made after those of the other.
+_WAVES = 1 << 22
 
 
 class Held(Protocol):
@@ -66,6 +68,8 @@ class KeyedCollection(Collection):
         Last id of each lane's range but the last one's, by space.
     groups : tuple of range
         Lanes whose blocks are made together.
+    n_cut : int
+        Lazy entries that it has been cut of.
     """
 
     sides: tuple[Side, ...] = ()
@@ -74,6 +78,7 @@ class KeyedCollection(Collection):
     lanes: int | None = None
     cuts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[range, ...] = ()
+    n_cut: int = 0
 
     @classmethod
     def of(
@@ -104,9 +109,14 @@ class KeyedCollection(Collection):
         n = len(self.sides)
         return [
             tuple(range(some.start * n + at, some.stop * n, n))
-            for some in self.groups
             for at in range(n)
+            for some in self.groups
         ]
+
+    @property
+    def wave(self) -> int | None:
+        """Those of one side, where the parcels of both would fill the workers."""
+        return len(self.groups) if self.n_cut >= _WAVES else None
 
     def share(self, number: int) -> tuple[int, int] | None:
         """Position of the group of a block's lane: one worker makes the blocks of all its sides."""
@@ -133,6 +143,7 @@ class KeyedCollection(Collection):
         n_groups = min(n_groups, n_lanes)
         edges = [g * n_lanes // n_groups for g in range(n_groups + 1)]
         groups = tuple(range(a, b) for a, b in pairwise(edges))
+        n_cut = 0
         if self.kind == "memory":
             parts = [self.numbers(source) for source in self.sources]
             cuts = cut.cuts_of([cut.sample_of(part, self.sides) for part in parts], n_lanes)
@@ -144,10 +155,10 @@ class KeyedCollection(Collection):
                     made[i] = cut.block_of(i, whole, self.sides, cuts)
         else:
             held, sizes, cuts = self.numbered(n_lanes, hold)
-            parcels = _parcels(held, sizes, self.sides, cuts, groups)
+            parcels, n_cut = _parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
             made = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in parcels]
         found = [(one, None, None) for one in made]
-        return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups)
+        return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups, n_cut=n_cut)
 
     def numbered(
         self, n_ranges: int, hold: Holder | None

@@ -161,6 +161,7 @@ class ClusterRows:
         bundles, done = self._held.bundles, 0
         fit = self._surely_fit()
         wave = len(bundles) if fit or self._repeats else sum(self.membership.ready.values())
+        wave = self._collection.wave or wave
         while done < len(bundles):
             self._inspect([i for bundle in bundles[done : done + wave] for i in bundle])
             done = min(done + wave, len(bundles))
