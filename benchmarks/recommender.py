@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.recommender --growth``: how the time grows with ratings, rank and workers.
 ``python -m benchmarks.recommender --memory 1GiB``: 19 million ratings and factors of rank 64 on
-workers of so much memory each, and the most that these took.
+workers of so much memory each, and the most that these took (``--workers``, ``--users``).
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def growth() -> str:
     return markdown("ALS as it grows (ratings in thousands)", head, table)
 
 
-def memory(limit: str) -> str:
+def memory(limit: str, workers: int, n_users: int) -> str:
     """A table: the most memory of each worker, whose factors and ratings lie on all of them."""
-    users, items, given, shape = ratings(19_000_000, 2_000_000, 27_000)
+    users, items, given, shape = ratings(19_000_000, n_users, 27_000)
     frame = pd.DataFrame({"user": users, "item": items, "rating": given})
     cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, memory_limit=limit, host="127.0.0.1",
+        n_workers=workers, threads_per_worker=1, memory_limit=limit, host="127.0.0.1",
         dashboard_address=":0",
     )  # fmt: skip
     with cluster, Client(cluster) as client:
@@ -165,5 +165,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--memory", metavar="LIMIT")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--users", type=float, default=2e6)
     chosen = parser.parse_args()
-    print(memory(chosen.memory) if chosen.memory else growth() if chosen.growth else run())
+    if chosen.memory:
+        print(memory(chosen.memory, chosen.workers, int(chosen.users)))
+    else:
+        print(growth() if chosen.growth else run())
