@@ -127,6 +127,11 @@ class Engine(ABC):
     def cut_keys(self, n_lanes: int | None) -> Collection:
         """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane; what came of it."""
 
+    @property
+    def room(self) -> int | None:
+        """Bytes that a trainer may take for values of others' keys; None: nothing limits them."""
+        return None
+
     @abstractmethod
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
         """Results of a function of each block, of those that are kept; it is picklable."""

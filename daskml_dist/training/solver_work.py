@@ -140,6 +140,9 @@ class KeyedWork(SolverWork):
     solver : KeyedSolver
     stopping : StoppingRule
     seed : int, default=0
+    room : int, optional
+        Bytes that a trainer may take for values of keys that its entries touch, beside those that
+        come of others meanwhile. Default: whatever there are.
     """
 
     model: Model
@@ -147,6 +150,7 @@ class KeyedWork(SolverWork):
     stopping: StoppingRule
     seed: int = 0
     first_pass: int = 0
+    room: int | None = None
 
     @property
     def name(self) -> str:

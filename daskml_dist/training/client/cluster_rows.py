@@ -100,16 +100,20 @@ class ClusterRows:
         return self._held.homes
 
     @property
+    def memory_limit(self) -> float:
+        """Bytes of the worker with the least memory; infinite where none has a limit."""
+        return min(float(worker["memory_limit"] or np.inf) for worker in self._workers())
+
+    @property
     def budget(self) -> float:
         """Bytes of blocks on one worker; infinite where its memory has no limit."""
         if self._given_budget is not None:
             return self._given_budget
-        workers = self._workers()
-        budget: float = _AUTO_BUDGET * min(worker["memory_limit"] or np.inf for worker in workers)
+        budget = _AUTO_BUDGET * self.memory_limit
         if self._device == "cpu":
             return budget
         # Dask tells where it has NVIDIA's nvidia-ml-py, as with dask-cuda.
-        gpus = [(worker.get("gpu") or {}).get("memory-total") for worker in workers]
+        gpus = [(worker.get("gpu") or {}).get("memory-total") for worker in self._workers()]
         return min([budget, *(_GPU_BUDGET * int(memory) for memory in gpus if memory)])
 
     # -- reading ---------------------------------------------------------------------------------
@@ -157,6 +161,7 @@ class ClusterRows:
         bundles, done = self._held.bundles, 0
         fit = self._surely_fit()
         wave = len(bundles) if fit or self._repeats else sum(self.membership.ready.values())
+        wave = self._collection.wave or wave
         while done < len(bundles):
             self._inspect([i for bundle in bundles[done : done + wave] for i in bundle])
             done = min(done + wave, len(bundles))
