@@ -54,6 +54,7 @@ class BaseBoosting(BaseRounds):
     _categories: dict[Any, NDArray[Any]]
     categorical_features: Any
     max_bins: int
+    _made_share = 0.5
     #: How many rows, or blocks, come before those held out by the user, during a fit.
     _before_held: tuple[str, int] | None = None
 

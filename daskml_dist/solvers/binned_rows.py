@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.own_rows import OwnRows
 
-__all__ = ["Aside", "BinnedRows", "binned", "chosen"]
+__all__ = ["Aside", "BinnedRows", "binned", "chosen", "tiles"]
 
 #: Rows of bins begin where a word does, so that few reach over a processor's lines.
 _WORD = 8
+#: Rows of which numbers are made at once.
+TILE = 2**16
 #: Numbers of rows: says of each whether it is kept aside.
 Aside = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 
@@ -113,19 +115,35 @@ def binned(
 ) -> tuple[BinnedRows, BinnedRows | None]:
     """Bins of a lane's rows, and of those that are kept aside for validation."""
     most = rows.count(lane)
-    own = BinnedRows(most, bins, rows.room)
+    n_held = 0 if aside is None else _count(rows.numbers(lane), aside)
+    own = BinnedRows(most - n_held, bins, rows.room)
     if aside is None:
         for first, block in rows.blocks(lane):
             numbers = np.arange(first, first + len(block.X))
             own.add(block.X, block.y, block.weight, numbers)
         return own, None
-    held = BinnedRows(most, bins, rows.room)
+    held = BinnedRows(n_held, bins, rows.room)
     for first, block in rows.blocks(lane):
         numbers = np.arange(first, first + len(block.X))
         is_held = aside(numbers)
         for kept, which in ((own, ~is_held), (held, is_held)):
             kept.add(*chosen(block, which), numbers[which])
     return own, held
+
+
+def _count(numbers: Sequence[range], aside: Aside) -> int:
+    """How many rows are kept aside."""
+    return sum(
+        int(aside(np.arange(of[at.start], of[at.stop - 1] + 1)).sum())
+        for of in numbers
+        for at in tiles(len(of))
+    )
+
+
+def tiles(n: int) -> Iterator[slice]:
+    """Some of `n` rows at a time, so that what is made of them stays small."""
+    for start in range(0, n, TILE):
+        yield slice(start, min(n, start + TILE))
 
 
 def chosen(

@@ -14,7 +14,7 @@ T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from daskml_dist.solvers.bin_sample import find_bins
 from daskml_dist.solvers.binned_rows import BinnedRows, binned
 from daskml_dist.solvers.boost_losses import BoostLoss
 from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
+from daskml_dist.solvers.exact_sums import exact_sums
 from daskml_dist.solvers.gradients import Gradients
 from daskml_dist.solvers.grow import Grower
 from daskml_dist.solvers.leaves import Growth, Leaf
@@ -170,37 +171,19 @@ class _Boosting:
             _add_tree(room, self._trees[number], number % k)
         extra["n_trees"] = len(self._trees)
 
-    # -- exact sums ----------------------------------------------------------------------------
-
-    def _totals(self, parts: Iterable[Array]) -> NDArray[np.float64]:
-        """Sums of columns over the rows of all trainers, the same in any order of rows.
-
-        Parameters
-        ----------
-        parts : iterable of ndarray of shape (n, m)
-        """
-        own = list(parts)
-        largest = self._rows.largest(
-            np.max([np.abs(p).max(axis=0, initial=0.0) for p in own], axis=0)
-        )
-        if not np.isfinite(largest).all():
-            return np.full(len(largest), np.nan)
-        # So many bits that no sum of so many numbers overflows.
-        bits = 61 - int(self._rows.n_rows).bit_length()
-        scales = np.ldexp(1.0, bits - np.frexp(largest)[1])
-        total = np.sum([np.rint(p * scales).astype(np.int64).sum(axis=0) for p in own], axis=0)
-        return np.asarray(self._rows.sum(total) / scales)
+    # -- the start -----------------------------------------------------------------------------
 
     def _start(self) -> NDArray[np.float64]:
         """The raw prediction of no tree."""
         if self._loss.quantile is not None:
             whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
             return self._quantiles(whole, 1)
-        targets = [self._loss.of_target(room.y) for room in self._rooms]
-        weights = [_weight(room) for room in self._rooms]
-        sums = self._totals(
-            np.column_stack([t * w[:, None], w]) for t, w in zip(targets, weights, strict=True)
-        )
+
+        def targets(room: BinnedRows, at: slice) -> list[Array]:
+            weight = _weight(room, at)
+            return [*(self._loss.of_target(room.y[at]) * weight[:, None]).T, weight]
+
+        sums = exact_sums(self._rows, self._rooms, targets, self._loss.n_outputs + 1)
         if not sums[-1] > 0:
             raise InvalidDataError(
                 "All weights of the rows to train on are zero. Give some rows a positive weight."
@@ -289,12 +272,12 @@ class _Boosting:
         if self._aside is not None:
             given["validation_score"] = self._held
         for name, rooms in given.items():
-            sums = self._totals(self._rows.map(self._losses_of, rooms) or [np.zeros((0, 2))])
+            sums = exact_sums(self._rows, rooms, self._losses_of, 2)
             self._scores[name].append(float(-sums[0] / sums[1]) if sums[1] else 0.0)
 
-    def _losses_of(self, room: BinnedRows) -> Array:
-        weight = _weight(room)
-        return np.column_stack([self._loss.losses(room.y, room.extra["raw"]) * weight, weight])
+    def _losses_of(self, room: BinnedRows, at: slice) -> list[Array]:
+        weight = _weight(room, at)
+        return [self._loss.losses(room.y[at], room.extra["raw"][:, at]) * weight, weight]
 
     def _ends(self) -> bool:
         stopping = self._solver.stopping
@@ -303,8 +286,8 @@ class _Boosting:
         return stopping.ends(self._scores[name])
 
 
-def _weight(room: BinnedRows) -> Array:
-    return np.ones(room.n) if room.weight is None else room.weight
+def _weight(room: BinnedRows, at: slice) -> Array:
+    return np.ones(len(room.y[at])) if room.weight is None else room.weight[at]
 
 
 def _add_tree(room: BinnedRows, tree: Tree, output: int) -> None:

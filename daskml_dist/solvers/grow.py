@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
 from daskml_dist.models.trees import Tree, goes_left
-from daskml_dist.solvers.binned_rows import BinnedRows
+from daskml_dist.solvers.binned_rows import BinnedRows, tiles
 from daskml_dist.solvers.leaves import Growth, Leaf, TreeBuilder
 from daskml_dist.solvers.own_rows import OwnRows
 
@@ -105,7 +105,8 @@ class Grower:
     def _root(self) -> Leaf:
         for room in self._rooms:
             index = room.extra["index"]
-            index[:] = np.arange(room.n, dtype=np.int32)
+            for some in tiles(room.n):
+                index[some] = np.arange(some.start, some.stop, dtype=np.int32)
         at = [slice(0, room.n) for room in self._rooms]
         hist = _added(self._rows.map(lambda s: s.whole(*self._packed), self._scratch))
         totals = self._rows.sum(hist[0, 0].sum(axis=0))
