@@ -19,6 +19,7 @@ from distributed import Client
 from benchmarks._common import logistic_rows, markdown, persisted, processes
 from benchmarks._gpu_device import FACTS, Case, Device, Measured, largest_difference
 from benchmarks._gpu_kernels import kernel_cases
+from benchmarks._gpu_trees import tree_cases
 from daskml_dist import Run
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
@@ -57,6 +58,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield "copy in device memory, read and written", _copy
     yield "a call of CuPy, host", lambda on: Measured(value=f"{on.call_overhead():.1f} us")
     yield from kernel_cases()
+    yield from tree_cases()
     for batch in (65_536, 8_192):
         for policy in ("sync", "async"):  # on the device alone, and by a server
             name = f'a step of SGD, {batch:,} x 512, policy="{policy}"'

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist._checks import check_run
+from daskml_dist._exported import Exported
 from daskml_dist._run import Run
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
@@ -34,7 +35,7 @@ from daskml_dist.training.survey import Survey
 __all__ = ["BaseOnRows"]
 
 
-class BaseOnRows(BaseEstimator):
+class BaseOnRows(Exported, BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has

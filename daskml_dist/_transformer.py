@@ -12,6 +12,7 @@ from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import check_is_fitted
 
+from daskml_dist._exported import Exported
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.feature_names import check_feature_names
@@ -28,7 +29,7 @@ from daskml_dist.inference.transform import map_blocks, sample_rows
 __all__ = ["BlockTransformer", "check_fitted"]
 
 
-class BlockTransformer(BaseEstimator):
+class BlockTransformer(Exported, BaseEstimator):
     """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
 
     On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks

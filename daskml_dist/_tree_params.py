@@ -61,6 +61,11 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
             "is for missing values."
         )
     check_one_of("decomposition", p["decomposition"], ("auto", "functional", "data"))
+    if p["device"] == "gpu":
+        raise InvalidParameterError(
+            'device="gpu": decision trees and forests grow on the CPU, and then predict rows of '
+            'CuPy on the GPU where they lie. Use device="cpu" or "auto"; boosting grows on a GPU.'
+        )
     check_one_of("device", p["device"], ("auto", "cpu"))
     if p["class_weight"] != "balanced_subsample" or "bootstrap" not in p:
         check_class_weight(p["class_weight"])

@@ -210,10 +210,31 @@ S __shfl_sync(unsigned, S value, int from, int width = 32) {
     return other;
 }
 
+inline unsigned __ballot_sync(unsigned, bool says) {
+    unsigned votes = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        votes |= static_cast<unsigned>(__shfl_sync(0xffffffffu, says, lane)) << lane;
+    return votes;
+}
+
+inline void __syncwarp() {
+    emulation::arrive(emulation::warps[emulation::thread_number() / 32].barrier, 32);
+    threadIdx = emulation::current->index;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 template <typename S>
 S atomicAdd(S *at, S value) {
     const S before = *at;
     *at += value;
+    return before;
+}
+
+template <typename S>
+S atomicMax(S *at, S value) {
+    const S before = *at;
+    if (value > before) *at = value;
     return before;
 }
 
@@ -228,10 +249,22 @@ inline float __uint_as_float(unsigned bits) {
     return value;
 }
 
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 inline double __longlong_as_double(long long bits) {
     double value;
     memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+inline long long __double_as_longlong(double value) {
+    long long bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
 inline float half_to_float(unsigned short bits) {

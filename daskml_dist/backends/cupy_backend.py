@@ -209,17 +209,17 @@ class CupyBackend(Backend):
             return None
         loss = self._cp.zeros((), np.float64)
         rows = self._described(X, y, weight)
-        if not self._calls.has_gradient(rows):
+        if not self.calls.has_gradient(rows):
             return None
-        for call in self._calls.gradient(kernel, _own(parameters), rows, w, out, loss):
+        for call in self.calls.gradient(kernel, _own(parameters), rows, w, out, loss):
             call()
         return loss
 
     def _described(self, X: Any, y: Any, weight: Any) -> DenseRows | CsrRows:
         """Rows as kernels take them."""
         if isinstance(X, CupyRows):
-            return self._calls.csr_rows(X.X, y, weight)
-        return self._calls.rows(X, y, weight)
+            return self.calls.csr_rows(X.X, y, weight)
+        return self.calls.rows(X, y, weight)
 
     def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
         """Two products, and one launch between them."""
@@ -230,7 +230,7 @@ class CupyBackend(Backend):
         if w.shape[0] > d:
             raw += w[d]
         losses = self._cp.empty(raw.shape[0], raw.dtype)
-        self._calls.softmax_gradient(raw, y, weight, losses)()
+        self.calls.softmax_gradient(raw, y, weight, losses)()
         self.add_tdot(X, raw, out[:d])
         if w.shape[0] > d:
             out[d] += raw.sum(axis=0, dtype=out.dtype)
@@ -242,7 +242,7 @@ class CupyBackend(Backend):
         arrays = [step.w, step.grad, *slots]
         if not all(array.flags.c_contiguous for array in arrays) or step.w.dtype.kind != "f":
             return False
-        self._calls.update(optimizer, step, slots)()
+        self.calls.update(optimizer, step, slots)()
         return True
 
     def gather(
@@ -267,15 +267,15 @@ class CupyBackend(Backend):
         ):
             return None
         make = CsrGather if is_sparse else DeviceGather
-        gather = make(self._calls, (loss.kernel, _own(loss.parameters)), blocks, n_rows)
-        return gather if self._calls.has_gradient(gather.rows(0)) else None
+        gather = make(self.calls, (loss.kernel, _own(loss.parameters)), blocks, n_rows)
+        return gather if self.calls.has_gradient(gather.rows(0)) else None
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> RecordedSteps:
         """A CUDA graph."""
         return RecordedSteps(gather, optimizer, step)
 
     @functools.cached_property
-    def _calls(self) -> Calls:
+    def calls(self) -> Calls:
         return Calls(self._cp, self._address)
 
     @staticmethod
@@ -325,7 +325,7 @@ class CupyBackend(Backend):
         for at in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
             near = cast(X[at], centres.dtype) - shift
             some = None if weight is None else weight[at]
-            self._calls.kmeans(near, centres, some, sums, counts, inertia)()
+            self.calls.kmeans(near, centres, some, sums, counts, inertia)()
         out += self._cp.hstack([counts[:, None], sums])
         return inertia
 

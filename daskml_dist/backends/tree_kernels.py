@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from daskml_dist.backends.pointers import prefetch
+from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED
 
 __all__ = [
     "CONSTANT",
@@ -26,9 +27,6 @@ __all__ = [
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-#: How gradients and hessians are packed: hessians are all 1; in all their digits; to 12 bits, up
-#: or down by a draw, so that sums of many are right.
-CONSTANT, EXACT, ROUNDED = 0, 1, 2
 #: Rows of which the packed sums of a bin cannot overflow.
 _MOST, _MOST_ROUNDED = 65_535, 8_191
 #: Rows that a loop asks for before it reads them.

@@ -14,6 +14,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
+from daskml_dist._exported import Exported
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask
@@ -23,7 +24,7 @@ from daskml_dist.inference.transform import map_blocks, sample_rows
 __all__ = ["Blockwise"]
 
 
-class Blockwise(BaseEstimator):
+class Blockwise(Exported, BaseEstimator):
     """Apply a transformer of scikit-learn to each block, lazily.
 
     Parameters

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
 from daskml_dist._rounds import BaseRounds
+from daskml_dist.backends.devices import DEVICES
 from daskml_dist.data.collection import Collection, take_columns
 from daskml_dist.ensemble._categories import categories_of, numbered, which_are_categorical
 from daskml_dist.ensemble._constraints import groups_of, signs_of
@@ -185,7 +186,7 @@ class BaseBoosting(BaseRounds):
         self._check_fraction(p["validation_fraction"])
         check_count("n_iter_no_change", p["n_iter_no_change"])
         check_number("tol", p["tol"])
-        check_one_of("device", p["device"], ("auto", "cpu"))
+        check_one_of("device", p["device"], DEVICES)
 
     def _check_fraction(self, value: Any) -> None:
         if value is None or (_is_count(value) and value >= 1):

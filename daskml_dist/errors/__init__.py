@@ -8,6 +8,7 @@
     │   └── InvalidTypeError    (also TypeError)       values of no such type, or of several
     ├── NotFittedError          (also scikit-learn's)  predict before fit
     ├── DeviceUnavailableError  (also RuntimeError)    a GPU was asked for and is not there
+    ├── ExportError             (also ValueError)      a model has no form of that kind
     └── TrainingError           (also RuntimeError)    a fit that had started
         ├── WorkerLostError                            a Dask worker of the fit went away
         ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
@@ -34,6 +35,7 @@ __all__ = [
     "DeviceMemoryError",
     "DeviceUnavailableError",
     "DivergedError",
+    "ExportError",
     "GenerationError",
     "InvalidDataError",
     "InvalidParameterError",
@@ -52,6 +54,10 @@ __all__ = [
 
 class InvalidParameterError(DaskMLDistError, ValueError):
     """An argument has no meaning here; the message lists the valid ones."""
+
+
+class ExportError(DaskMLDistError, ValueError):
+    """A model cannot be made one of another library; the message names what can be done."""
 
 
 class InvalidDataError(DaskMLDistError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -9,6 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends import Backend
+from daskml_dist.backends.dense_rows import check_dense
 from daskml_dist.models.tree_view import numbers_of
 from daskml_dist.models.trees import Trees
 
@@ -32,12 +35,20 @@ class RawForest:
         """Shares of classes, or means of targets, of shape (n, n_values)."""
         from daskml_dist.backends.forest_predict import add_answers
 
+        check_dense(X)
         values, found = self._values, np.zeros((len(X), self._values.shape[1]))
         X = np.ascontiguousarray(X)
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
         add_answers(X, self.trees.roots, *nodes, self._depths, values, found)
         found /= len(self.trees)
         return found
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """The same function of rows on a GPU, to the last bit; only its results leave it."""
+        from daskml_dist.backends.cupy_tree_predict import CupyForest
+
+        forest = CupyForest(backend, self.trees, np.zeros(self._values.shape[1]))
+        return lambda X: forest(X) / len(self.trees)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is made of the trees is made again where it is needed.
@@ -95,6 +106,7 @@ class ForestLeaves:
         """Numbers of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.forest_predict import leaves_of
 
+        check_dense(X)
         X = np.ascontiguousarray(X)
         found = np.empty((len(X), len(self.trees)), np.int64)
         leaves_of(X, self.trees.roots, *_woven(self.trees, X.dtype), numbers_of(self.trees), found)

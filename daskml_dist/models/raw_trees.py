@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -9,6 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends import Backend
+from daskml_dist.backends.dense_rows import check_dense
 from daskml_dist.models.trees import Trees
 
 __all__ = ["RawTrees"]
@@ -39,10 +42,18 @@ class RawTrees:
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Raw predictions of shape (n,), or (n, n_outputs) where there are several."""
+        check_dense(X)
         found = np.empty((len(X), len(self.baseline)))
         found[:] = self.baseline
         self.add(X, 0, len(self.trees), found)
         return found[:, 0] if len(self.baseline) == 1 else found
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """The same function of rows on a GPU, to the last bit; only its results leave it."""
+        from daskml_dist.backends.cupy_tree_predict import CupyForest
+
+        forest = CupyForest(backend, self.trees, self.baseline)
+        return (lambda X: forest(X)[:, 0]) if len(self.baseline) == 1 else forest
 
     def add(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the values of some trees."""

@@ -12,6 +12,7 @@ from dask.utils import is_series_like
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
+from daskml_dist._exported import Exported
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
@@ -25,6 +26,7 @@ __all__ = ["LabelEncoder"]
 
 
 class LabelEncoder(
+    Exported,
     preprocessing.LabelEncoder,
     auto_wrap_output_keys=None,  # type: ignore[call-arg]
 ):

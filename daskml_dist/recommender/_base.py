@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist._checks import check_count, check_flag
+from daskml_dist._exported import Exported
 from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.keyed.cut import Numbered
 from daskml_dist.data.keyed.frames import Columns, entries_of_frame, entries_of_matrix
@@ -29,7 +30,7 @@ from daskml_dist.solvers.als import SIDES
 __all__ = ["BaseRecommender", "predictions", "scored"]
 
 
-class BaseRecommender(BaseEstimator):
+class BaseRecommender(Exported, BaseEstimator):
     """Base class of estimators that learn factors of users and items from ratings.
 
     A fit sets ``user_ids_``, ``item_ids_``, ``user_factors_``, ``item_factors_``, ``mean_`` and,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.trees import trees_on
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.trees import Tree, Trees
@@ -97,6 +98,7 @@ class _Boosting:
 
     def __init__(self, solver: BoostSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
+        self._device = trees_on(rows.device)
         stopping = solver.stopping
         self._aside = None if stopping is None else stopping.aside(solver.seed)
         kept = rows.kept or solver.begin
@@ -199,9 +201,9 @@ class _Boosting:
         """The quantile of the residuals of each leaf's rows."""
 
         def of_room(i: int) -> Given:
-            room, groups = self._rooms[i], np.zeros(self._rooms[i].n, np.int64)
-            for number, leaf in enumerate(leaves):
-                groups[room.extra["index"][leaf.at[i]]] = number
+            room = self._rooms[i]
+            self._grower.lanes[i].bring_raw()
+            groups = self._grower.lanes[i].leaves([leaf.at[i] for leaf in leaves])
             return room.y - room.extra["raw"][0], groups, room.weight
 
         return self._quantiles(self._rows.map(of_room, range(len(self._rooms))), len(leaves))
@@ -211,11 +213,12 @@ class _Boosting:
     def run(self) -> Solution:
         """Make the iterations."""
         solver, k = self._solver, self._loss.n_outputs
-        grower = Grower(
-            self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant
-        )
+        self._grower = grower = Grower(
+            self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant,
+            self._device,
+        )  # fmt: skip
         gradients = Gradients(
-            self._rows, self._rooms, self._loss, solver.seed, self._constant, self._n_train
+            self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
         )
         if solver.stopping is not None and not self._scores["train_score"]:
             self._score()
@@ -252,15 +255,12 @@ class _Boosting:
 
     def _answer(self, tree: Tree, leaves: Sequence[Leaf], output: int) -> None:
         """Add the leaves' values to the raw predictions of their rows."""
-        from daskml_dist.backends.tree_kernels import add_to_leaf
+        values = tree.value[[leaf.number for leaf in leaves], 0]
 
         def add(i: int) -> None:
-            extra = self._rooms[i].extra
             # Whoever goes on from an iteration before makes them anew.
-            extra["n_trees"] += 1
-            for leaf in leaves:
-                value = tree.value[leaf.number, 0]
-                add_to_leaf(extra["raw"][output], extra["index"][leaf.at[i]], value)
+            self._rooms[i].extra["n_trees"] += 1
+            self._grower.lanes[i].answer(output, [leaf.at[i] for leaf in leaves], values)
 
         self._rows.map(add, range(len(self._rooms)))
 
@@ -268,6 +268,7 @@ class _Boosting:
 
     def _score(self) -> None:
         """Note minus the mean loss of the rows, and of those held out."""
+        self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
         given = {"train_score": self._rooms}
         if self._aside is not None:
             given["validation_score"] = self._held

@@ -1,7 +1,8 @@
 """Losses of boosting: where it starts, gradients and hessians of rows, what leaves answer.
 
 They are those of scikit-learn's ``HistGradientBoosting``, in its numbers. A loss is written for
-some rows at a time; it must give the same bits for a row whatever its neighbours are.
+some rows at a time; it must give the same bits for a row whatever its neighbours are. Gradients
+are made by operations that IEEE 754 fixes alone, so that every machine, and a GPU, gives the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ Array = NDArray[Any]
 _EPS = float(np.finfo(np.float64).eps)
 
 
+def _exp(x: Array) -> Array:
+    """The same bits on every machine, in an array of its own."""
+    from daskml_dist.backends.exponential import exponential
+
+    return exponential(x)
+
+
 class BoostLoss(ABC):
     """Base class of the losses of boosting.
 
@@ -29,11 +37,14 @@ class BoostLoss(ABC):
     ----------
     constant_hessian : bool
         Whether the hessian of every row without a weight is 1.
+    kernel : str
+        Name of its gradients in tree_gradients.cu.
     quantile : float or None
         Of the residuals of a leaf's rows, which is what the leaf then answers; None: a Newton step.
     """
 
     constant_hessian: ClassVar[bool] = False
+    kernel: ClassVar[str]
     quantile: float | None = None
 
     @property
@@ -67,6 +78,7 @@ class BoostLoss(ABC):
 class SquaredError(BoostLoss):
     """Half the squared error."""
 
+    kernel = "squared_error"
     constant_hessian = True
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -82,6 +94,7 @@ class SquaredError(BoostLoss):
 class AbsoluteError(BoostLoss):
     """Absolute error: leaves answer the median."""
 
+    kernel = "absolute_error"
     constant_hessian = True
     quantile = 0.5
 
@@ -106,6 +119,7 @@ class Pinball(BoostLoss):
 
     quantile: float | None = 0.5
     constant_hessian: ClassVar[bool] = True
+    kernel: ClassVar[str] = "quantile"
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         return mean
@@ -123,11 +137,13 @@ class Pinball(BoostLoss):
 class Poisson(BoostLoss):
     """Half the Poisson deviance, with a log link."""
 
+    kernel = "poisson"
+
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.log(np.maximum(mean, _EPS)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        mean = np.exp(raw)
+        mean = _exp(raw)
         return mean - y, mean
 
     def losses(self, y: Array, raw: Array) -> Array:
@@ -137,11 +153,13 @@ class Poisson(BoostLoss):
 class Gamma(BoostLoss):
     """Half the gamma deviance, with a log link."""
 
+    kernel = "gamma"
+
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.log(np.maximum(mean, _EPS)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        ratio = y * np.exp(-raw)
+        ratio = y * _exp(-raw)
         return 1 - ratio, ratio
 
     def losses(self, y: Array, raw: Array) -> Array:
@@ -151,14 +169,15 @@ class Gamma(BoostLoss):
 class Binomial(BoostLoss):
     """Log loss of two classes, 0 and 1."""
 
+    kernel = "binomial"
+
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         share = np.clip(mean, _EPS, 1 - _EPS)
         return np.asarray(np.log(share / (1 - share)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         # Of the smaller of both, so that nothing overflows.
-        small = np.abs(raw)
-        np.exp(np.negative(small, out=small), out=small)
+        small = _exp(-np.abs(raw))
         larger = 1 / (1 + small)
         small *= larger
         share = np.where(raw >= 0, larger, small)
@@ -181,6 +200,7 @@ class Multinomial(BoostLoss):
     """
 
     n_classes: int
+    kernel: ClassVar[str] = "multinomial"
 
     @property
     def n_outputs(self) -> int:
@@ -194,8 +214,11 @@ class Multinomial(BoostLoss):
         return np.asarray(logs - logs.mean())
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        share = np.exp(raw - raw.max(axis=0))
-        share /= share.sum(axis=0)
+        share = _exp(raw - raw.max(axis=0))
+        total = share[0].copy()
+        for other in share[1:]:  # in this order, however few rows there are
+            total += other
+        share /= total
         return share - (np.arange(self.n_classes)[:, None] == y), share * (1 - share)
 
     def losses(self, y: Array, raw: Array) -> Array:

@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.host_trees import HostTrees
+from daskml_dist.backends.trees import Part, SplitFacts, SplitLeaf, TreeDevice
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
 from daskml_dist.models.trees import Tree, goes_left
-from daskml_dist.solvers.binned_rows import BinnedRows, tiles
+from daskml_dist.solvers.binned_rows import BinnedRows
 from daskml_dist.solvers.leaves import Growth, Leaf, TreeBuilder
 from daskml_dist.solvers.own_rows import OwnRows
 
@@ -43,28 +45,38 @@ class Grower:
     ----------
     rows : OwnRows
     rooms : sequence of BinnedRows
-        Of each own lane. In ``extra["index"]`` are numbers of rows in the order of the leaves of
-        the last tree, in ``extra["packed"]`` their gradients (`tree_kernels.quantise`).
+        Of each own lane, with gradients in ``extra["packed"]`` (`tree_kernels.quantise`).
     bins : Bins
     growth : Growth
     missing : ndarray of uint8 of shape (n_features,)
         Whether a feature has missing values.
     constant : bool
         Whether all hessians are 1; their sums are then the numbers of rows.
+    device : TreeDevice
+
+    Attributes
+    ----------
+    lanes : list of TreeRows
+        The rows of each own lane, in the leaves of the last tree.
     """
 
     def __init__(
         self, rows: OwnRows, rooms: Sequence[BinnedRows], bins: Bins, growth: Growth,
-        missing: NDArray[np.uint8], constant: bool,
+        missing: NDArray[np.uint8], constant: bool, device: TreeDevice,
     ) -> None:  # fmt: skip
-        self._rows, self._rooms, self._bins, self._growth = rows, list(rooms), bins, growth
-        d = bins.n_features
+        self._rows, self._bins, self._growth, self._device = rows, bins, growth, device
+        d, self._n = bins.n_features, [room.n for room in rooms]
         self._own = rows.ranges(d)[rows.rank]
+        # What trainers have summed is in host memory.
+        self._finder = device if rows.size == 1 else HostTrees()
         self._constant = constant
         self._missing = missing
-        self._categorical = bins.categorical.astype(np.uint8)
+        self._facts = SplitFacts(
+            bins.counts, missing, bins.categorical.astype(np.uint8), growth.signs,
+            growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
+        )  # fmt: skip
         shape = d, bins.n_bins, 2 if constant else 3
-        self._scratch = [_Scratch(room, shape) for room in self._rooms]
+        self.lanes = rows.map(lambda room: device.rows(room, shape), rooms)
         self._all = np.ones(d, np.uint8)
 
     def grow(
@@ -103,13 +115,9 @@ class Grower:
     # -- nodes ---------------------------------------------------------------------------------
 
     def _root(self) -> Leaf:
-        for room in self._rooms:
-            index = room.extra["index"]
-            for some in tiles(room.n):
-                index[some] = np.arange(some.start, some.stop, dtype=np.int32)
-        at = [slice(0, room.n) for room in self._rooms]
-        hist = _added(self._rows.map(lambda s: s.whole(*self._packed), self._scratch))
-        totals = self._rows.sum(hist[0, 0].sum(axis=0))
+        at = [slice(0, n) for n in self._n]
+        hist = self._added(self._rows.map(lambda lane: lane.whole(*self._packed), self.lanes))
+        totals = self._rows.sum(self._device.to_host(hist[0, 0].sum(axis=0)))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
         leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
         growth = self._growth
@@ -138,7 +146,7 @@ class Grower:
             table = goes_left(leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins)
             side = leaf.smaller if any(leaf.may) else -1
             tasks.append((leaf.found[0], table, leaf.at, side))
-        parts = self._rows.map(lambda i: self._parts(i, tasks), range(len(self._rooms)))
+        parts = self._rows.map(lambda i: self._parts(i, tasks), range(len(self.lanes)))
         for number, leaf in enumerate(some):
             for i, at in enumerate(leaf.at):
                 middle = parts[i][1][number]
@@ -146,7 +154,7 @@ class Grower:
                 leaf.children[1].at.append(slice(middle, at.stop))
         summed = [leaf for leaf in some if any(leaf.may)]
         if summed:
-            own = self._rows.sum_own(_added([hist for hist, _ in parts]))
+            own = self._rows.sum_own(self._added([hist for hist, _ in parts]))
             for number, leaf in enumerate(summed):
                 assert leaf.hist is not None
                 small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
@@ -166,13 +174,15 @@ class Grower:
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int]]
     ) -> tuple[Array, list[int]]:
         """Part a lane's rows of some leaves; histograms, and where the right children begin."""
-        scratch, summed = self._scratch[i], [side for *_, side in tasks if side >= 0]
-        hist, middles, number = scratch.room(len(summed)), [], 0
-        for feature, table, at, side in tasks:
-            out = hist[:, number] if side >= 0 else None
-            middles.append(scratch.part(feature, table, at[i], side, out, *self._packed))
-            number += side >= 0
-        return hist, middles
+        some = [Part(feature, table, at[i], side) for feature, table, at, side in tasks]
+        return self.lanes[i].parted(some, *self._packed)
+
+    def _added(self, parts: Sequence[Any]) -> Any:
+        """The sum of all lanes' histograms; in host memory where they are to travel."""
+        total, *others = parts
+        for part in others:
+            total += part
+        return total if self._rows.size == 1 else self._device.to_host(total)
 
     def _children(self, leaf: Leaf) -> tuple[Leaf, Leaf]:
         """Both children, as far as the split alone tells of them."""
@@ -206,20 +216,13 @@ class Grower:
 
     def _find(self, some: Sequence[Leaf]) -> None:
         """Find the best split of some leaves, of all trainers' features."""
-        from daskml_dist.backends.tree_splits import best_split
-
-        growth, told = self._growth, np.zeros((self._rows.size, len(some), _TOLD), np.int64)
-        for leaf, own in zip(some, told[self._rows.rank], strict=True):
-            facts = np.array(
-                [leaf.value, leaf.low, leaf.high, growth.l2_regularization, growth.min_hessian,
-                 growth.min_samples_leaf]
-            )  # fmt: skip
-            gain = best_split(
-                leaf.hist, self._own.start, self._bins.counts, self._missing, self._categorical,
-                growth.signs, self._allowed(leaf), leaf.totals, self._scales, facts, own[1:8],
-                own[8:].view(np.uint64),
-            )  # fmt: skip
-            own[:1].view(np.float64)[0] = gain
+        told = np.zeros((self._rows.size, len(some), _TOLD), np.int64)
+        leaves = [
+            SplitLeaf(leaf.hist, self._allowed(leaf), leaf.totals, leaf.value, leaf.low, leaf.high)
+            for leaf in some
+        ]
+        own = told[self._rows.rank]
+        self._finder.find(leaves, self._own.start, self._facts, self._scales, own)
         if self._rows.size > 1:
             told = self._rows.sum(told)
         gains = np.ascontiguousarray(told[:, :, 0]).view(np.float64)
@@ -246,58 +249,6 @@ class Grower:
         return allowed
 
 
-class _Scratch:
-    """Room for a lane's histograms."""
-
-    def __init__(self, room: BinnedRows, shape: tuple[int, int, int]) -> None:
-        d, _, channels = shape
-        self._rows, self._shape = room, shape
-        self._one = np.zeros((d, 256), np.int64)
-        self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
-        self._out = np.zeros(0, np.int64)
-
-    def room(self, n: int) -> Array:
-        """Zeros for the histograms of `n` leaves; good until the next."""
-        (d, *rest), size = self._shape, n * math.prod(self._shape)
-        if len(self._out) < size:
-            self._out = np.empty(size, np.int64)
-        out = self._out[:size].reshape(d, n, *rest)
-        out[:] = 0
-        return out
-
-    def whole(self, mode: int, output: int) -> Array:
-        """Histograms of all rows."""
-        from daskml_dist.backends.tree_kernels import sum_all
-
-        out, packed = self.room(1), self._rows.extra["packed"][output]
-        sum_all(mode, self._rows.rows, packed, self._one, self._two, out[:, 0])
-        return out
-
-    def part(
-        self, feature: int, table: NDArray[np.uint8], at: slice, side: int, out: Array | None,
-        mode: int, output: int,
-    ) -> int:  # fmt: skip
-        """Part the rows of a leaf, and sum those of a side (0 left, 1 right) where it is asked for.
-
-        Returns
-        -------
-        int
-            Where the rows of the right child begin.
-        """
-        from daskml_dist.backends.tree_kernels import part_rows, sum_some
-
-        extra = self._rows.extra
-        index = extra["index"][at]
-        n_left = part_rows(self._rows.columns[feature], table, index, extra["spare"])
-        if out is not None:
-            sum_some(
-                mode, self._rows.rows, extra["packed"][output],
-                index[n_left:] if side else index[:n_left], self._one, self._two, out,
-            )  # fmt: skip
-        middle: int = at.start + int(n_left)
-        return middle
-
-
 def _likely(some: Sequence[Leaf], left: int) -> list[Leaf]:
     """Leaves that will probably be split, where `left` more may be: the best first.
 
@@ -305,10 +256,3 @@ def _likely(some: Sequence[Leaf], left: int) -> list[Leaf]:
     """
     fresh = sorted(leaf for leaf in some if leaf.gain > 0 and not leaf.children)
     return fresh[: min(max(1, left // 3), _AT_ONCE)]
-
-
-def _added(parts: Sequence[Array]) -> Array:
-    total, *others = parts
-    for part in others:
-        total += part
-    return total

@@ -53,6 +53,8 @@ class OwnRows(Protocol):
     budget : float
         Bytes of memory that what is made of rows may take on this trainer, beside the blocks that
         are held; infinite where its worker has no limit.
+    device : {"auto", "cpu", "gpu"}
+        That the user asked for. Rows are read in host memory, whichever it is.
     """
 
     n_rows: int
@@ -64,6 +66,7 @@ class OwnRows(Protocol):
     rank: int
     size: int
     budget: float
+    device: str
 
     def count(self, lane: int) -> int:
         """Rows of an own lane."""

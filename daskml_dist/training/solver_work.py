@@ -129,6 +129,9 @@ class OwnRowsWork(SolverWork):
         """Whoever reads the rows again begins anew."""
         return 1
 
+    #: The solver moves what it makes of rows.
+    on_host: ClassVar[bool] = True
+
     @property
     def name(self) -> str:
         return "own rows"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from daskml_dist.compression import Compressor
 from daskml_dist.models.base import LinearForm, Model, StepModel
@@ -51,8 +51,11 @@ class Work(ABC):
         Rows of a batch that the model is given at once; None: all of them, or what a cache holds.
     step_callbacks : tuple of object
         Told of each step, where it is made.
+    on_host : bool
+        Whether rows are read in host memory, whatever the device.
     """
 
+    on_host: ClassVar[bool] = False
     model: Model
     layout: Layout
     stopping: StoppingRule

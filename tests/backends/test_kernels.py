@@ -69,6 +69,8 @@ def test_kernels_compile_without_spills(architecture):
     check("csr_gradient", dtype="float64", loss="log_loss", result="float64")
     check("csr_adagrad", dtype="float32", result="float32")
     check("kmeans", dtype="float32", d=100, k=64)
+    for name in (name for name in kernels.FUNCTIONS if name.startswith("tree_")):
+        check(name, dtype="float32")
 
 
 @needs_nvrtc
@@ -95,6 +97,7 @@ def test_everything_else_compiles_without_spills(architecture):
             check("csr_gradient", dtype=dtype, loss=loss, result=dtype, index=index)
         check("gather_rows", dtype=dtype)
         check("csr_adagrad", dtype=dtype, result=dtype)
+        check("tree_predict", dtype=dtype)
         for k in (2, 10, 1000):
             check("softmax_gradient", dtype=dtype, k=k)
         for optimizer in OPTIMIZERS:

@@ -18,6 +18,7 @@ from distributed import Client
 
 from daskml_dist.backends import cupy_backend
 from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import DeviceUnavailableError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 from tests.subprocesses import environment
@@ -83,6 +84,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "replicas": lambda: SGDClassifier(device="gpu", policy="allreduce"),
     "rounds": lambda: LogisticRegression(device="gpu"),
     "one pass": lambda: Ridge(device="gpu"),
+    "own rows": lambda: HistGradientBoostingClassifier(device="gpu"),
 }
 NEEDS_NONE = pytest.mark.skipif(PROBLEM is None, reason="there is a GPU here")
 

@@ -22,6 +22,7 @@ __all__ = [
     "FUNCTIONS",
     "LOSSES",
     "NUMBERS",
+    "TREE_LOSSES",
     "Launch",
     "launch",
     "optimizer_numbers",
@@ -38,6 +39,11 @@ FUNCTIONS = {
     "csr_gradient": ("csr_gradient", "csr_clear"),
     "csr_adagrad": ("csr_adagrad",),
     "kmeans": ("kmeans",),
+    "tree_gradients": ("tree_gradients", "tree_quantise"),
+    "tree_histograms": ("tree_histograms",),
+    "tree_partition": ("tree_count", "tree_scan", "tree_part", "tree_back", "tree_answer"),
+    "tree_splits": ("tree_splits", "tree_best"),
+    "tree_predict": ("tree_predict",),
 }
 
 #: Names of the losses that the gradients of linear models know.
@@ -47,6 +53,11 @@ LOSSES = (
     "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile", "poisson", "gamma",
 )
 # fmt: on
+
+#: Names of the losses that the gradients of boosting know, in the order of tree_gradients.cu.
+TREE_LOSSES = (
+    "squared_error", "absolute_error", "quantile", "poisson", "gamma", "binomial", "multinomial",
+)  # fmt: skip
 
 #: Answers that are remembered: a launch takes few microseconds, and to work out how takes ten.
 _REMEMBERED = 4096
@@ -68,6 +79,20 @@ _LOADED_BYTES = 64
 _SHARED_BYTES = 48 * 1024
 #: Rows of X that a warp of `kmeans` takes.
 _KMEANS_ROWS = 8
+#: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
+_TREES = {
+    "tree_gradients": (_THREADS, 0, 8),
+    "tree_quantise": (_THREADS, 0, 8),
+    "tree_count": (1, 4 * _WARPS, 8),
+    "tree_scan": (1, 4 * _THREADS, 8),
+    "tree_part": (1, 8 * _WARPS, 8),
+    "tree_back": (1, 0, 8),
+    "tree_answer": (_THREADS, 0, 8),
+    "tree_histograms": (1, 32 * 1024, 6),
+    "tree_splits": (_WARPS, 3104 * _WARPS, 8),
+    "tree_best": (_WARPS, 0, 8),
+    "tree_predict": (_THREADS, 0, 8),
+}
 
 
 @dataclass(frozen=True)
@@ -176,10 +201,12 @@ def options(
     elif name == "optimizer_updates":
         found["OPTIMIZER"] = optimizer
         more = (*more, "--fmad=false")  # NumPy's results
+    elif name.startswith("tree_"):
+        more = (*more, "--fmad=false")  # those of the CPU's loops
     elif name == "kmeans":
         found["CENTRES"] = str(_centres(k))
         found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
-    if "gradient" in name and name != "softmax_gradient":
+    if "gradient" in name and name not in ("softmax_gradient", "tree_gradients"):
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
         found["LOSS"] = loss
@@ -205,7 +232,8 @@ def launch(
         A kernel: one of the values of `FUNCTIONS`.
     n : int
         Rows; runs of rows where rows are chosen, parameters for `optimizer_update` and
-        `csr_clear`, blocks of `linear_gradient` for `sum_partials`.
+        `csr_clear`, blocks of `linear_gradient` for `sum_partials`; of trees, tiles, units of
+        histograms, or leaves (times features).
     d, k : int
         Features, and centres or classes.
     dtype : dtype or "bfloat16"
@@ -239,6 +267,11 @@ def launch(
     elif function == "kmeans":
         shared, _ = _kmeans_shared(d, k, arithmetic)
         rows, most = _WARPS * _KMEANS_ROWS, 2 * n_sms
+    elif function in _TREES:
+        rows, shared, blocks = _TREES[function]
+        most = blocks * n_sms
+        if function == "tree_gradients":
+            shared = 8 * k
     else:
         raise ValueError(f"function={function!r}: use one of {FUNCTIONS}")
     return Launch(max(1, min(most, -(-n // rows))), threads, shared)

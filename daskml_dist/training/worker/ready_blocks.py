@@ -65,7 +65,7 @@ def backend_of(fit: FitSpec) -> Backend:
         Where a GPU was asked for and this process can use none.
     """
     # Few parameters of many are touched, at indices that the host draws.
-    on_host = fit.run.device == "auto" and fit.work.coordinates
+    on_host = fit.work.on_host or (fit.run.device == "auto" and fit.work.coordinates)
     return get_backend("cpu" if on_host else fit.run.device)
 
 

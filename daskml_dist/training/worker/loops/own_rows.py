@@ -90,6 +90,7 @@ class _Rows(Together):
         self.room = rooms.zeros
         self.budget = rooms.budget
         self.rank, self.size = self._communicator.rank, self._communicator.size
+        self.device = context.fit.run.device
         self.n_rows = sum(context.lane_rows)
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)

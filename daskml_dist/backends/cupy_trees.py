@@ -1,0 +1,194 @@
+"""Growing trees on a GPU: the rows of a lane stay there, a byte for each entry.
+
+Of a tree the host learns where leaves are, and their best splits; raw predictions come back where
+somebody asks for them (losses of an early stop, medians of leaves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.cupy_tree_calls import TreeCalls, Work
+from daskml_dist.backends.device_memory import device_memory
+from daskml_dist.backends.trees import ROUNDED, Part, SplitFacts, SplitLeaf
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["CupyRows", "CupyTrees"]
+
+Array = NDArray[Any]
+
+#: Channels of a histogram whose hessians are all 1.
+_CONSTANT = 2
+#: Outputs whose largest gradients and hessians the shared memory of a block holds.
+_MOST_OUTPUTS = 6_144
+#: Trees, more than there are, that host's raw predictions are said to be of.
+_BEHIND = 2**62
+#: Which rows of a leaf a histogram is of, beside those of a side.
+_ALL = 2
+#: Bytes of a number of a histogram.
+_ITEM = 8
+
+
+class CupyTrees:
+    """A GPU, as trees grow on it.
+
+    Parameters
+    ----------
+    backend : CupyBackend
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._calls = TreeCalls(backend.calls.cupy, backend.calls.address)
+        self._facts: tuple[SplitFacts, list[Any]] | None = None
+
+    def rows(self, room: Any, shape: tuple[int, int, int]) -> CupyRows:
+        """Rows of a lane."""
+        return CupyRows(room, shape, self._backend, self._calls)
+
+    def to_host(self, hist: Any) -> Array:
+        """Histograms in host memory."""
+        found: Array = self._backend.to_numpy(hist)
+        return found
+
+    def find(
+        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        scales: NDArray[np.float64], told: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Find the best split of some leaves: a warp for each and each feature."""
+        assert first == 0  # histograms of some features alone are those of several trainers
+        if self._facts is None or self._facts[0] is not facts:
+            arrays = facts.counts, facts.missing, facts.categorical, facts.signs
+            self._facts = facts, [self._backend.to_device(array) for array in arrays]
+        table = np.empty((len(leaves), 8), np.int64)
+        numbers = table.view(np.float64)
+        for row, of_row, leaf in zip(table, numbers, leaves, strict=True):
+            row[0], row[1] = self._calls.address(leaf.hist), leaf.hist.strides[0] // _ITEM
+            row[2:5] = leaf.totals
+            of_row[5:8] = leaf.value, leaf.low, leaf.high
+        allowed = self._backend.to_device(np.array([leaf.allowed for leaf in leaves]))
+        found = self._calls.splits(
+            self._backend.to_device(table), allowed, self._facts[1], facts, scales.tolist(),
+            leaves[0].hist.shape,
+        )  # fmt: skip
+        told[:] = self._backend.to_numpy(found)
+
+
+class CupyRows:
+    """Rows of a lane in the leaves of a tree, on a GPU.
+
+    Parameters
+    ----------
+    room : solvers.binned_rows.BinnedRows
+    shape : tuple of int
+        Of a histogram.
+    backend : CupyBackend
+    calls : TreeCalls
+
+    Raises
+    ------
+    DeviceMemoryError
+        They do not fit in the memory of the GPU.
+    InvalidDataError
+        There are too many classes.
+    """
+
+    def __init__(
+        self, room: Any, shape: tuple[int, int, int], backend: Any, calls: TreeCalls
+    ) -> None:
+        self._room, self._shape, self._backend, self._calls = room, shape, backend, calls
+        cp, to_device, k = calls.cupy, backend.to_device, len(room.extra["raw"])
+        if k > _MOST_OUTPUTS:
+            raise InvalidDataError(
+                f"y has {k:,} classes, and boosting on a GPU takes {_MOST_OUTPUTS:,}. Use "
+                'device="cpu", whose trees are the same.'
+            )
+        with self._memory():
+            self._bins = to_device(np.ascontiguousarray(room.rows))
+            self._y, self._salt = to_device(room.y), to_device(room.salt)
+            self._weight = None if room.weight is None else to_device(room.weight)
+            self._raw = to_device(room.extra["raw"])
+            self._g = cp.empty((k, room.n), np.float32)
+            self._h = None if shape[2] == _CONSTANT else cp.empty((k, room.n), np.float32)
+            self._packed = cp.empty((k, room.n), np.int64)
+            self._first = cp.arange(room.n, dtype=np.int32)
+            self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
+
+    def _memory(self) -> AbstractContextManager[None]:
+        return device_memory(
+            f"{self._room.n:,} binned rows of a worker",
+            'Use more workers, or device="cpu", whose trees are the same.',
+        )
+
+    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+        """Make gradients and hessians in float32; the largest of each output."""
+        largest = self._calls.gradients(loss, self._y, self._raw, self._weight, self._g, self._h)
+        found = self._backend.to_numpy(largest).view(np.float32)
+        return np.asarray(found, np.float64)
+
+    def pack(
+        self, output: int, mode: int, g_scale: float, h_scale: float, key: int
+    ) -> tuple[int, int]:
+        """Pack the gradients of an output."""
+        h = None if self._h is None else self._h[output]
+        sums = self._calls.quantise(
+            self._g[output], h, self._salt, self._packed[output], mode, g_scale, h_scale, key
+        )
+        if mode != ROUNDED:
+            return 0, 0
+        squares, hessians = self._backend.to_numpy(sums).tolist()
+        return squares, hessians
+
+    def whole(self, mode: int, output: int) -> Any:
+        """Put all rows in one leaf, and return its histogram."""
+        with self._memory():
+            self._index[...] = self._first
+            every = Part(0, np.zeros(256, np.uint8), slice(0, self._room.n), _ALL)
+            return self._histograms(self._work([every], mode), output)
+
+    def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
+        """Part the rows of some leaves; histograms, and where the right children begin."""
+        with self._memory():
+            work = self._work(parts, mode)
+            self._calls.part(work, self._bins, self._index, self._spare)
+            hist = self._histograms(work, output)
+        middles: list[int] = self._backend.to_numpy(work.middles).tolist()
+        return hist, middles
+
+    def _work(self, parts: Sequence[Part], mode: int) -> Work:
+        return self._calls.work(parts, mode, self._bins.shape[1] // 8)
+
+    def _histograms(self, work: Work, output: int) -> Any:
+        """Histograms of the leaves that ask for one, which lie one behind the other."""
+        out = self._calls.cupy.zeros((work.n_slots, *self._shape), np.int64)
+        self._calls.histograms(work, self._bins, self._packed[output], self._index, out)
+        return out.transpose(1, 0, 2, 3)
+
+    def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
+        """Add what leaves answer to the raw predictions of their rows."""
+        starts = np.array([s.start for s in at])
+        filled = np.flatnonzero([s.stop > s.start for s in at])
+        if not len(filled):
+            return
+        order = filled[starts[filled].argsort()]
+        of_leaves = map(self._backend.to_device, (starts[order], values[order]))
+        self._calls.answer(self._raw[output], self._index, *of_leaves)
+        # Those of the host are behind: whoever goes on with its rows makes them anew.
+        self._room.extra["n_trees"] = _BEHIND
+
+    def bring_raw(self) -> None:
+        """Bring raw predictions to the host."""
+        self._room.extra["raw"][:] = self._backend.to_numpy(self._raw)
+
+    def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
+        """Number of the leaf of each row."""
+        index = self._backend.to_numpy(self._index)
+        found = np.zeros(self._room.n, np.int64)
+        for number, of_leaf in enumerate(at):
+            found[index[of_leaf]] = number
+        return found

@@ -1,0 +1,23 @@
+"""Check of rows that trees go through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["check_dense"]
+
+
+def check_dense(X: Any) -> None:
+    """Check that rows of NumPy or CuPy are dense.
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    if hasattr(X, "tocsr"):
+        raise InvalidDataError(
+            "X is sparse, and trees need dense rows. Convert it: X.toarray(), or X.map_blocks("
+            "lambda b: b.toarray())."
+        )

@@ -1,0 +1,170 @@
+"""Growing trees in host memory: compiled loops over the rows of leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.trees import Part, SplitFacts, SplitLeaf
+
+__all__ = ["HostRows", "HostTrees"]
+
+Array = NDArray[Any]
+
+#: Rows whose gradients are made at once, so that they stay in a cache.
+_TILE = 15_000
+
+
+class HostTrees:
+    """The CPU, as trees grow on it."""
+
+    def rows(self, room: Any, shape: tuple[int, int, int]) -> HostRows:
+        """Rows of a lane."""
+        return HostRows(room, shape)
+
+    def to_host(self, hist: Any) -> Array:
+        """The histograms themselves."""
+        return np.asarray(hist)
+
+    def find(
+        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        scales: NDArray[np.float64], told: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Find the best split of some leaves, one after the other."""
+        from daskml_dist.backends.tree_splits import best_split
+
+        for leaf, own in zip(leaves, told, strict=True):
+            of_leaf = np.array(
+                [leaf.value, leaf.low, leaf.high, facts.l2, facts.least_hessian, facts.least_rows]
+            )
+            gain = best_split(
+                leaf.hist, first, facts.counts, facts.missing, facts.categorical, facts.signs,
+                leaf.allowed, leaf.totals, scales, of_leaf, own[1:8], own[8:].view(np.uint64),
+            )  # fmt: skip
+            own[:1].view(np.float64)[0] = gain
+
+
+class HostRows:
+    """Rows of a lane in the leaves of a tree.
+
+    Parameters
+    ----------
+    room : solvers.binned_rows.BinnedRows
+    shape : tuple of int
+        Of a histogram.
+    """
+
+    def __init__(self, room: Any, shape: tuple[int, int, int]) -> None:
+        d, _, channels = shape
+        self._room, self._shape = room, shape
+        self._one = np.zeros((d, 256), np.int64)
+        self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
+        self._out = np.zeros(0, np.int64)
+
+    def _zeros(self, n: int) -> Array:
+        """Zeros for the histograms of `n` leaves; good until the next."""
+        (d, *rest), size = self._shape, n * math.prod(self._shape)
+        if len(self._out) < size:
+            self._out = np.empty(size, np.int64)
+        out = self._out[:size].reshape(d, n, *rest)
+        out[:] = 0
+        return out
+
+    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+        """Make gradients and hessians in float32; the largest of each output."""
+        room, k = self._room, loss.n_outputs
+        g, h = self._room_of(k, constant)
+        largest = np.zeros((2, k))
+        for start in range(0, room.n, _TILE):
+            at = slice(start, min(room.n, start + _TILE))
+            g_at, h_at = loss.gradients(room.y[at], room.extra["raw"][:, at])
+            if room.weight is not None:
+                g_at = g_at * room.weight[at]
+                h_at = np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * room.weight[at]
+            g[:, at] = g_at
+            for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
+                np.maximum(largest[0], end, out=largest[0])
+            if not constant:
+                h[:, at] = h_at
+                np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
+        return largest
+
+    def _room_of(self, k: int, constant: bool) -> tuple[Array, Array]:
+        """Room for gradients and hessians: pages that are new are dearer than what they hold."""
+        room = self._room
+        if "given" not in room.extra:
+            shape = k, room.n
+            of_h = (0, room.n) if constant else shape
+            room.extra["given"] = room.room(shape, np.float32), room.room(of_h, np.float32)
+        found: tuple[Array, Array] = room.extra["given"]
+        return found
+
+    def pack(
+        self, output: int, mode: int, g_scale: float, h_scale: float, key: int
+    ) -> tuple[int, int]:
+        """Pack the gradients of an output."""
+        from daskml_dist.backends.tree_kernels import quantise
+
+        extra = self._room.extra
+        g, h = extra["given"]
+        h = h[output] if len(h) else g[output, :0]
+        squares, sums = quantise(
+            g[output], h, g_scale, h_scale, mode, self._room.salt, np.uint32(key),
+            extra["packed"][output],
+        )  # fmt: skip
+        return int(squares), int(sums)
+
+    def whole(self, mode: int, output: int) -> Array:
+        """Put all rows in one leaf, and return its histogram."""
+        from daskml_dist.backends.tree_kernels import sum_all
+
+        room = self._room
+        index = room.extra["index"]
+        for start in range(0, room.n, _TILE):
+            stop = min(room.n, start + _TILE)
+            index[start:stop] = np.arange(start, stop, dtype=np.int32)
+        out, packed = self._zeros(1), room.extra["packed"][output]
+        sum_all(mode, room.rows, packed, self._one, self._two, out[:, 0])
+        return out
+
+    def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Array, list[int]]:
+        """Part the rows of some leaves; histograms, and where the right children begin."""
+        from daskml_dist.backends.tree_kernels import part_rows, sum_some
+
+        room, middles, number = self._room, [], 0
+        hist = self._zeros(sum(part.side >= 0 for part in parts))
+        for part in parts:
+            index = room.extra["index"][part.at]
+            n_left = part_rows(room.columns[part.feature], part.table, index, room.extra["spare"])
+            middles.append(part.at.start + int(n_left))
+            if part.side < 0:
+                continue
+            own = index[n_left:] if part.side else index[:n_left]
+            sum_some(
+                mode, room.rows, room.extra["packed"][output], own, self._one, self._two,
+                hist[:, number],
+            )  # fmt: skip
+            number += 1
+        return hist, middles
+
+    def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
+        """Add what leaves answer to the raw predictions of their rows."""
+        from daskml_dist.backends.tree_kernels import add_to_leaf
+
+        extra = self._room.extra
+        for of_leaf, value in zip(at, values, strict=True):
+            add_to_leaf(extra["raw"][output], extra["index"][of_leaf], value)
+
+    def bring_raw(self) -> None:
+        """Nothing: raw predictions are in host memory."""
+
+    def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
+        """Number of the leaf of each row."""
+        found = np.zeros(self._room.n, np.int64)
+        for number, of_leaf in enumerate(at):
+            found[self._room.extra["index"][of_leaf]] = number
+        return found

@@ -1,0 +1,232 @@
+"""Door through which trees grow on a device: rows of a lane in leaves, histograms, best splits.
+
+All numbers that decide are sums of whole ones, or follow from those by the same operations in
+float64, so every device grows the same trees to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.devices import get_backend
+
+__all__ = [
+    "CONSTANT", "EXACT", "ROUNDED", "Part", "SplitFacts", "SplitLeaf", "TreeDevice", "TreeRows",
+    "trees_on",
+]  # fmt: skip
+
+Array = NDArray[Any]
+
+#: How gradients and hessians are packed: hessians are all 1; in all their digits; to 12 bits, up
+#: or down by a draw, so that sums of many are right.
+CONSTANT, EXACT, ROUNDED = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Part:
+    """Rows of a leaf that are to be parted.
+
+    Parameters
+    ----------
+    feature : int
+    table : ndarray of uint8 of shape (256,)
+        Of each bin of the feature, whether it goes left.
+    at : slice
+        Where the leaf's rows are.
+    side : int
+        Whose histogram is asked for: 0 that of the left child, 1 of the right one, -1 of none.
+    """
+
+    feature: int
+    table: NDArray[np.uint8]
+    at: slice
+    side: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SplitLeaf:
+    """Leaf whose best split is asked for.
+
+    Parameters
+    ----------
+    hist : array of int64 of shape (m, n_bins, channels)
+        Of the first of some features on; where a device keeps it, or NumPy's.
+    allowed : ndarray of uint8 of shape (n_features,)
+        Whether it may be split by a feature.
+    totals : ndarray of int64 of shape (3,)
+        Sums of gradients, hessians and rows.
+    value, low, high : float
+        What it answers, and bounds of what its children may.
+    """
+
+    hist: Any
+    allowed: NDArray[np.uint8]
+    totals: NDArray[np.int64]
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class SplitFacts:
+    """Facts of a fit that best splits depend on.
+
+    Parameters
+    ----------
+    counts : ndarray of int32 of shape (n_features,)
+        Bins of each feature, without that of missing values, which is the last.
+    missing, categorical : ndarray of uint8 of shape (n_features,)
+    signs : ndarray of int8 of shape (n_features,)
+        Of monotonic constraints.
+    l2, least_hessian : float
+    least_rows : int
+    """
+
+    counts: NDArray[np.int32]
+    missing: NDArray[np.uint8]
+    categorical: NDArray[np.uint8]
+    signs: NDArray[np.int8]
+    l2: float
+    least_hessian: float
+    least_rows: int
+
+
+class TreeRows(Protocol):
+    """The binned rows of a lane in the leaves of a growing tree."""
+
+    def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+        """Make the gradients and hessians of all rows, in float32, and keep them.
+
+        Parameters
+        ----------
+        loss : solvers.boost_losses.BoostLoss
+        constant : bool
+            Whether all hessians are 1; none are kept then.
+
+        Returns
+        -------
+        ndarray of float64 of shape (2, n_outputs)
+            The largest of the gradients, without their signs, and of the hessians.
+        """
+
+    def pack(
+        self, output: int, mode: int, g_scale: float, h_scale: float, key: int
+    ) -> tuple[int, int]:
+        """Pack the gradients of an output as whole numbers; see `tree_kernels.quantise`.
+
+        Parameters
+        ----------
+        output : int
+        mode : {CONSTANT, EXACT, ROUNDED}
+        g_scale, h_scale : float
+            Powers of two.
+        key : int
+            Of the tree, of 32 bits.
+
+        Returns
+        -------
+        int, int
+            Sums of the squares of the rounded gradients and of the rounded hessians, else 0.
+        """
+
+    def whole(self, mode: int, output: int) -> Any:
+        """Put all rows in one leaf, and return its histogram.
+
+        Parameters
+        ----------
+        mode : int
+            How gradients are packed.
+        output : int
+            Whose gradients.
+
+        Returns
+        -------
+        array of int64 of shape (n_features, 1, n_bins, 2 or 3)
+            Where the device keeps it; good until the next call.
+        """
+
+    def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
+        """Part the rows of some leaves.
+
+        Returns
+        -------
+        array of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
+            Histograms of the sides that are asked for; good until the next call.
+        list of int
+            Where the rows of the right children begin.
+        """
+
+    def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
+        """Add what leaves answer to the raw predictions of their rows."""
+
+    def bring_raw(self) -> None:
+        """Bring raw predictions to ``extra["raw"]`` in host memory."""
+
+    def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
+        """Number of the leaf of each row."""
+
+
+class TreeDevice(Protocol):
+    """A device on which trees grow."""
+
+    def rows(self, room: Any, shape: tuple[int, int, int]) -> TreeRows:
+        """Rows of a lane.
+
+        Parameters
+        ----------
+        room : solvers.binned_rows.BinnedRows
+            In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``, ``extra["index"]`` and
+            ``extra["spare"]`` is room. Where a device has better raw predictions than the host,
+            ``extra["n_trees"]`` is so large that whoever comes next makes them anew.
+        shape : tuple of int
+            Of a histogram: features, bins, channels.
+        """
+
+    def to_host(self, hist: Any) -> Array:
+        """Histograms in host memory."""
+
+    def find(
+        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        scales: NDArray[np.float64], told: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Find the best split of some leaves.
+
+        Parameters
+        ----------
+        leaves : sequence of SplitLeaf
+        first : int
+            Number of the first feature that their histograms have.
+        facts : SplitFacts
+        scales : ndarray of float64 of shape (2,)
+            What a unit of gradients, and of hessians, is.
+        told : ndarray of int64 of shape (n_leaves, 12)
+            Of zeros. Becomes the bits of the gain (-1.0 where there is no split), what
+            `tree_splits.best_split` found, categories that go left.
+        """
+
+
+def trees_on(device: str) -> TreeDevice:
+    """Return what trees grow on; called on the worker.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+
+    Raises
+    ------
+    DeviceUnavailableError
+        For ``"gpu"`` where this process cannot use one.
+    """
+    backend: Any = get_backend(device)
+    if backend.device == "cpu":
+        from daskml_dist.backends.host_trees import HostTrees
+
+        return HostTrees()
+    from daskml_dist.backends.cupy_trees import CupyTrees
+
+    return CupyTrees(backend)

@@ -1,0 +1,8 @@
+"""Export: fitted estimators as scikit-learn's own and as ONNX, free of this package."""
+
+from __future__ import annotations
+
+from daskml_dist.inference.export.onnx import to_onnx
+from daskml_dist.inference.export.twins import to_sklearn
+
+__all__ = ["to_onnx", "to_sklearn"]

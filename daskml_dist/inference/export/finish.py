@@ -1,0 +1,111 @@
+"""What twins have under other names than estimators of this package: inner parts, by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.inference.export.boosting import set_boosting
+from daskml_dist.inference.export.trees import set_forest, set_tree
+
+__all__ = ["FINISH", "OTHER_KINDS", "finish", "stand_in"]
+
+
+def finish(estimator: Any, twin: Any) -> None:
+    """Set the inner parts of a twin that has all parameters and fitted attributes."""
+    FINISH.get(type(estimator).__name__, _nothing)(estimator, twin)
+
+
+def stand_in(estimator: Any) -> Any:
+    """What an estimator wraps, and is a twin of; None where it wraps nothing."""
+    return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
+
+
+def _name(estimator: Any) -> str:
+    return type(estimator).__name__
+
+
+def _nothing(estimator: Any, twin: Any) -> None:
+    pass
+
+
+# --- classes ---------------------------------------------------------------------------------
+
+
+def _of_classes(estimator: Any) -> tuple[str, str] | None:
+    """Multinomial log loss, which scikit-learn's SGD does not have."""
+    if len(getattr(estimator, "coef_", ())) > 1 and estimator._loss().name == "log_loss":
+        return "linear_model", "LogisticRegression"
+    return None
+
+
+#: Functions that tell in which cases the twin is of another name, and room.
+OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
+    "SGDClassifier": _of_classes,
+}
+
+# --- inner parts -----------------------------------------------------------------------------
+
+
+def _set_threads(estimator: Any, twin: Any) -> None:
+    from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
+
+    twin._n_threads = _openmp_effective_n_threads()
+
+
+def _set_bisecting(estimator: Any, twin: Any) -> None:
+    from sklearn.cluster._bisect_k_means import _BisectingTree
+
+    _set_threads(estimator, twin)
+    leaves, labels = estimator._tree.leaves, estimator._tree.labels
+    centre = None if len(leaves.centres) == 0 else leaves.centres[0].mean(axis=0)
+    nodes = [_BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
+    for number, node in enumerate(leaves.split):
+        parent, children = nodes[node], nodes[2 * number + 1 : 2 * number + 3]
+        parent.left, parent.right = children
+        for child, its in zip(children, leaves.centres[number], strict=True):
+            child.center = np.asarray(its, np.float64)
+    for node, label in zip(nodes, labels, strict=True):
+        node.label = int(label)
+    twin._bisecting_tree = nodes[0]
+
+
+def _set_loss(estimator: Any, twin: Any) -> None:
+    twin._base_loss = twin._get_loss()
+
+
+def _set_factors(estimator: Any, twin: Any) -> None:
+    from sklearn.decomposition._nmf import _beta_loss_to_float
+
+    twin._n_components = len(estimator.components_)
+    twin._beta_loss = _beta_loss_to_float(twin.beta_loss)
+
+
+def _set_labels(estimator: Any, twin: Any) -> None:
+    from sklearn.preprocessing import LabelBinarizer
+
+    labels = np.eye(estimator.n_outputs_, dtype=int) if estimator._several else estimator.classes_
+    twin._label_binarizer = LabelBinarizer().fit(labels)
+
+
+#: Functions that set the inner parts of a twin, by the name of the estimator's class.
+FINISH: dict[str, Callable[[Any, Any], None]] = {
+    "BisectingKMeans": _set_bisecting,
+    "DecisionTreeClassifier": set_tree,
+    "DecisionTreeRegressor": set_tree,
+    "ExtraTreesClassifier": set_forest,
+    "ExtraTreesRegressor": set_forest,
+    "GammaRegressor": _set_loss,
+    "HistGradientBoostingClassifier": set_boosting,
+    "HistGradientBoostingRegressor": set_boosting,
+    "KMeans": _set_threads,
+    "MLPClassifier": _set_labels,
+    "MiniBatchKMeans": _set_threads,
+    "NMF": _set_factors,
+    "PoissonRegressor": _set_loss,
+    "RandomForestClassifier": set_forest,
+    "RandomForestRegressor": set_forest,
+    "TweedieRegressor": _set_loss,
+}

@@ -1,0 +1,46 @@
+"""The exponential that every machine computes alike."""
+
+from __future__ import annotations
+
+from math import factorial, ldexp
+
+import numpy as np
+
+from daskml_dist.backends.exponential import exponential
+
+
+def test_it_is_the_exponential():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([3 * rng.normal(size=20_000), rng.uniform(-708, 709.7, 20_000), [0.0, 1.0]])
+    truth = np.exp(x.astype(np.longdouble))
+    assert (np.abs(exponential(x) - truth) < 2 * np.spacing(truth.astype(np.float64))).all()
+
+
+def test_its_ends():
+    x = np.array([[710.0, np.inf, 709.79, np.nan], [-745.3, -np.inf, -np.nan, -745.13]])
+    np.testing.assert_array_equal(
+        exponential(x), [[np.inf, np.inf, np.inf, np.nan], [0, 0, np.nan, 5e-324]]
+    )
+    assert exponential(np.empty((2, 0))).shape == (2, 0)
+
+
+def test_its_bits_do_not_depend_on_neighbours():
+    x = np.random.default_rng(1).normal(size=3000)
+    whole = exponential(x)
+    for at in (slice(0, 1), slice(5, 12), slice(1020, 1030), slice(1, None, 7)):
+        np.testing.assert_array_equal(exponential(x[at]), whole[at])
+
+
+def _one(x):
+    """Of one number, by Python's own additions and products, which no compiler fuses."""
+    whole = float(round(x * 1.4426950408889634))
+    rest = x - whole * 0.693147180369123816490 - whole * 1.90821492927058770002e-10
+    total = 1 / factorial(13)
+    for n in range(12, -1, -1):
+        total = total * rest + 1 / factorial(n)
+    return ldexp(total, int(whole))
+
+
+def test_its_bits_are_those_of_additions_and_products():
+    x = np.random.default_rng(2).uniform(-300, 300, 2000)
+    np.testing.assert_array_equal(exponential(x), [_one(float(value)) for value in x])

@@ -1,0 +1,325 @@
+"""CUDA kernels of trees, by g++, beside the compiled loops of the CPU: equal to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from daskml_dist.backends import cupy_tree_calls, kernels
+from daskml_dist.backends.cupy_tree_predict import packed_nodes
+from daskml_dist.backends.cupy_trees import CupyTrees
+from daskml_dist.backends.host_trees import HostTrees
+from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, Part, SplitFacts, SplitLeaf
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.raw_forest import RawForest
+from daskml_dist.models.raw_trees import RawTrees
+from daskml_dist.models.trees import Tree, Trees
+from daskml_dist.solvers.boost_losses import (
+    AbsoluteError,
+    Binomial,
+    Gamma,
+    Multinomial,
+    Pinball,
+    Poisson,
+    SquaredError,
+)
+from tests.backends.kernel_problems import needs_compiler
+from tests.cuda_emulation import EmulatedCupy
+
+pytestmark = needs_compiler
+MODES = {"constant": CONSTANT, "exact": EXACT, "rounded": ROUNDED}
+
+
+class _Guards:
+    """NumPy as CuPy, whose new arrays lie amid sentinels."""
+
+    def __init__(self, cupy, guarded):
+        self._cupy, self._guarded = cupy, guarded
+
+    def __getattr__(self, name):
+        return getattr(self._cupy, name)
+
+    def empty(self, shape, dtype):
+        return self._guarded.unset(shape, dtype)
+
+    def zeros(self, shape, dtype):
+        return self._guarded(np.zeros(shape, dtype))
+
+    def empty_like(self, array):
+        return self.empty(array.shape, array.dtype)
+
+    def asarray(self, array, order="K"):
+        return self._guarded(array)
+
+
+@pytest.fixture
+def backend(guarded):
+    """The GPU's, on NumPy and emulated kernels."""
+    backend = EmulatedCupy()
+    backend._cp = _Guards(backend._cp, guarded)
+    return backend
+
+
+def _packed(mode, n, rng, largest):
+    """Gradients and hessians as `tree_kernels.quantise` packs them."""
+    g_bits, h_bits = (12, 12) if mode == ROUNDED else (30, 24)
+    g = rng.integers(-(1 << g_bits), (1 << g_bits) + 1, n)
+    h = rng.integers(0, (1 << h_bits) + 1, n)
+    if largest:
+        g[:], h[:] = -(1 << g_bits), 1 << h_bits
+    if mode == CONSTANT:
+        return (g << 16) + 1
+    return (g << 32) + h if mode == EXACT else (g << 38) + (h << 13) + 1
+
+
+def _room(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
+    """A lane's rows; of the GPU's tests too, which take the packed gradients of the host."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros((n, -(-d // 8) * 8), np.uint8)
+    rows[:, :d] = 7 if largest else rng.integers(0, n_bins, (n, d))
+    extra = {
+        "packed": np.tile(_packed(mode, n, rng, largest), (k, 1)),
+        "raw": 3 * rng.normal(size=(k, n)),
+        "index": np.empty(n, np.int32),
+        "spare": np.empty(n, np.int32),
+        "n_trees": 0,
+    }
+    return SimpleNamespace(
+        n=n, rows=rows, columns=np.ascontiguousarray(rows[:, :d].T), extra=extra, room=np.zeros,
+        y=rng.gamma(2.0, size=n), salt=rng.integers(2**32, size=n, dtype=np.uint32),
+        weight=rng.integers(0, 4, n).astype(float) if weighted else None,
+    )  # fmt: skip
+
+
+def _both(room, shape, backend):
+    """The same rows on the CPU and on the GPU."""
+    own = SimpleNamespace(**vars(room))
+    own.extra = {name: array.copy() for name, array in room.extra.items() if name != "n_trees"}
+    device = CupyTrees(backend).rows(own, shape)
+    device._packed[:] = room.extra["packed"]
+    return HostTrees().rows(room, shape), device, own
+
+
+def _table(rng, share):
+    return (rng.random(256) < share).astype(np.uint8)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(("n", "d", "n_bins"), [(1, 1, 3), (1030, 3, 5), (3001, 19, 256)])
+def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend):
+    room = _room(n, d, mode, n_bins=n_bins)
+    shape = d, n_bins, 2 if mode == CONSTANT else 3
+    host, device, own = _both(room, shape, backend)
+    np.testing.assert_array_equal(device.whole(mode, 0), host.whole(mode, 0))
+    rng = np.random.default_rng(1)
+    at = [slice(0, n)]
+    for sides in ([0], [1, -1], [-1, 0, 1, 1]):
+        # Of the last round some leaves have no rows, and one side of others has none.
+        shares = [1.0, 0.0, *[0.6] * 4][-len(at) :] if len(at) > 2 else [0.5, 0.3]
+        parts = [
+            Part(int(rng.integers(d)), _table(rng, share), of_leaf, side)
+            for share, of_leaf, side in zip(shares, at, sides, strict=False)
+        ]
+        expected, middles = host.parted(parts, mode, 0)
+        found, starts = device.parted(parts, mode, 0)
+        np.testing.assert_array_equal(found, expected)
+        assert starts == middles
+        np.testing.assert_array_equal(device._index, room.extra["index"])
+        at = [
+            s for a, m in zip(at, middles, strict=False)
+            for s in (slice(a.start, m), slice(m, a.stop))
+        ]  # fmt: skip
+    values = rng.normal(size=len(at))
+    for lane in (host, device):
+        lane.answer(0, at, values)
+        lane.bring_raw()
+    assert own.extra["n_trees"] > 10**9  # others make the raw predictions of the host anew
+    np.testing.assert_array_equal(own.extra["raw"], room.extra["raw"])
+    np.testing.assert_array_equal(device.leaves(at), host.leaves(at))
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
+    # As many rows to a block as may be, all of one bin, of the largest numbers.
+    monkeypatch.setattr(cupy_tree_calls, "_LEAST", cupy_tree_calls._MOST)
+    room = _room(2 * cupy_tree_calls._MOST + 100, 1, mode, largest=True)
+    host, device, _ = _both(room, (1, 256, 2 if mode == CONSTANT else 3), backend)
+    found = device.whole(mode, 0)
+    np.testing.assert_array_equal(found, host.whole(mode, 0))
+    assert found[0, 0, 7, -1] == room.n
+
+
+LOSSES = {
+    "squared_error": SquaredError(), "absolute_error": AbsoluteError(), "quantile": Pinball(0.7),
+    "poisson": Poisson(), "gamma": Gamma(), "binomial": Binomial(), "multinomial": Multinomial(9),
+}  # fmt: skip
+
+
+def test_each_loss_has_a_kernel():
+    assert tuple(LOSSES) == kernels.TREE_LOSSES
+    assert all(loss.kernel == name for name, loss in LOSSES.items())
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients(name, weighted, backend):
+    loss = LOSSES[name]
+    k, constant = loss.n_outputs, loss.constant_hessian and not weighted
+    for n in (300, 1, 0):
+        room = _room(n, 1, CONSTANT, k=k, weighted=weighted)
+        if name.endswith("nomial"):
+            room.y = np.floor(room.y).clip(max=max(k, 2) - 1)
+        room.extra["raw"][:, :8] = [0, -0.0, 40, -40, 700, -700, 1e-310, 1e-40][:n]
+        host, device, _ = _both(room, (1, 256, 2 if constant else 3), backend)
+        with np.errstate(over="ignore"):
+            largest = host.gradients(loss, constant)
+        np.testing.assert_array_equal(device.gradients(loss, constant), largest)
+        given = room.extra["given"]
+        np.testing.assert_array_equal(device._g, given[0])
+        assert constant or (device._h == given[1]).all()
+        for made in (given[0], device._g, *((given[1], device._h) if not constant else ())):
+            made[~np.isfinite(made)] = 0  # it ends a fit before it is packed
+        for c, mode in itertools.product(range(k), [CONSTANT] if constant else [EXACT, ROUNDED]):
+            most = [np.abs(made[c]).max(initial=1e-30) for made in given if len(made)]
+            scales = [2.0 ** (12 - int(np.frexp(value)[1])) for value in (*most, 1.0)[:2]]
+            sums = [lane.pack(c, mode, *scales, 0x9E3779B9) for lane in (device, host)]
+            assert sums[0] == sums[1]
+            np.testing.assert_array_equal(device._packed[c], room.extra["packed"][c])
+
+
+def test_what_is_not_a_number_is_the_largest(backend):
+    room = _room(100, 1, CONSTANT)
+    room.extra["raw"][0, 70] = np.nan
+    host, device, _ = _both(room, (1, 256, 3), backend)
+    for lane in (host, device):
+        assert np.isnan(lane.gradients(LOSSES["poisson"], False)).all()
+
+
+def _histograms(rng, n_leaves, d, n_bins, counts, missing, channels, few):
+    """Histograms whose features have the same totals; of few rows there are many equal gains."""
+    n = 90 if few else 4000
+    hist = np.zeros((d, n_leaves, n_bins, channels), np.int64)
+    totals = np.zeros((n_leaves, 3), np.int64)
+    for leaf in range(1, n_leaves):  # the first has no rows
+        g = rng.integers(-3, 4, n) if few else rng.integers(-(2**30), 2**30, n)
+        h = np.ones(n, int) if channels == 2 else rng.integers(0, 3 if few else 2**24, n)
+        for j in range(d):
+            bins = rng.integers(0, counts[j], n) if counts[j] else np.full(n, n_bins - 1)
+            bins[(rng.random(n) < 0.2) & (missing[j] > 0)] = n_bins - 1
+            np.add.at(hist[j, leaf, :, 0], bins, g)
+            np.add.at(hist[j, leaf, :, -1], bins, 1)
+            if channels == 3:
+                np.add.at(hist[j, leaf, :, 1], bins, h)
+        totals[leaf] = g.sum(), h.sum(), n
+    return hist, totals
+
+
+@pytest.mark.parametrize("n_bins", [4, 33, 256])
+@pytest.mark.parametrize("channels", [2, 3])
+@pytest.mark.parametrize("few", [True, False])
+def test_best_splits(n_bins, channels, few, backend):
+    rng = np.random.default_rng(n_bins + channels)
+    d, n_leaves = 21, 5
+    counts = rng.integers(1, n_bins, d).astype(np.int32)
+    counts[0], counts[1] = n_bins - 1, 1
+    missing = (rng.random(d) < 0.5).astype(np.uint8)
+    categorical = (rng.random(d) < 0.3).astype(np.uint8)
+    categorical[2], counts[2], missing[2] = 1, 0, 1
+    signs = np.where(categorical, 0, rng.integers(-1, 2, d)).astype(np.int8)
+    hist, totals = _histograms(rng, n_leaves, d, n_bins, counts, missing, channels, few)
+    scales = np.array([1.0, 1.0 if channels == 2 else 10.0] if few else [2.0**-30, 2.0**-20])
+    of_categories = 0
+    for least_rows, l2, low in ((1, 0.0, -np.inf), (3, 1.0, -0.05)):
+        facts = SplitFacts(counts, missing, categorical, signs, l2, 1e-3, least_rows)
+        allowed = (rng.random((n_leaves, d)) < 0.5).astype(np.uint8)
+        allowed[:2], allowed[2] = 1, categorical
+        leaves = [
+            SplitLeaf(hist[:, k], allowed[k], totals[k], 0.01 * k, low, np.inf)
+            for k in range(n_leaves)
+        ]
+        told = np.zeros((2, n_leaves, 12), np.int64)
+        HostTrees().find(leaves, 0, facts, scales, told[0])
+        CupyTrees(backend).find(leaves, 0, facts, scales, told[1])
+        # Of a number, the loop leaves there what categories before it left.
+        told[:, :, 8:] *= told[:, :, 7:8]
+        np.testing.assert_array_equal(told[1], told[0])
+        gains = told[0, :, 0].view(np.float64)
+        assert gains[0] == -1
+        assert (gains[[1, 3, 4]] > 0).any()
+        of_categories += told[0, :, 7].sum()
+    assert of_categories or n_bins > 90  # too few rows of a category
+
+
+def _trees(rng, n_trees, d, n_values, with_categories):
+    """Trees of drawn nodes, of an odd number of leaves each, and the bins that they stand for."""
+    edges = [np.sort(rng.normal(size=40)) for _ in range(d)]
+    categorical = np.zeros(d, bool)
+    if with_categories:
+        categorical[1] = True
+        edges[1] = np.array([-2.0, 0.0, 1.0, 3.0, 70.0])
+    made = []
+    for _ in range(n_trees):
+        n_inner = int(rng.integers(0, 12))
+        n = 2 * n_inner + 1
+        feature, left = np.full(n, -1, np.int32), np.arange(n, dtype=np.int32)
+        bin_, category, open_ = np.zeros(n, np.int32), np.full(n, -1, np.int32), [0]
+        threshold, bitsets = np.full(n, np.inf), []
+        for k in range(n_inner):
+            node = open_.pop(int(rng.integers(len(open_))))
+            j = feature[node] = rng.integers(d)
+            left[node] = 2 * k + 1
+            open_ += [2 * k + 1, 2 * k + 2]
+            if categorical[j]:
+                category[node] = len(bitsets)
+                bitsets.append([rng.integers(32), 0, 0, 0])
+            else:
+                bin_[node] = rng.integers(40)
+                threshold[node] = edges[j][bin_[node]]
+        made.append(
+            Tree(
+                feature, bin_, threshold, left, rng.random(n) < 0.5, category,
+                rng.normal(size=(n, n_values)), np.zeros(n), np.ones(n, np.int64), np.ones(n),
+                np.full(n, 12, np.int32), np.array(bitsets, np.uint64).reshape(-1, 4),
+            )
+        )  # fmt: skip
+    return made, Bins(tuple(edges), 255, categorical)
+
+
+def _rows(rng, n, bins, dtype):
+    X = rng.normal(size=(n, bins.n_features)).astype(dtype)
+    for j, edges in enumerate(bins.edges):
+        at = rng.random(n) < 0.3  # on a threshold, or a category that is known
+        X[at, j] = rng.choice(edges, at.sum())
+    X[rng.random(X.shape) < 0.1] = np.nan
+    X[0], X[1] = np.inf, -np.inf
+    return X
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_boosting_predicts(dtype, n_outputs, backend):
+    rng = np.random.default_rng(n_outputs)
+    made, bins = _trees(rng, 6, 4, 1, with_categories=True)
+    raw = RawTrees(Trees.of(made, n_outputs, bins), rng.normal(size=n_outputs))
+    X = _rows(rng, 300, bins, dtype)
+    np.testing.assert_array_equal(raw.on_device(backend, dtype)(X), raw(X))
+    np.testing.assert_array_equal(raw.on_device(backend, dtype)(X[:1]), raw(X[:1]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n_values", [1, 3])
+def test_forests_predict(dtype, n_values, backend):
+    rng = np.random.default_rng(n_values)
+    made, bins = _trees(rng, 7, 4, n_values, with_categories=False)
+    raw = RawForest(Trees.of(made, 1, bins))
+    X = _rows(rng, 300, bins, dtype)
+    np.testing.assert_array_equal(raw.on_device(backend, dtype)(X), raw(X))
+
+
+def test_nodes_take_16_bytes():
+    made, bins = _trees(np.random.default_rng(0), 2, 4, 1, with_categories=True)
+    trees = Trees.of(made, 1, bins)
+    assert packed_nodes(trees.nodes).nbytes == 16 * len(trees.nodes.feature)

@@ -1,0 +1,151 @@
+"""Models of ONNX answer as the estimators that they are made of.
+
+They need the extra `export`; treelite and SHAP read twins, and are tried where they are installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from daskml_dist import linear_model, preprocessing
+from daskml_dist.cluster import KMeans
+from daskml_dist.decomposition import NMF
+from daskml_dist.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
+from daskml_dist.errors import ExportError
+from daskml_dist.inference.export.onnx_trees import prepare_trees
+from tests.inference.test_tree_twins import BOOSTING, LABELS, TARGETS, TREES, X, Y
+
+MODELS = {**TREES, **{f"boosting, {name}": found for name, found in BOOSTING.items()}}
+
+
+def _fitted(name: str) -> Any:
+    model, target = MODELS[name]
+    return model.fit(X, np.exp(Y) if target == "positive" else TARGETS[target])
+
+
+def _answers(model: Any, rows: Any) -> Any:
+    return model.predict_proba(rows) if hasattr(model, "classes_") else model.predict(rows)
+
+
+def _rows_at_thresholds(model: Any) -> Any:
+    """Rows of float32 at thresholds, and those next to these."""
+    nodes = model._trees.nodes
+    found = nodes.threshold[(nodes.feature >= 0) & np.isfinite(nodes.threshold)]
+    near = found.astype(np.float32)
+    values = np.concatenate([near, np.nextafter(near, -np.inf), np.nextafter(near, np.inf)])
+    return np.resize(np.append(values, np.float32(0)), (300, 4)).astype(np.float32)
+
+
+def _run(onnx: bytes, rows: Any) -> Any:
+    runtime = pytest.importorskip("onnxruntime")
+    return runtime.InferenceSession(onnx, providers=["CPUExecutionProvider"]).run(None, {"X": rows})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trees_of_onnx(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    model = _fitted(name)
+    model.to_onnx(tmp_path / "model.onnx")
+    for rows in (X, _rows_at_thresholds(model)):
+        found = _run((tmp_path / "model.onnx").read_bytes(), rows)
+        wanted = _answers(model, rows)
+        scale = max(1.0, np.abs(wanted).max())
+        assert_allclose(found[-1].reshape(wanted.shape), wanted, rtol=0, atol=1e-5 * scale)
+
+
+def test_labels_of_onnx() -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    model = RandomForestClassifier(5, random_state=0).fit(X, LABELS)
+    labels, _ = _run(model.to_onnx().SerializeToString(), X)
+    assert_array_equal(labels, model.predict(X))
+
+
+ROWS = np.nan_to_num(X)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        linear_model.LogisticRegression(),
+        linear_model.SGDClassifier("log_loss", max_iter=2, tol=None, random_state=0),
+        linear_model.SGDClassifier("hinge", max_iter=2, tol=None, random_state=0),
+        linear_model.Ridge(),
+        KMeans(3, random_state=0),
+        preprocessing.StandardScaler(),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_others_of_onnx(model: Any) -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    model.fit(ROWS.astype(float), Y if "Ridge" in repr(model) else LABELS)
+    method = next(m for m in ("predict_proba", "predict", "transform") if hasattr(model, m))
+    found = _run(model.to_onnx().SerializeToString(), ROWS)
+    wanted = getattr(model, method)(ROWS.astype(float))
+    found = found[1] if method == "predict_proba" else found[0]
+    if wanted.dtype.kind == "f":
+        assert_allclose(found.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
+    else:
+        assert_array_equal(found, wanted)
+
+
+def test_what_has_no_onnx_says_so() -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    with pytest.raises(ExportError, match=r"no ONNX for this NMF.*(?s:.)*to_sklearn"):
+        NMF(2, max_iter=300).fit(abs(ROWS)).to_onnx()
+
+
+def test_answers_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if skl2onnx left the link out, as it does for boosting."""
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    from daskml_dist.inference.export import onnx_trees
+
+    model = HistGradientBoostingRegressor("poisson", max_iter=3).fit(X, TARGETS["count"])
+    monkeypatch.setattr(onnx_trees, "_has_log_link", lambda model: False)
+    with pytest.raises(ExportError, match="answers otherwise"):
+        model.to_onnx()
+
+
+def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "skl2onnx", None)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ExportError, match=r"daskml-dist\[export\]"):
+        linear_model.Ridge().fit(ROWS, Y).to_onnx()
+
+
+def test_categories_are_refused_not_taken_for_numbers() -> None:
+    rows = np.column_stack([np.arange(400) % 7, ROWS[:, 0]])
+    model = HistGradientBoostingRegressor(categorical_features=[0], max_iter=2)
+    twin = model.fit(rows, rows[:, 0] % 3).to_sklearn()
+    with pytest.raises(ExportError, match="categorical features has no form"):
+        prepare_trees(twin)
+
+
+# --- others that read twins ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "tree" not in name.split()])
+def test_treelite_reads_twins(name: str) -> None:
+    treelite = pytest.importorskip("treelite")
+    model = _fitted(name)
+    found = treelite.gtil.predict(treelite.sklearn.import_model(model.to_sklearn()), X)
+    wanted = _answers(model, X).reshape(len(X), -1)
+    found = np.asarray(found).reshape(len(X), -1)
+    if found.shape != wanted.shape:  # of two classes that of the second
+        wanted = wanted[:, 1:]
+    assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["tree of 3", "forest", "extra trees of 3", "boosting, 3"])
+def test_shap_values_sum_to_predictions(name: str) -> None:
+    shap = pytest.importorskip("shap")
+    model, rows = _fitted(name), X[:20].astype(float)
+    explainer = shap.TreeExplainer(model.to_sklearn())
+    total = explainer.shap_values(rows).sum(axis=1) + explainer.expected_value
+    raw = getattr(model, "decision_function", lambda rows: _answers(model, rows))
+    assert_allclose(total, raw(rows), atol=1e-6)

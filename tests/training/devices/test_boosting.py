@@ -1,0 +1,109 @@
+"""Gradient boosting on a GPU: the trees of the CPU, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.backends import cupy_tree_calls
+from daskml_dist.backends import kernels as of_cuda
+from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from daskml_dist.solvers import gradients
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(500, 6))
+X[:, 3] = np.round(X[:, 3], 1)
+X[:, 4] = rng.integers(0, 5, len(X))
+Y = 2 * X[:, 0] + X[:, 1] * X[:, 2] + 2 * (X[:, 4] == 3) + 0.1 * rng.normal(size=len(X))
+X[rng.random(X.shape) < 0.05] = np.nan
+THREE = np.digitize(Y, [-1, 1])
+WEIGHT = rng.integers(1, 4, len(X)).astype(float)
+SMALL: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 8, "early_stopping": False}
+
+
+def arrays(model: Any) -> dict[str, bytes]:
+    """All that a fit found, to the bit."""
+    scores = {"train": model.train_score_, "held": model.validation_score_}
+    found = {**model._trees.packed(), **scores, "baseline": model._baseline}
+    return {name: array.tobytes() for name, array in found.items()}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the kernels of trees that were launched."""
+    names: set[str] = set()
+    launch = cupy_tree_calls.TreeCalls._tree
+
+    def noted(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
+        names.add(function)
+        launch(self, source, function, *rest, **named)
+
+    monkeypatch.setattr(cupy_tree_calls.TreeCalls, "_tree", noted)
+    return names
+
+
+CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
+    "squares": (HistGradientBoostingRegressor, Y, {}),
+    "medians": (HistGradientBoostingRegressor, Y, {"loss": "absolute_error", "weighted": True}),
+    "categories": (
+        HistGradientBoostingClassifier,
+        THREE > 0,
+        {"categorical_features": [4], "monotonic_cst": [1, 0, 0, -1, 0, 0], "weighted": True},
+    ),
+    "classes": (HistGradientBoostingClassifier, THREE, {"max_features": 0.5, "max_depth": 2}),
+    "held out": (
+        HistGradientBoostingClassifier,
+        THREE > 0,
+        {"early_stopping": True, "interaction_cst": [[0, 1, 2], [3, 4, 5]]},
+    ),
+    "lanes": (HistGradientBoostingClassifier, THREE > 0, {"run": Run(n_lanes=3)}),
+    "rounded": (HistGradientBoostingClassifier, THREE > 0, {"rounded": True}),
+}
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("case", CASES)
+def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make, y, given = CASES[case]
+    given = {**SMALL, "random_state": 0, **given}
+    weight = WEIGHT if given.pop("weighted", False) else None
+    if given.pop("rounded", False):
+        for name in ("SAMPLE", "_LEAST_SQUARE", "_LEAST"):
+            monkeypatch.setattr(gradients, name, 0)
+    gpu, cpu = (make(device=device, **given).fit(X, y, weight) for device in ("gpu", "cpu"))
+    assert arrays(gpu) == arrays(cpu)
+    names = "tree_gradients", "tree_histograms", "tree_partition", "tree_splits"
+    assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_fit_goes_on_where_another_device_began() -> None:
+    models = [
+        HistGradientBoostingRegressor(device=first, warm_start=True, **SMALL)
+        .fit(X, Y)
+        .set_params(max_iter=5, device=then)
+        .fit(X, Y)
+        for first, then in (("gpu", "cpu"), ("cpu", "gpu"), ("cpu", "cpu"))
+    ]
+    found = [arrays(model) for model in models]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+def test_workers_sum_what_their_gpus_have_summed(launched: set[str]) -> None:
+    import dask.array as da
+
+    cpu = HistGradientBoostingClassifier(device="cpu", **SMALL).fit(X, THREE)
+    # In this process, where a GPU is emulated.
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
+        with Client(cluster):
+            rows = da.from_array(X, chunks=(125, 6)), da.from_array(THREE, chunks=125)
+            gpu = HistGradientBoostingClassifier(device="gpu", **SMALL).fit(*rows)
+    assert arrays(gpu) == arrays(cpu)
+    assert "tree_histograms" in launched
+    assert "tree_splits" not in launched
