@@ -16,7 +16,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from benchmarks._common import markdown
+from benchmarks._common import markdown, processes
 from benchmarks.streaming import workers
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
@@ -42,7 +42,7 @@ def run(tiny: bool = False) -> str:
 
 
 def _measured(kind: str, n: int, tiny: bool) -> list[str]:
-    with workers("2 GiB") as client:
+    with processes(2) if tiny else workers("2 GiB") as client:
         # Kernels are loaded, and the first time compiled, before.
         _model(kind, 1, "auto").fit(*rows(2_000, 1_000))
         with _Watch(client) as watch:
