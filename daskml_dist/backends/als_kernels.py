@@ -15,6 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.array_copies import copy_rows
 from daskml_dist.backends.vector_rows import (
     LANES,
     add_outer,
@@ -56,7 +57,7 @@ def solve_rows(
         if start == stop:
             out[row, :] = 0
             continue
-        A[:, :] = gram
+        copy_rows(A, gram)
         b[:, :] = 0
         add_ratings(
             indices, values, Y, offsets, implicit, alpha, A, b, room, n, start, stop
@@ -186,7 +187,7 @@ def conjugate_rows(
             x[0, j] = out[row, j]
         shared, made, last = gram, implicit, stop
         if width <= _FEW and stop - start > n:
-            A[:, :] = gram
+            copy_rows(A, gram)
             r[:, :] = 0
             add_ratings(
                 indices, values, Y, offsets, implicit, alpha, A, r, room, n, start, stop
@@ -199,7 +200,7 @@ def conjugate_rows(
         _add_products(
             indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, room, start, last
         )  # fmt: skip
-        p[:, :] = r
+        copy_rows(p, r)
         square = dot(r, none, r, none, none, width)
         end = square * room.dtype.type(enough)
         for _ in range(steps):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.array_copies import copy_values
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.host_update import step_of
 from daskml_dist.backends.pointers import prefetch
@@ -110,11 +111,11 @@ def _merge(index: Any, values: Any, other: Any, more: Any, both: Any, total: Any
         n += 1
     for k in range(i, len(index)):
         both[n] = index[k]
-        total[n] = values[k]
+        copy_values(total[n], values[k])
         n += 1
     for k in range(j, len(other)):
         both[n] = other[k]
-        total[n] = more[k]
+        copy_values(total[n], more[k])
         n += 1
     return n
 

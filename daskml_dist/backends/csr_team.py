@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.array_copies import copy_values
 from daskml_dist.backends.board import OwnBoard
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.coordinate_update import update_at
@@ -74,7 +75,7 @@ def _own(
 def _write(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any) -> Any:
     """Write sizes, and a part of the own gradients, to a place; return how many bytes."""
     theirs = array_at(pointer(at), len(sizes), np.int64)
-    theirs[:] = sizes
+    copy_values(theirs, sizes)
     begin = part * most
     n = max(min(sizes.sum() - begin, most), np.int64(0))
     columns = array_at(pointer(at + head), n, np.int32)
@@ -87,7 +88,7 @@ def _write(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, val
 
 def _read(at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any) -> None:
     """Read what `_write` wrote to the place of another member."""
-    sizes[:] = array_at(pointer(at), len(sizes), np.int64)
+    copy_values(sizes, array_at(pointer(at), len(sizes), np.int64))
     begin = part * most
     n = max(min(sizes.sum() - begin, most), np.int64(0))
     columns = array_at(pointer(at + head), n, np.int32)

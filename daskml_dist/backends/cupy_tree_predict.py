@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_calls import Calls
-from daskml_dist.backends.dense_rows import check_dense
+from daskml_dist.backends.row_slices import row_slices
 
-__all__ = ["CupyForest"]
+__all__ = ["CupyForest", "packed_nodes"]
 
 Array = NDArray[Any]
 
+#: Entries of sparse rows that are made dense at once.
+_ENTRIES = 1 << 24
 #: A node, as tree_predict.cu has it, and its flags.
 _NODE = np.dtype([("threshold", np.float64), ("left", np.int32), ("feature", np.int32)])
 _MISSING_LEFT, _CATEGORY = 1, 2
@@ -43,18 +45,15 @@ class CupyForest:
         self._n_features = trees.bins.n_features
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
-        """The sums, of shape (n, n_outputs), in host memory.
-
-        Raises
-        ------
-        InvalidDataError
-            The rows are sparse.
-        """
-        check_dense(X)
-        cp = self._calls.cupy
-        out = cp.empty((X.shape[0], len(self._start)), np.float64)
+        """The sums, of shape (n, n_outputs), in host memory; sparse rows become dense in parts."""
+        cp, n = self._calls.cupy, X.shape[0]
+        out = cp.empty((n, len(self._start)), np.float64)
         out[...] = self._backend.to_device(self._start)
-        self._calls.predict(cp.ascontiguousarray(X), self._arrays, out)
+        if hasattr(X, "tocsr"):
+            for at in row_slices(n, max(1, _ENTRIES // max(self._n_features, 1))):
+                self._calls.predict(cp.ascontiguousarray(X[at].toarray()), self._arrays, out[at])
+        else:
+            self._calls.predict(cp.ascontiguousarray(X), self._arrays, out)
         found: NDArray[np.float64] = self._backend.to_numpy(out)
         return found
 

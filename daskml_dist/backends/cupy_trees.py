@@ -26,8 +26,6 @@ Array = NDArray[Any]
 _CONSTANT = 2
 #: Outputs whose largest gradients and hessians the shared memory of a block holds.
 _MOST_OUTPUTS = 6_144
-#: Trees, more than there are, that host's raw predictions are said to be of.
-_BEHIND = 2**62
 #: Which rows of a leaf a histogram is of, beside those of a side.
 _ALL = 2
 #: Bytes of a number of a histogram.
@@ -49,7 +47,15 @@ class CupyTrees:
 
     def rows(self, room: Any, shape: tuple[int, int, int]) -> CupyRows:
         """Rows of a lane."""
-        return CupyRows(room, shape, self._backend, self._calls)
+        with self.memory(room.n):
+            return CupyRows(room, shape, self._backend, self._calls)
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Say what did not fit in the memory of the GPU."""
+        return device_memory(
+            f"What boosting keeps of {n_rows:,} rows of a worker",
+            'Use more workers, or device="cpu", whose trees are the same.',
+        )
 
     def to_host(self, hist: Any) -> Array:
         """Histograms in host memory."""
@@ -92,8 +98,6 @@ class CupyRows:
 
     Raises
     ------
-    DeviceMemoryError
-        They do not fit in the memory of the GPU.
     InvalidDataError
         There are too many classes.
     """
@@ -108,22 +112,15 @@ class CupyRows:
                 f"y has {k:,} classes, and boosting on a GPU takes {_MOST_OUTPUTS:,}. Use "
                 'device="cpu", whose trees are the same.'
             )
-        with self._memory():
-            self._bins = to_device(np.ascontiguousarray(room.rows))
-            self._y, self._salt = to_device(room.y), to_device(room.salt)
-            self._weight = None if room.weight is None else to_device(room.weight)
-            self._raw = to_device(room.extra["raw"])
-            self._g = cp.empty((k, room.n), np.float32)
-            self._h = None if shape[2] == _CONSTANT else cp.empty((k, room.n), np.float32)
-            self._packed = cp.empty((k, room.n), np.int64)
-            self._first = cp.arange(room.n, dtype=np.int32)
-            self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
-
-    def _memory(self) -> AbstractContextManager[None]:
-        return device_memory(
-            f"{self._room.n:,} binned rows of a worker",
-            'Use more workers, or device="cpu", whose trees are the same.',
-        )
+        self._bins = to_device(np.ascontiguousarray(room.rows))
+        self._y, self._salt = to_device(room.y), to_device(room.salt)
+        self._weight = None if room.weight is None else to_device(room.weight)
+        self._raw = to_device(room.extra["raw"])
+        self._g = cp.empty((k, room.n), np.float32)
+        self._h = None if shape[2] == _CONSTANT else cp.empty((k, room.n), np.float32)
+        self._packed = cp.empty((k, room.n), np.int64)
+        self._first = cp.arange(room.n, dtype=np.int32)
+        self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
@@ -146,17 +143,15 @@ class CupyRows:
 
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram."""
-        with self._memory():
-            self._index[...] = self._first
-            every = Part(0, np.zeros(256, np.uint8), slice(0, self._room.n), _ALL)
-            return self._histograms(self._work([every], mode), output)
+        self._index[...] = self._first
+        every = Part(0, np.zeros(256, np.uint8), slice(0, self._room.n), _ALL)
+        return self._histograms(self._work([every], mode), output)
 
     def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
         """Part the rows of some leaves; histograms, and where the right children begin."""
-        with self._memory():
-            work = self._work(parts, mode)
-            self._calls.part(work, self._bins, self._index, self._spare)
-            hist = self._histograms(work, output)
+        work = self._work(parts, mode)
+        self._calls.part(work, self._bins, self._index, self._spare)
+        hist = self._histograms(work, output)
         middles: list[int] = self._backend.to_numpy(work.middles).tolist()
         return hist, middles
 
@@ -178,12 +173,12 @@ class CupyRows:
         order = filled[starts[filled].argsort()]
         of_leaves = map(self._backend.to_device, (starts[order], values[order]))
         self._calls.answer(self._raw[output], self._index, *of_leaves)
-        # Those of the host are behind: whoever goes on with its rows makes them anew.
-        self._room.extra["n_trees"] = _BEHIND
+        # Those of the host are behind: nobody may read them, and who goes on makes them anew.
+        self._room.extra.pop("raw", None)
 
     def bring_raw(self) -> None:
         """Bring raw predictions to the host."""
-        self._room.extra["raw"][:] = self._backend.to_numpy(self._raw)
+        self._room.extra["raw"] = self._backend.to_numpy(self._raw)
 
     def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
         """Number of the leaf of each row."""

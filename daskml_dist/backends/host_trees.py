@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ class HostTrees:
     def rows(self, room: Any, shape: tuple[int, int, int]) -> HostRows:
         """Rows of a lane."""
         return HostRows(room, shape)
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Nothing: the host's own error stays."""
+        return nullcontext()
 
     def to_host(self, hist: Any) -> Array:
         """The histograms themselves."""

@@ -7,17 +7,15 @@ float64, so every device grows the same trees to the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.devices import get_backend
-
 __all__ = [
     "CONSTANT", "EXACT", "ROUNDED", "Part", "SplitFacts", "SplitLeaf", "TreeDevice", "TreeRows",
-    "trees_on",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -181,11 +179,14 @@ class TreeDevice(Protocol):
         ----------
         room : solvers.binned_rows.BinnedRows
             In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``, ``extra["index"]`` and
-            ``extra["spare"]`` is room. Where a device has better raw predictions than the host,
-            ``extra["n_trees"]`` is so large that whoever comes next makes them anew.
+            ``extra["spare"]`` is room. A device takes ``extra["raw"]`` away once it has newer ones;
+            :meth:`TreeRows.bring_raw` brings them.
         shape : tuple of int
             Of a histogram: features, bins, channels.
         """
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Context that says what did not fit in the memory of the device, and the remedy."""
 
     def to_host(self, hist: Any) -> Array:
         """Histograms in host memory."""
@@ -208,25 +209,3 @@ class TreeDevice(Protocol):
             Of zeros. Becomes the bits of the gain (-1.0 where there is no split), what
             `tree_splits.best_split` found, categories that go left.
         """
-
-
-def trees_on(device: str) -> TreeDevice:
-    """Return what trees grow on; called on the worker.
-
-    Parameters
-    ----------
-    device : {"auto", "cpu", "gpu"}
-
-    Raises
-    ------
-    DeviceUnavailableError
-        For ``"gpu"`` where this process cannot use one.
-    """
-    backend: Any = get_backend(device)
-    if backend.device == "cpu":
-        from daskml_dist.backends.host_trees import HostTrees
-
-        return HostTrees()
-    from daskml_dist.backends.cupy_trees import CupyTrees
-
-    return CupyTrees(backend)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.dense_rows import check_dense
 from daskml_dist.models.tree_view import numbers_of
 from daskml_dist.models.trees import Trees
 
@@ -35,7 +34,6 @@ class RawForest:
         """Shares of classes, or means of targets, of shape (n, n_values)."""
         from daskml_dist.backends.forest_predict import add_answers
 
-        check_dense(X)
         values, found = self._values, np.zeros((len(X), self._values.shape[1]))
         X = np.ascontiguousarray(X)
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
@@ -106,7 +104,6 @@ class ForestLeaves:
         """Numbers of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.forest_predict import leaves_of
 
-        check_dense(X)
         X = np.ascontiguousarray(X)
         found = np.empty((len(X), len(self.trees)), np.int64)
         leaves_of(X, self.trees.roots, *_woven(self.trees, X.dtype), numbers_of(self.trees), found)

@@ -53,7 +53,13 @@ class RawTrees:
         from daskml_dist.backends.cupy_tree_predict import CupyForest
 
         forest = CupyForest(backend, self.trees, self.baseline)
-        return (lambda X: forest(X)[:, 0]) if len(self.baseline) == 1 else forest
+
+        def apply(X: Any) -> NDArray[Any]:
+            check_dense(X)
+            found = forest(X)
+            return found[:, 0] if len(self.baseline) == 1 else found
+
+        return apply
 
     def add(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
         """Add the values of some trees."""

@@ -95,6 +95,10 @@ class Grower:
             Of the features that are drawn at nodes.
         """
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
+        with self._device.memory(sum(self._n)):
+            return self._grown()
+
+    def _grown(self) -> tuple[Tree, list[Leaf]]:
         self._tree = TreeBuilder(self._bins)
         open_ = [self._root()]
         leaves: list[Leaf] = []

@@ -21,8 +21,8 @@ from daskml_dist.backends.namespace import cast, namespace, total
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.nonnegative import Updates, multiplied
-from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.nonnegative import Begin, FirstWeights, weighted
+from daskml_dist.solvers.base import Array, Solution, Statistic, Sums
+from daskml_dist.solvers.nonnegative import FirstWeights, NonnegativeSolver, weighted
 from daskml_dist.solvers.rows import row_tiles, to_rows
 
 __all__ = ["MultiplicativeNMF", "MultiplicativeStep", "StepWeights"]
@@ -148,36 +148,20 @@ class MultiplicativeStep(Statistic):
 
 
 @dataclass(frozen=True)
-class MultiplicativeNMF(Solver):
+class MultiplicativeNMF(NonnegativeSolver):
     """Non-negative components of all rows, for the smallest beta-divergence.
+
+    Its other parameters are those of its base; `tol` is of the decrease of the error in ten steps,
+    of the first error.
 
     Parameters
     ----------
-    begin : Begin
-    max_iter : int
-    tol : float
-        Of the decrease of the error in ten steps, of the first error.
     beta : float
-    l1_rows, l2_rows, l1, l2 : float
-        Penalties on the weights of a row, and, for each row, on the components.
-    n_features : int
     """
 
     name = "mu"
-    begin: Begin
-    max_iter: int
-    tol: float
     beta: float
-    l1_rows: float
-    l2_rows: float
-    l1: float
-    l2: float
-    n_features: int
-
-    @property
-    def max_passes(self) -> int:
-        """The begin, the steps, one that is asked for again, and the last error."""
-        return self.begin.max_passes(self.n_features) + self.max_iter + 3
+    _more = 3  # a step that is asked for again, and the last error
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Find them.

@@ -23,8 +23,8 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.backends.nonnegative import descend, left_squares, nonnegative
 from daskml_dist.models.base import BatchRows
-from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.nonnegative import Begin, weighted
+from daskml_dist.solvers.base import Array, Solution, Statistic, Sums
+from daskml_dist.solvers.nonnegative import NonnegativeSolver, weighted
 from daskml_dist.solvers.rows import is_sparse, row_tiles, sum_of_squares, to_rows
 
 __all__ = ["LeastSquaresNMF", "LeastSquaresWeights", "best_weights"]
@@ -123,34 +123,15 @@ class LeastSquaresWeights(Statistic):
 
 
 @dataclass(frozen=True)
-class LeastSquaresNMF(Solver):
+class LeastSquaresNMF(NonnegativeSolver):
     """Non-negative components of all rows, for the smallest squared error.
 
-    Parameters
-    ----------
-    begin : Begin
-    max_iter : int
-    tol : float
-        Of the slope of the components, by which it ends, of the first.
-    l1_rows, l2_rows, l1, l2 : float
-        Penalties on the weights of a row, and, for each row, on the components.
-    n_features : int
+    Its parameters are those of its base; `tol` is of the slope of the components, by which it ends,
+    of the first.
     """
 
     name = "cd"
-    begin: Begin
-    max_iter: int
-    tol: float
-    l1_rows: float
-    l2_rows: float
-    l1: float
-    l2: float
-    n_features: int
-
-    @property
-    def max_passes(self) -> int:
-        """The begin, the steps and the last error."""
-        return self.begin.max_passes(self.n_features) + self.max_iter + 1
+    _more = 1  # the last error
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Find them.

@@ -31,7 +31,7 @@ from daskml_dist.solvers.rows import (
     to_rows,
 )
 
-__all__ = ["Begin", "FirstWeights", "HalfNorms", "Totals", "weighted"]
+__all__ = ["Begin", "FirstWeights", "HalfNorms", "NonnegativeSolver", "Totals", "weighted"]
 
 #: Features up to which all products of features are made for singular vectors.
 _FEW = 512
@@ -264,3 +264,36 @@ class Begin:
         sign = np.where(side == 1, -1.0, 1.0)
         weights = V * (sign * scale)[:, None]
         return np.ascontiguousarray(H.T), np.ascontiguousarray(weights.T)
+
+
+@dataclass(frozen=True)
+class NonnegativeSolver(Solver):
+    """Base class of the solvers that factor non-negative rows.
+
+    Parameters
+    ----------
+    begin : Begin
+    max_iter : int
+    tol : float
+        Of what tells the solver that it has come to the end.
+    l1_rows, l2_rows, l1, l2 : float
+        Penalties on the weights of a row, and, for each row, on the components.
+    n_features : int
+    """
+
+    begin: Begin
+    max_iter: int
+    tol: float
+    l1_rows: float
+    l2_rows: float
+    l1: float
+    l2: float
+    n_features: int
+
+    #: Passes beside those of the begin and of the steps.
+    _more: ClassVar[int] = 0
+
+    @property
+    def max_passes(self) -> int:
+        """Those of the begin, of the steps, and what comes on top."""
+        return self.begin.max_passes(self.n_features) + self.max_iter + self._more

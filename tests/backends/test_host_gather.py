@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from types import FunctionType
 from typing import Any
 
 import dask.array as da
@@ -26,6 +24,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
+from tests.interpreted import interpreted
 from tests.quick import quick
 from tests.rules import one_group
 
@@ -41,22 +40,7 @@ class ArraysAlone(SGD):
         return lr
 
 
-def _interpreted(
-    loop: Any, *, reassociates: bool = False, exact: bool = False, **parts: Any
-) -> Any:
-    """As `compiled_with`, without compiling."""
-
-    def array_at(address: int, shape: int, dtype: Any) -> NDArray[Any]:
-        if address == 0:
-            return np.empty(0, dtype)
-        memory = (ctypes.c_byte * (shape * np.dtype(dtype).itemsize)).from_address(int(address))
-        return np.frombuffer(memory, dtype, shape)
-
-    memory = {"array_at": array_at, "pointer": int, "prefetch": lambda address: None}
-    return FunctionType(loop.__code__, {**loop.__globals__, **memory, **parts})
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", quick([np.float32, np.float64], np.float64))
 @pytest.mark.parametrize("n", [3, 64, 130])
 def test_gradients_of_the_compiled_loop(n: int, dtype: Any) -> None:
     """Against float64: its exponentials do not bear that sums are taken in another order."""
@@ -113,7 +97,7 @@ def test_every_loss_and_optimizer(
     name: str, optimizer: str, penalty: Penalty, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (host_gather, host_update):
-        monkeypatch.setattr(module, "compiled_with", _interpreted)
+        monkeypatch.setattr(module, "compiled_with", interpreted)
     loss, weighted, intercept = LOSSES[name](), penalty.l1 == 0, penalty.l2 != 0
     blocks = {n: _block(loss, rows, weighted, dtype, n) for n, rows in ((4, 11), (1, 6))}
     rule = one_group(OPTIMIZERS[optimizer](), InverseScaling(0.1), penalty, D, 2.0)

@@ -139,7 +139,10 @@ def test_one_thread_equals_plain_numpy(adagrad: bool, l1: float, l2: float) -> N
     assert (w[:-1] != 0).sum() > 10
 
 
-@pytest.mark.parametrize(("dtype", "index_dtype"), [(np.float32, np.int32), (np.float64, np.int64)])
+@pytest.mark.parametrize(
+    ("dtype", "index_dtype"),
+    [(np.float32, np.int32), pytest.param(np.float64, np.int64, marks=pytest.mark.slow)],
+)
 def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -> None:
     X, y = _rows()
     X = X.astype(dtype)

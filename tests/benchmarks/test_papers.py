@@ -17,6 +17,7 @@ from benchmarks.papers._objective import Objective, made_rows
 from benchmarks.papers._stale import RATES, PulledSeldom, simulated
 from benchmarks.simulator import Stragglers
 from benchmarks.simulator.training import Problem
+from tests.quick import quick
 
 
 @pytest.fixture
@@ -26,7 +27,9 @@ def shared(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("name", papers.names())
+@pytest.mark.parametrize(
+    "name", quick(papers.names(), "agarwal2011", "ho2013", "li2014", "sparknet2015")
+)
 def test_paper_prints_tables_and_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

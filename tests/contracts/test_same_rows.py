@@ -71,7 +71,7 @@ def test_sources_of_arrays(source: str, container: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize("container", ["frame", "array"])
-@settings(drawn, max_examples=2)
+@settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_with_a_client(client: Client, container: str, data: Any) -> None:
     _same(data, container=container, client=True)

@@ -13,6 +13,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy import sparse
 
+from daskml_dist.backends import cupy_tree_predict
 from daskml_dist.ensemble import (
     ExtraTreesRegressor,
     HistGradientBoostingClassifier,
@@ -21,8 +22,9 @@ from daskml_dist.ensemble import (
 )
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.tree import DecisionTreeClassifier
+from tests.backends.kernel_problems import needs_compiler
 from tests.cuda_emulation import EmulatedCupy
-from tests.fake_cupy import DeviceCSR, plug_in
+from tests.fake_cupy import plug_in
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(400, 5)).astype("float32")
@@ -54,6 +56,10 @@ class _Rows(np.ndarray):
 
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
+    def get(self) -> Any:
+        """The rows in host memory."""
+        return np.array(self)
+
 
 @pytest.fixture(params=["emulated", pytest.param("cupy", marks=pytest.mark.gpu)])
 def to_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ToDevice:
@@ -83,12 +89,23 @@ def test_predictions_are_the_cpus(name: str, to_device: ToDevice) -> None:
     assert_array_equal(model.predict(lazy).compute(scheduler="synchronous"), model.predict(X))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_sparse_rows_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["boosting", "forest"])
+def test_fits_take_rows_of_a_gpu(name: str, to_device: ToDevice) -> None:
     model, y = MODELS[name]
-    model.set_params(device="cpu").fit(X, y)
-    csr = sparse.csr_matrix(np.nan_to_num(X))
-    with pytest.raises(InvalidDataError, match="trees need dense rows"):
-        model.predict(csr)
-    with pytest.raises(InvalidDataError, match="trees need dense rows"):
-        model._raw().on_device(_Emulated(), "float32")(DeviceCSR(csr))
+    expected = model.set_params(device="cpu").fit(X, y).predict(X)
+    assert_array_equal(model.set_params(device="auto").fit(to_device(X), y).predict(X), expected)
+    score = model.score(X, y)
+    assert model.score(to_device(X), to_device(y)) == score
+
+
+@needs_compiler
+def test_sparse_rows_are_refused_or_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, (boosting, y), (forest, classes) = np.nan_to_num(X), MODELS["boosting"], MODELS["forest"]
+    csr, emulated = sparse.csr_array(rows), _Emulated()
+    raw = boosting.set_params(device="cpu").fit(X, y)._raw()
+    for apply in (boosting.predict, raw.on_device(emulated, "float32")):
+        with pytest.raises(InvalidDataError, match="trees need dense rows"):
+            apply(csr)
+    raw = forest.set_params(device="cpu").fit(X, classes)._raw()
+    monkeypatch.setattr(cupy_tree_predict, "_ENTRIES", 600)  # few rows at a time
+    assert_array_equal(raw.on_device(emulated, "float32")(csr), raw(rows))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from daskml_dist.backends import coordinate_update, host_update
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty
 from daskml_dist.ps.few_rows import FewRows
@@ -16,6 +17,7 @@ from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Cosine, InverseScaling, Schedule
+from tests.interpreted import interpreted
 from tests.rules import one_group
 
 N_ROWS, WIDTH = 9, 2  # eight features and the intercept
@@ -23,21 +25,30 @@ EVERY = pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 PENALTY = pytest.mark.parametrize("penalty", list(PENALTIES), ids=str)
 
 
-def _loops() -> list[Any]:
-    """Penalties and dtypes: numba compiles each optimizer for either dtype, with l1 and without.
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
-    The default run takes those with l1 in float32 and those without in float64.
-    """
-    usual = {penalty: np.float32 if get_penalty(penalty, 0.05, 0.5).l1 else np.float64
-             for penalty in PENALTIES}  # fmt: skip
+
+@pytest.fixture(autouse=True)
+def uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops over few rows are run by Python, except where the compiled ones are under test."""
+    if "compiled" not in request.function.__name__:
+        for module in (coordinate_update, host_update):
+            monkeypatch.setattr(module, "compiled_with", interpreted)
+
+
+def _compiled_cases() -> list[Any]:
+    """numba compiles each optimizer for either dtype, with l1 and without; the default run two."""
+    usual = {p: np.float32 if get_penalty(p, 0.05, 0.5).l1 else np.float64 for p in PENALTIES}
     return [
-        pytest.param(penalty, dtype, marks=() if dtype is usual[penalty] else pytest.mark.slow)
+        pytest.param(
+            optimizer, penalty, dtype,
+            marks=() if optimizer in ("sgd", "adam") and dtype is usual[penalty]
+            else pytest.mark.slow,
+        )
+        for optimizer in OPTIMIZERS
         for penalty in PENALTIES
         for dtype in (np.float32, np.float64)
-    ]
-
-
-LOOPS = pytest.mark.parametrize(("penalty", "dtype"), _loops())
+    ]  # fmt: skip
 
 
 def _rule(
@@ -111,7 +122,8 @@ def test_step_without_rows_changes_no_parameter(optimizer: str, penalty: str | N
     assert (shard.version, shard.rows) == (1, 0)
 
 
-@LOOPS
+@DTYPES
+@PENALTY
 @EVERY
 def test_coordinates_of_all_rows_equal_dense(
     optimizer: str, penalty: str | None, dtype: Any
@@ -147,8 +159,7 @@ def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
         np.testing.assert_array_equal(slot[untouched], fresh[untouched])
 
 
-@LOOPS
-@EVERY
+@pytest.mark.parametrize(("optimizer", "penalty", "dtype"), _compiled_cases())
 def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
     optimizer: str, penalty: str | None, dtype: Any
 ) -> None:
@@ -360,7 +371,7 @@ def test_going_on_from_a_state_equals_going_on(optimizer: str, penalty: str | No
 
 @pytest.mark.parametrize("n_shards", [2, 4, 20])
 @pytest.mark.parametrize("coordinates", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@DTYPES
 @PENALTY
 @EVERY
 def test_shards_equal_the_whole(

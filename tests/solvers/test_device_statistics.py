@@ -302,6 +302,16 @@ BACKENDS = [
     ),
 ]
 
+#: Dtypes, and whether rows have weights; the default run sees each of these once.
+KINDS = [
+    pytest.param(
+        dtype, weighted, id=f"{np.dtype(dtype).name}-{'weighted' if weighted else 'plain'}",
+        marks=() if weighted == (dtype is np.float64) else pytest.mark.slow,
+    )
+    for dtype in (np.float32, np.float64)
+    for weighted in (False, True)
+]  # fmt: skip
+
 
 def _add(
     backend: Backend, model: Any, statistic: Statistic, X: Any, y: Any, weight: Any
@@ -333,8 +343,7 @@ def test_each_statistic_travels_as_data(model: Any, statistic: Statistic, y: Any
     np.testing.assert_equal(take_apart(found, kinds), take_apart(statistic, kinds))
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("dtype", "weighted"), KINDS)
 @pytest.mark.parametrize(("container", "make"), BACKENDS)
 @pytest.mark.parametrize(("model", "statistic", "y"), CASES)
 def test_sums_are_those_of_the_cpu(

@@ -104,8 +104,18 @@ def test_the_number_of_servers_does_not_matter(client: Client, rows: Any) -> Non
         np.testing.assert_array_equal(other, one)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
-@pytest.mark.parametrize("sparse_rows", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("sparse_rows", "optimizer"),
+    [
+        pytest.param(sparse_rows, optimizer, id=f"{kind}-{optimizer}", marks=marks)
+        for kind, sparse_rows in (("dense", False), ("sparse", True))
+        for optimizer, marks in (
+            ("sgd", ()),
+            ("adam", pytest.mark.slow if sparse_rows else ()),
+            ("adagrad", pytest.mark.slow if sparse_rows else ()),
+        )
+    ],
+)
 def test_one_lane_needs_no_server(rows: Any, optimizer: str, sparse_rows: bool) -> None:
     """Unless several are asked for; the coefficients are the same."""
     X, t = rows

@@ -15,6 +15,7 @@ from scipy import sparse
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
+from tests.quick import quick
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
 
@@ -146,7 +147,7 @@ def test_sparse_rows_take_the_same_steps(client: Client, policy: str, penalty: s
         _equal(*([record[name] for record in clf.history_.records] for clf in fits), True)
 
 
-@pytest.mark.parametrize("batch_size", [500, 20_000])
+@pytest.mark.parametrize("batch_size", quick([500, 20_000], 20_000))
 def test_the_loop_reads_blocks_that_come_and_go(client: Client, batch_size: int) -> None:
     """Many streamed blocks, of which trainers hold a few: as step by step, to the bit."""
 

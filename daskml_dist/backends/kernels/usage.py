@@ -116,6 +116,11 @@ _ROWS = (
     ("kmeans", "float32", 100, 16),
     ("kmeans", "float32", 100, 64),
     ("kmeans", "float32", 100, 128),
+    ("tree_gradients", "float32", 1, 1),
+    ("tree_histograms", "float32", 1, 1),
+    ("tree_partition", "float32", 1, 1),
+    ("tree_splits", "float32", 1, 1),
+    ("tree_predict", "float32", 1, 1),
 )
 
 

@@ -11,8 +11,13 @@ from distributed import Client, LocalCluster
 from daskml_dist import Run
 from daskml_dist.backends import cupy_tree_calls
 from daskml_dist.backends import kernels as of_cuda
+from daskml_dist.backends.cupy_trees import CupyRows, CupyTrees
+from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from daskml_dist.errors import DeviceMemoryError
 from daskml_dist.solvers import gradients
+from daskml_dist.solvers.boost import _Boosting
+from daskml_dist.solvers.boost_losses import SquaredError
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(500, 6))
@@ -91,6 +96,41 @@ def test_a_fit_goes_on_where_another_device_began() -> None:
     ]
     found = [arrays(model) for model in models]
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rooms: list[Any] = []
+
+    def noted(where: type) -> Any:
+        rows = where.rows
+        return lambda self, room, shape: (rooms.append(room), rows(self, room, shape))[1]
+
+    for where in (CupyTrees, HostTrees):
+        monkeypatch.setattr(where, "rows", noted(where))
+    for device in ("gpu", "cpu"):
+        model = HistGradientBoostingRegressor(device=device, **SMALL).fit(X, Y)
+    left, expected = (room.extra for room in rooms)
+    assert "raw" not in left
+    after = object.__new__(_Boosting)
+    after._loss, after._baseline = SquaredError(), model._baseline
+    after._trees = [model._trees.tree(i) for i in range(len(model._trees))]
+    after._bring_up(rooms[0])
+    np.testing.assert_array_equal(left["raw"], expected["raw"])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("call", ["rows", "histograms"])
+def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no more")
+
+    where = CupyRows if call == "rows" else cupy_tree_calls.TreeCalls
+    monkeypatch.setattr(where, "__init__" if call == "rows" else call, full)
+    with pytest.raises(DeviceMemoryError, match=r"500 rows of a worker did not fit"):
+        HistGradientBoostingRegressor(device="gpu", **SMALL).fit(X, Y)
 
 
 @pytest.mark.slow

@@ -107,18 +107,15 @@ class _Rows(Together):
     def _agree(self, known: _Kept | None) -> _Kept:
         """The furthest iteration of any trainer, given to all."""
         own = _Kept(self.n_rows) if known is None or known.n_rows != self.n_rows else known
-        if self._context.generation:
-            given = self._communicator.allgather([np.array([own.n_iter])])
-            n_iters = [int(n[0]) for (n,) in given]
-            furthest = n_iters.index(max(n_iters))
-            if min(n_iters) < max(n_iters):
-                facts: list[Array] = []
-                if self.rank == furthest:
-                    assert own.state is not None
-                    facts = [_packed(dict(own.state())), np.array(own.reports)]
-                packed, reports = self._communicator.allgather(facts)[furthest]
-                state = _unpacked(packed)
-                own = _Kept(self.n_rows, max(n_iters), lambda: state, list(reports))
+
+        def state_of_own() -> Array:
+            assert own.state is not None
+            return _packed(dict(own.state()))
+
+        if further := self._furthest(own.n_iter, state_of_own, own.reports):
+            n_iter, packed, reports = further
+            state = _unpacked(packed)
+            own = _Kept(self.n_rows, n_iter, lambda: state, reports)
         self._context.memory["kept"] = own
         return own
 

@@ -84,16 +84,14 @@ class _Ranges(Together):
     def _agree(self, known: _Point | None) -> _Point:
         """The furthest point of any trainer, given to all."""
         own = _Point(self.n_rows) if known is None or known.n_rows != self.n_rows else known
-        if self._context.generation:
-            n_iters = [int(n[0]) for (n,) in self._communicator.allgather([np.array([own.n_iter])])]
-            furthest = n_iters.index(max(n_iters))
-            if min(n_iters) < max(n_iters):
-                given: list[Array] = []
-                if self._communicator.rank == furthest:
-                    assert own.w is not None
-                    given = [own.w, np.array(own.reports)]
-                w, reports = self._communicator.allgather(given)[furthest]
-                own = _Point(self.n_rows, max(n_iters), w, list(reports))
+
+        def own_vector() -> Array:
+            assert own.w is not None
+            return own.w
+
+        if further := self._furthest(own.n_iter, own_vector, own.reports):
+            n_iter, w, reports = further
+            own = _Point(self.n_rows, n_iter, w, reports)
         self._context.memory["point"] = own
         return own
 

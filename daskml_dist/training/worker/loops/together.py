@@ -1,8 +1,8 @@
-"""Reports of trainers that all run the solver: iterations, and the bytes that they have moved."""
+"""What trainers that all run the solver share: where they go on, iterations, bytes moved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,36 @@ class Together:
         sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
         self._moved = moved
         return sent, received
+
+    def _furthest(
+        self, n_iter: int, state: Callable[[], Array], reports: Sequence[Array]
+    ) -> tuple[int, Array, list[Array]] | None:
+        """Where a new generation goes on: the furthest iteration of any trainer, given to all.
+
+        Parameters
+        ----------
+        n_iter : int
+            Iterations that this trainer knows of.
+        state : callable
+            What they have come to; asked of the trainer that is furthest.
+        reports : sequence of ndarray
+            What was reported of them.
+
+        Returns
+        -------
+        tuple of int, ndarray and list of ndarray, or None
+            Iterations, state and reports; None where all trainers know as many.
+        """
+        if not self._context.generation:
+            return None
+        n_iters = [int(n[0]) for (n,) in self._communicator.allgather([np.array([n_iter])])]
+        most = max(n_iters)
+        if min(n_iters) == most:
+            return None
+        furthest = n_iters.index(most)
+        own = [state(), np.array(reports)] if self._communicator.rank == furthest else []
+        found, all_reports = self._communicator.allgather(own)[furthest]
+        return most, found, list(all_reports)
 
     def _go_on_from(self, reports: Iterable[Array]) -> None:
         """Report again what was reported of the iterations before a loss."""

@@ -1,0 +1,205 @@
+"""Rows of baskets on the host: what is bought in them, and the rows of each item as bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.csr_rows import CSRRows
+from daskml_dist.backends.numpy_backend import NumpyBackend
+from daskml_dist.backends.row_slices import row_slices
+
+__all__ = ["ItemBits", "add_item_counts", "add_pair_counts", "add_set_counts", "first_negative"]
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+
+#: Bytes of dense rows that are looked at together.
+_CACHED = 1 << 20
+#: Words of all items that a tile of rows is to have, so that a processor's cache holds them; and
+#: words of one item at least and at most.
+_TILE, _FEWEST, _MOST = 1 << 17, 64, 1024
+#: Words of two items that are compared in the time in which a pair of one row is counted.
+_WORDS_A_PAIR = 8
+
+
+def first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | None:
+    """Row and value of the first entry below 0."""
+    if isinstance(X, CSRRows):
+        values, indptr = X.X.data, X.X.indptr
+        if values.dtype.kind in "bu" or not len(values) or values.min() >= 0:
+            return None
+        for i, row in enumerate(X.rows.tolist()):
+            own = values[indptr[row] : indptr[row + 1]]
+            if len(own) and own.min() < 0:
+                return i, float(own.min())
+        return None
+    if X.dtype.kind in "bu":
+        return None
+    for at in _tiles(X):
+        part = backend.part(X, at)
+        if part.size and part.min() < 0:
+            row = int((part < 0).any(axis=1).argmax())
+            return at.start + row, float(part[row].min())
+    return None
+
+
+def add_item_counts(X: Any, out: NDArray[np.float64], backend: NumpyBackend) -> None:
+    """Add to `out` in how many rows each column is not zero."""
+    from daskml_dist.backends.itemset_kernels import add_counts, add_counts_csr
+
+    if isinstance(X, CSRRows):
+        add_counts_csr(X.X.indptr, X.X.indices, _bought(X.X.data), X.rows, out)
+        return
+    for at in _tiles(X):
+        add_counts(_bought(backend.part(X, at)), out)
+
+
+def add_pair_counts(
+    X: Any, items: NDArray[np.int64], first: int, end: int, out: NDArray[np.float64]
+) -> bool:
+    """Add to `out` in how many rows pairs of items are, going through the rows.
+
+    False, with nothing done, where there are fewer bits to compare.
+
+    Parameters
+    ----------
+    X : rows of shape (n, n_columns)
+    items : ndarray of int64
+        Columns, sorted.
+    first, end : int
+        Of the pairs' first items; the second are all after these.
+    out : ndarray of float64
+        Pairs in their order.
+    """
+    from daskml_dist.backends.itemset_kernels import add_pairs, pairs_of
+
+    if not isinstance(X, CSRRows):
+        return False
+    m, rank = len(items), _ranks(items, X.shape[1])
+    rows = X.X.indptr, X.X.indices, _bought(X.X.data), X.rows, rank
+    if pairs_of(*rows) * _WORDS_A_PAIR > m * (m - 1) / 2 * (X.shape[0] / 64):
+        return False
+    add_pairs(*rows, first, end, m, out)
+    return True
+
+
+class ItemBits:
+    """Rows of some neighbours in a block as bits, a run of words for each item.
+
+    They are made when they are first asked for, and kept where they are not larger than the rows.
+
+    Attributes
+    ----------
+    nbytes : int
+        Of what is kept.
+    """
+
+    def __init__(self) -> None:
+        self._items: NDArray[np.int64] = np.empty(0, np.int64)
+        self._words: Words | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words that are kept."""
+        return 0 if self._words is None else self._words.nbytes
+
+    def tiles(
+        self, X: Any, items: NDArray[np.int64], backend: NumpyBackend
+    ) -> Iterator[tuple[Words, NDArray[np.int64]]]:
+        """Words of shape (n_tiles, n, n_words) of some rows after the other, and their n items.
+
+        Parameters
+        ----------
+        X : rows of shape (n, n_columns)
+        items : ndarray of int64
+            Columns, sorted, that the words must have among theirs.
+        backend : NumpyBackend
+        """
+        if X.shape[0] == 0:
+            return
+        if self._words is None or not np.isin(items, self._items, assume_unique=True).all():
+            n, m = X.shape[0], max(1, len(items))
+            width = min(max(_TILE // m, _FEWEST), _MOST, -(-n // 64))
+            if isinstance(X, CSRRows) and n * m // 8 > _nbytes(X):
+                yield from self._in_turn(X, items, width)
+                return
+            n_tiles = -(-n // (64 * width))
+            self._words, self._items = np.zeros((n_tiles, m, width), np.uint64), items
+            self._fill(X, backend)
+        yield self._words, self._items
+
+    def _fill(self, X: Any, backend: NumpyBackend) -> None:
+        from daskml_dist.backends.itemset_kernels import pack, pack_csr
+
+        assert self._words is not None
+        if isinstance(X, CSRRows):
+            csr, rank = X.X, _ranks(self._items, X.shape[1])
+            pack_csr(csr.indptr, csr.indices, _bought(csr.data), X.rows, rank, self._words)
+            return
+        for at in _tiles(X):
+            pack(_bought(backend.part(X, at)), self._items, at.start // 64, self._words)
+
+    @staticmethod
+    def _in_turn(
+        X: CSRRows, items: NDArray[np.int64], width: int
+    ) -> Iterator[tuple[Words, NDArray[np.int64]]]:
+        """Words of one tile after the other, in the same memory."""
+        from daskml_dist.backends.itemset_kernels import pack_csr
+
+        csr, rank, bought = X.X, _ranks(items, X.shape[1]), _bought(X.X.data)
+        words = np.empty((1, len(items), width), np.uint64)
+        for at in row_slices(X.shape[0], 64 * width):
+            words[...] = 0
+            pack_csr(csr.indptr, csr.indices, bought, X.rows[at], rank, words)
+            yield words, items
+
+
+def add_set_counts(
+    words: Words,
+    prefix: NDArray[np.int32],
+    bounds: NDArray[np.int64],
+    last: NDArray[np.int32],
+    out: NDArray[np.float64],
+) -> None:
+    """Add to `out` in how many rows all items of each candidate are.
+
+    Parameters
+    ----------
+    words
+        Of :meth:`ItemBits.tiles`.
+    prefix, bounds, last, out
+        As :func:`~daskml_dist.backends.itemset_kernels.add_supports` takes them.
+    """
+    from daskml_dist.backends.itemset_kernels import add_supports
+
+    # What came in a message is read-only, for which numba would compile the loop once more.
+    own = [np.require(array, requirements=["C", "A", "W"]) for array in (prefix, bounds, last)]
+    add_supports(words, own[0], own[1], own[2], out)
+
+
+def _tiles(X: Any) -> Iterator[slice]:
+    """Slices of dense rows that begin at whole words."""
+    step = _CACHED // max(1, X.shape[1] * X.dtype.itemsize)
+    yield from row_slices(X.shape[0], max(64, step // 64 * 64))
+
+
+def _bought(values: NDArray[Any]) -> Bytes:
+    """1 where a value is not zero."""
+    found: Bytes = np.ascontiguousarray(values != 0).view(np.uint8)
+    return found
+
+
+def _ranks(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]:
+    """Number of each column among some items; -1: it is none of them."""
+    rank = np.full(n_columns, -1, np.int32)
+    rank[items] = np.arange(len(items), dtype=np.int32)
+    return rank
+
+
+def _nbytes(X: CSRRows) -> int:
+    csr = X.X
+    return int(csr.data.nbytes + csr.indices.nbytes + csr.indptr.nbytes)

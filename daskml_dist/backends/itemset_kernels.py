@@ -1,0 +1,347 @@
+"""Compiled loops that count items, pairs and larger itemsets of baskets.
+
+The rows of a basket are bits of words, a run of words for each item (the vertical layout of Zaki,
+"Scalable algorithms for association mining", IEEE TKDE 12(3), 2000). Importing this module loads
+numba, so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = [
+    "add_counts",
+    "add_counts_csr",
+    "add_pairs",
+    "add_supports",
+    "join",
+    "pack",
+    "pack_csr",
+    "pairs_of",
+]
+
+_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+#: Rows whose ones a byte can count.
+_BYTE = 255
+#: Share of the words of a prefix above which all are read.
+_SHARE = 4
+
+
+# --- items ------------------------------------------------------------------------------------
+
+
+@_exact
+def add_counts(bought: Any, out: Any) -> None:
+    """Add to `out` how often each column is bought.
+
+    Parameters
+    ----------
+    bought : ndarray of uint8 of shape (n, n_items)
+        0 or 1.
+    out : ndarray of float64 of shape (n_items,)
+    """
+    n, d = bought.shape
+    found = np.empty(d, np.uint8)
+    for start in range(0, n, _BYTE):
+        found[:] = 0
+        for i in range(start, min(n, start + _BYTE)):
+            for j in range(d):
+                found[j] += bought[i, j]
+        for j in range(d):
+            out[j] += found[j]
+
+
+@_exact
+def add_counts_csr(indptr: Any, indices: Any, bought: Any, rows: Any, out: Any) -> None:
+    """`add_counts` of some rows of a CSR matrix, of which `bought` tells the entries."""
+    for i in rows:
+        for e in range(indptr[i], indptr[i + 1]):
+            out[indices[e]] += bought[e]
+
+
+# --- bits -------------------------------------------------------------------------------------
+
+
+@_exact
+def pack(bought: Any, items: Any, first: int, words: Any) -> None:
+    """Write the bits of some rows.
+
+    Parameters
+    ----------
+    bought : ndarray of uint8 of shape (n, n_columns)
+        0 or 1.
+    items : ndarray of int64 of shape (n_items,)
+        Columns, sorted.
+    first : int
+        Word in which the rows begin, at its first bit.
+    words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
+    """
+    n, m, width = len(bought), len(items), words.shape[2]
+    whole = m == bought.shape[1]
+    found = np.empty(m, np.uint64)
+    for start in range(0, n, 64):
+        found[:] = 0
+        for i in range(start, min(n, start + 64)):
+            row, at = bought[i], np.uint64(i - start)
+            if whole:
+                for j in range(m):
+                    found[j] |= np.uint64(row[j]) << at
+            else:
+                for j in range(m):
+                    found[j] |= np.uint64(row[items[j]]) << at
+        word = first + start // 64
+        tile, place = word // width, word % width
+        for j in range(m):
+            words[tile, j, place] = found[j]
+
+
+@_exact
+def pack_csr(
+    indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, words: Any
+) -> None:  # fmt: skip
+    """Set the bits of some rows of a CSR matrix, in words that are zero.
+
+    Parameters
+    ----------
+    indptr, indices : ndarray of int
+    bought : ndarray of uint8
+        0 or 1 for each entry.
+    rows : ndarray of int of shape (n,)
+    rank : ndarray of int32 of shape (n_columns,)
+        Number of each column among the items; -1: it is none.
+    words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
+    """
+    width = words.shape[2]
+    for i in range(len(rows)):
+        word, bit = i // 64, np.uint64(1) << np.uint64(i % 64)
+        tile, place = word // width, word % width
+        for e in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            j = rank[indices[e]]
+            if bought[e] and j >= 0:
+                words[tile, j, place] |= bit
+
+
+@_exact
+def _ones(x: Any) -> Any:
+    """Number of ones among 64 bits; the compiler knows these lines for one instruction."""
+    x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (x * np.uint64(0x0101010101010101)) >> np.uint64(56)
+
+
+@_exact
+def add_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> None:
+    """Add to `out` in how many rows all items of each candidate are.
+
+    Candidates that have all but the last item in common follow each other; the rows that hold the
+    items of such a prefix are found once, of those that it shares with the one before.
+
+    Parameters
+    ----------
+    words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
+    prefix : ndarray of int32 of shape (n_prefixes, k - 1)
+        Items of each prefix, by their numbers in `words`; sorted.
+    bounds : ndarray of int64 of shape (n_prefixes + 1,)
+        Where the candidates of each begin.
+    last : ndarray of int32 of shape (n,)
+        Last item of each candidate.
+    out : ndarray of float64 of shape (n,)
+    """
+    n_prefixes, depth = prefix.shape
+    width = words.shape[2]
+    held = np.empty((depth, width), np.uint64)
+    live, some = np.empty(width, np.int64), np.empty(width, np.uint64)
+    for tile in range(len(words)):
+        bits = words[tile]
+        for p in range(n_prefixes):
+            same = 0
+            if p > 0:
+                while same < depth and prefix[p, same] == prefix[p - 1, same]:
+                    same += 1
+            for level in range(same, depth):
+                own, to = bits[prefix[p, level]], held[level]
+                if level == 0:
+                    to[:] = own
+                else:
+                    before = held[level - 1]
+                    for w in range(width):
+                        to[w] = before[w] & own[w]
+            top = held[depth - 1]
+            n_live = 0
+            for w in range(width):
+                live[n_live] = w
+                some[n_live] = top[w]
+                n_live += top[w] != 0
+            if n_live == 0:
+                continue
+            if n_live * _SHARE > width:
+                for c in range(bounds[p], bounds[p + 1]):
+                    own, found = bits[last[c]], np.uint64(0)
+                    for w in range(width):
+                        found += _ones(top[w] & own[w])
+                    out[c] += found
+            else:
+                for c in range(bounds[p], bounds[p + 1]):
+                    own, found = bits[last[c]], np.uint64(0)
+                    for w in range(n_live):
+                        found += _ones(some[w] & own[live[w]])
+                    out[c] += found
+
+
+# --- pairs ------------------------------------------------------------------------------------
+
+
+@_exact
+def pairs_of(indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any) -> float:
+    """Number of pairs of items that the rows hold, with repetitions; parameters of `pack_csr`."""
+    total = 0.0
+    for i in rows:
+        held = 0
+        for e in range(indptr[i], indptr[i + 1]):
+            held += bought[e] and rank[indices[e]] >= 0
+        total += held * (held - 1) / 2
+    return total
+
+
+@_exact
+def add_pairs(
+    indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, first: int, end: int, m: int,
+    out: Any,
+) -> None:  # fmt: skip
+    """Add to `out` in how many rows pairs of items are, row by row.
+
+    Parameters
+    ----------
+    indptr, indices, bought, rows, rank
+        As of `pack_csr`.
+    first, end : int
+        Of the pairs' first items; the second are all after these.
+    m : int
+        Items.
+    out : ndarray of float64
+        Pairs in their order.
+    """
+    held = np.empty(m, np.int64)
+    begins = np.empty(m, np.int64)
+    at = 0
+    for j in range(first, end):
+        begins[j] = at - j - 1
+        at += m - 1 - j
+    for i in rows:
+        n = 0
+        for e in range(indptr[i], indptr[i + 1]):
+            j = rank[indices[e]]
+            if bought[e] and j >= 0:
+                held[n] = j
+                n += 1
+        for a in range(n):
+            j = held[a]
+            if first <= j < end:
+                begin = begins[j]
+                for b in range(a + 1, n):
+                    out[begin + held[b]] += 1.0
+
+
+# --- candidates -------------------------------------------------------------------------------
+
+
+@_exact
+def join(sets: Any, most: int) -> Any:
+    """Candidates of the next length: those all of whose subsets are among the frequent sets.
+
+    Parameters
+    ----------
+    sets : ndarray of int32 of shape (n, k)
+        Frequent itemsets, sorted, with k of at least 2.
+    most : int
+        Candidates at most.
+
+    Returns
+    -------
+    tuple of ndarray
+        Sets that are the prefix of any; where the candidates of each begin, and their end; and
+        their last items. More than `most` candidates are cut off one behind that.
+    """
+    n, k = sets.shape
+    room = 0
+    start = 0
+    while start < n:
+        stop = _end_of(sets, start)
+        room += (stop - start) * (stop - start - 1) // 2
+        start = stop
+    last = np.empty(min(room, most + 1), np.int32)
+    of, bounds = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+    at, ends = np.empty(k - 1, np.int64), np.empty(k - 1, np.int64)
+    n_prefixes = found = 0
+    start = 0
+    while start < n and found <= most:
+        stop = _end_of(sets, start)
+        for a in range(start, stop):
+            begin = found
+            # Sets that begin as this one does without one of its items: where the last is b's,
+            # that subset of the candidate is frequent.
+            for q in range(k - 1):
+                at[q], ends[q] = _beginning(sets, a, q)
+            for b in range(a + 1, stop):
+                item = sets[b, k - 1]
+                whole = True
+                for q in range(k - 1):
+                    while at[q] < ends[q] and sets[at[q], k - 1] < item:
+                        at[q] += 1
+                    if at[q] == ends[q] or sets[at[q], k - 1] != item:
+                        whole = False
+                        break
+                if whole and found <= most:
+                    last[found] = item
+                    found += 1
+            if found > begin:
+                of[n_prefixes], bounds[n_prefixes] = a, begin
+                n_prefixes += 1
+        start = stop
+    bounds[n_prefixes] = found
+    return of[:n_prefixes].copy(), bounds[: n_prefixes + 1].copy(), last[:found].copy()
+
+
+@_exact
+def _end_of(sets: Any, start: int) -> int:
+    """End of the sets that differ from one in the last item alone."""
+    n, k = sets.shape
+    stop = start + 1
+    while stop < n:
+        for j in range(k - 1):
+            if sets[stop, j] != sets[start, j]:
+                return stop
+        stop += 1
+    return stop
+
+
+@_exact
+def _beginning(sets: Any, a: int, q: int) -> Any:
+    """Bounds of the sets that begin with the items of set `a` but for number `q`."""
+    first = _below(sets, a, q, False)
+    return first, _below(sets, a, q, True)
+
+
+@_exact
+def _below(sets: Any, a: int, q: int, also: bool) -> int:
+    """Number of sets that are below those of `_beginning`; `also` these."""
+    n, k = sets.shape
+    low, high = 0, n
+    while low < high:
+        middle = (low + high) >> 1
+        order = 0
+        for j in range(k - 1):
+            item = sets[a, j if j < q else j + 1]
+            if sets[middle, j] != item:
+                order = -1 if sets[middle, j] < item else 1
+                break
+        if order < 0 or (order == 0 and also):
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,115 @@
+"""Entries of baskets in a long frame, one a row, as sparse rows of baskets."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask.delayed import delayed
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.keyed.ids import as_ids, factorised, merged, positions
+from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.lowering import frame_pieces
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+__all__ = ["baskets_of_frame"]
+
+
+def baskets_of_frame(
+    frame: Any, basket: Any, item: Any, client: Any = None
+) -> tuple[Any, NDArray[Any]]:
+    """Bring the entries of each basket together, and make a sparse row of them.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame or dask DataFrame
+        A row for each entry; the same may come several times.
+    basket, item : str
+        Columns that hold the ids.
+    client : distributed.Client or None
+        None: the current one.
+
+    Returns
+    -------
+    X : CSR matrix of bool of shape (n_baskets, n_items), or list of Delayed
+        Of a lazy frame a list: parts of the rows, whose entries Dask brings there by its shuffle.
+    items : ndarray of shape (n_items,)
+        What the user calls the columns; sorted.
+
+    Raises
+    ------
+    InvalidParameterError
+        Both columns are one.
+    InvalidDataError
+        It is no frame, lacks a column, or has no rows; an id is missing.
+    """
+    if not is_dataframe_like(frame):
+        raise InvalidDataError(
+            f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row for "
+            f"each entry: columns {basket!r} and {item!r}."
+        )
+    if missing := [name for name in (basket, item) if name not in frame.columns]:
+        raise InvalidDataError(
+            f"The frame has no column {' and '.join(map(repr, missing))}; it has "
+            f"{list(frame.columns)}. Name the columns that hold the baskets and the items."
+        )
+    if basket == item:
+        raise InvalidParameterError(f"basket and item are both {basket!r}. Name two columns.")
+    rows = frame[[basket, item]]
+    # What is no client is refused where the fit begins.
+    with client.as_current() if hasattr(client, "as_current") else nullcontext():
+        items = reduce_parts(as_collection(rows, numeric=False), _ItemsOf(item), merged)
+        if not len(items):
+            raise InvalidDataError("The frame has no rows. Look at the file or filter it is from.")
+        matrix = _Matrix(basket, item)
+        if not is_dask_frame(rows):
+            return matrix(rows, items), items
+        # Which works on any scheduler, that of the fit too; with a cluster, as the user set it.
+        method = "tasks" if client is None and not _has_client() else None
+        together = rows.shuffle(on=basket, shuffle_method=method)
+        make, known = delayed(matrix, pure=False), delayed(items, pure=False)
+        return [make(part, known) for part in frame_pieces(together)], items
+
+
+def _has_client() -> bool:
+    if "distributed" not in sys.modules:
+        return False
+    from distributed import Client
+
+    try:
+        Client.current(allow_global=True)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _ItemsOf:
+    """Distinct items of a part."""
+
+    item: Any
+
+    def __call__(self, index: int, part: Any, *_: Any) -> NDArray[Any]:
+        return factorised([as_ids(part[self.item], str(self.item))])[0]
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Rows of the baskets of a part, which holds all their entries."""
+
+    basket: Any
+    item: Any
+
+    def __call__(self, part: Any, items: NDArray[Any]) -> Any:
+        baskets, (rows,) = factorised([as_ids(part[self.basket], str(self.basket))])
+        columns = positions(items, as_ids(part[self.item], str(self.item)))
+        entries = np.ones(len(rows), np.bool_), (rows, columns)
+        return sparse.csr_matrix(entries, shape=(len(baskets), len(items)))

@@ -1,0 +1,8 @@
+"""Items that are often bought together, and what follows of them."""
+
+from __future__ import annotations
+
+from daskml_dist.frequent_patterns.itemsets import frequent_itemsets
+from daskml_dist.frequent_patterns.rules import association_rules
+
+__all__ = ["association_rules", "frequent_itemsets"]

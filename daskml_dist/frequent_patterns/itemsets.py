@@ -1,0 +1,217 @@
+"""`frequent_itemsets`."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist._checks import check_count, check_number, check_run
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
+from daskml_dist.data.baskets import baskets_of_frame
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.baskets import Baskets
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.apriori import Apriori
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["frequent_itemsets"]
+
+
+def frequent_itemsets(
+    X: Any,
+    *,
+    min_support: float = 0.5,
+    max_length: int | None = None,
+    basket: Any = None,
+    item: Any = None,
+    max_candidates: int = 50_000_000,
+    run: Run | None = None,
+    callbacks: Any = None,
+    client: Any = None,
+) -> Any:
+    """Find the sets of items that many baskets have in common.
+
+    Exact: every set that is in enough baskets is found, and counted, on any number of workers.
+    Level by level, candidates are counted where the rows lie, and the counts are added up.
+
+    Parameters
+    ----------
+    X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+        A row for each basket and a column for each item: what is not zero is in the basket. Of
+        numbers of at least 0, or of bools. Chunks may be sparse (CSR). With `basket` and `item`: a
+        pandas or Dask dataframe with a row for each item of a basket.
+    min_support : float or int, default=0.5
+        Share of the baskets, of (0, 1], that a set must be in; an int: their number, at least 1.
+        So 1.0 is all baskets, and 1 is any.
+    max_length : int or None, default=None
+        Items of a set at most; None: any number.
+    basket, item : str, default=None
+        Columns of a long frame that hold the ids of the baskets and of the items: numbers or text.
+        The rows of a basket may be anywhere in the frame (Dask shuffles them), and come several
+        times. None: a row of `X` is a basket.
+    max_candidates : int, default=50_000_000
+        Sets of one length that may be counted. They take some 16 bytes each in one process; where
+        there are more, an error says so before they are counted.
+    run : Run or None, default=None
+        `n_lanes`, `memory_budget` and `on_lost_data`; the result is the same with all of them,
+        unless data is lost.
+    callbacks : callback, sequence of callbacks, or None, default=None
+        Each round of counting is a pass.
+    client : distributed.Client or None, default=None
+        None: the current client; without one, what is in memory is counted in this process.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``support`` (float64, share of the baskets), ``count`` (int64) and ``itemset`` (tuple of
+        columns' names, of an array their numbers, in their order; of a long frame the items,
+        sorted), most frequent first, and sets of one count in the order of their columns.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        Names the remedy: before any round, or for entries that are negative, NaN or infinite and
+        for more than `max_candidates`.
+    TrainingError
+        When it cannot go on.
+
+    See Also
+    --------
+    association_rules
+
+    References
+    ----------
+    Agrawal and Srikant, "Fast algorithms for mining association rules", VLDB 1994; Agrawal and
+    Shafer, "Parallel mining of association rules", IEEE TKDE 8(6), 1996; Zaki, "Scalable algorithms
+    for association mining", IEEE TKDE 12(3), 2000.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.frequent_patterns import frequent_itemsets
+    >>> baskets = pd.DataFrame({"bread": [1, 1, 0, 1], "milk": [1, 1, 1, 0], "tea": [0, 0, 1, 0]})
+    >>> frequent_itemsets(baskets, min_support=0.5)
+       support  count        itemset
+    0     0.75      3       (bread,)
+    1     0.75      3        (milk,)
+    2     0.50      2  (bread, milk)
+    """
+    if (basket is None) != (item is None):
+        raise InvalidParameterError(
+            f"basket={basket!r} and item={item!r}: name both columns of a frame that has a row for "
+            "each entry, or none of them."
+        )
+    if basket is None:
+        names = _names(X)
+    else:
+        X, items = baskets_of_frame(X, basket, item, client)
+        names = _objects(items.tolist())
+    found = _Itemsets(min_support, max_length, max_candidates, run, callbacks)
+    found.fit(X, None, client=client)
+    return _frame(found.levels_, found.n_rows_, names)
+
+
+class _Itemsets(BaseRounds):
+    """One search, run as the fit of an estimator."""
+
+    _tensors = True
+    _run_used = ("n_lanes", "deterministic", "memory_budget", "on_lost_data")
+    device = "cpu"
+
+    def __init__(
+        self, min_support: Any, max_length: Any, max_candidates: Any, run: Any, callbacks: Any
+    ) -> None:
+        self.min_support = min_support
+        self.max_length = max_length
+        self.max_candidates = max_candidates
+        self.run = run
+        self.callbacks = callbacks
+
+    def _check_params(self) -> None:
+        if isinstance(self.min_support, Integral):
+            check_count("min_support", self.min_support, also="or a share of (0, 1]")
+        else:
+            share = "of (0, 1], a share of the baskets, or an integer >= 1"
+            check_number("min_support", self.min_support, lambda v: 0 < v <= 1, share)
+        if self.max_length is not None:
+            check_count("max_length", self.max_length, also="or None")
+        check_count("max_candidates", self.max_candidates)
+
+    def _run_settings(self) -> RunSettings:
+        return check_run(self.run, "cpu", name="frequent_itemsets", used=self._run_used)
+
+    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+        if len(rows.survey.row_shape) != 1:
+            raise InvalidDataError(
+                f"X has rows of shape {rows.survey.row_shape}. Give a row for each basket and a "
+                "column for each item: two dimensions."
+            )
+        whole = isinstance(self.min_support, Integral)
+        support = int(self.min_support) if whole else float(self.min_support)
+        longest = None if self.max_length is None else int(self.max_length)
+        solver = Apriori(support, longest, int(self.max_candidates))
+        return Baskets(rows.survey.n_features), solver
+
+    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+        self.levels_: list[tuple[NDArray[Any], NDArray[Any]]] = solution.extra.get("levels", [])
+        self.n_rows_: int = solution.extra.get("n_rows", 0)
+
+    def _warn(self, solution: Solution) -> None:
+        if not solution.converged:
+            warnings.warn(
+                f"frequent_itemsets was stopped after length {solution.n_iter}: longer itemsets "
+                "are missing. Let the callback go on, or set max_length.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
+
+
+def _names(X: Any) -> NDArray[Any] | None:
+    """Names of a frame's columns; None for what has none."""
+    if not is_dataframe_like(X):
+        return None
+    names = _objects(list(X.columns))
+    if twice := [name for name, n in Counter(names.tolist()).items() if n > 1]:
+        raise InvalidDataError(
+            f"X has several columns named {twice[:5]}, and each is an item. Rename them, or take "
+            "one of each: X.loc[:, ~X.columns.duplicated()]."
+        )
+    return names
+
+
+def _frame(
+    levels: list[tuple[NDArray[Any], NDArray[Any]]], n_rows: int, names: NDArray[Any] | None
+) -> Any:
+    """The sets of all lengths in one frame."""
+    n = sum(len(counts) for _, counts in levels)
+    sets, count = np.empty(n, object), np.empty(n, np.int64)
+    # A set that another begins with comes before it.
+    columns = np.full((n, max([columns.shape[1] for columns, _ in levels], default=1)), -1)
+    start = 0
+    for own, counts in levels:
+        at = slice(start, start + len(counts))
+        columns[at, : own.shape[1]], count[at] = own, counts
+        of = own if names is None else names[own]
+        sets[at] = _objects(list(zip(*of.T.tolist(), strict=True)))
+        start = at.stop
+    order = np.lexsort((*columns.T[::-1], -count))
+    count = count[order]
+    found = {"support": count / max(n_rows, 1), "count": count, "itemset": sets[order]}
+    return load_pandas().DataFrame(found)
+
+
+def _objects(things: list[Any]) -> NDArray[Any]:
+    """An array of things, which may be tuples."""
+    found = np.empty(len(things), object)
+    found[:] = things
+    return found

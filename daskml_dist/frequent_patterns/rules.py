@@ -1,0 +1,206 @@
+"""`association_rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_number, check_one_of
+from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["association_rules"]
+
+METRICS = ("support", "confidence", "lift", "leverage", "conviction")
+
+Array = NDArray[Any]
+
+
+def association_rules(
+    itemsets: Any, *, metric: str = "confidence", min_threshold: float = 0.8
+) -> Any:
+    """Make rules of frequent itemsets: who buys these items often buys those, too.
+
+    Each itemset is cut in two in all ways. Nothing is read but the frame.
+
+    Parameters
+    ----------
+    itemsets : pandas.DataFrame
+        As :func:`frequent_itemsets` returns it: columns ``support``, ``count`` and ``itemset``, and
+        with each set all its subsets.
+    metric : {"confidence", "support", "lift", "leverage", "conviction"}, default="confidence"
+        Measure that a rule is kept by.
+    min_threshold : float, default=0.8
+        Smallest value of it.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A rule a row, the highest values of `metric` first: ``antecedent`` and ``consequent``
+        (tuples), and, of float64:
+
+        - ``support``: share of the baskets that hold both;
+        - ``confidence``: share of these among the baskets that hold the antecedent;
+        - ``lift``: confidence over the consequent's own support, 1 where the two are independent;
+        - ``leverage``: support less that of independent sets;
+        - ``conviction``: how often the rule would fail of independent sets, over how often it does;
+          infinite for one that never fails.
+
+    Raises
+    ------
+    InvalidParameterError
+        For another metric, or a threshold that is no number.
+    InvalidDataError
+        `itemsets` is no such frame, or lacks a subset of one of its sets.
+
+    See Also
+    --------
+    frequent_itemsets
+
+    References
+    ----------
+    Agrawal and Srikant, "Fast algorithms for mining association rules", VLDB 1994. Brin, Motwani,
+    Ullman and Tsur, "Dynamic itemset counting and implication rules for market basket data",
+    SIGMOD 1997 (lift, conviction). Piatetsky-Shapiro, "Discovery, analysis, and presentation of
+    strong rules", 1991 (leverage).
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.frequent_patterns import association_rules, frequent_itemsets
+    >>> baskets = pd.DataFrame({"bread": [1, 1, 0, 1], "milk": [1, 1, 1, 0], "tea": [0, 0, 1, 0]})
+    >>> rules = association_rules(frequent_itemsets(baskets), min_threshold=0.6)
+    >>> rules[["antecedent", "consequent", "confidence"]].round(2)
+      antecedent consequent  confidence
+    0   (bread,)    (milk,)        0.67
+    1    (milk,)   (bread,)        0.67
+    """
+    check_one_of("metric", metric, METRICS)
+    check_number("min_threshold", min_threshold, lambda v: True, "that is finite")
+    sets = _Sets(itemsets)
+    kept: list[dict[str, Array]] = []
+    for rules in sets.rules():
+        chosen = rules[metric] >= min_threshold
+        kept.append({name: values[chosen] for name, values in rules.items()})
+    names = ("antecedent", "consequent", *METRICS)
+    found = {name: np.concatenate([part[name] for part in kept]) for name in names}
+    # Rules of one value stay in the order of the sets, short antecedents first.
+    order = np.argsort(-found[metric], kind="stable")
+    return load_pandas().DataFrame({name: values[order] for name, values in found.items()})
+
+
+class _Sets:
+    """The itemsets of a frame, by length.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+    """
+
+    def __init__(self, frame: Any) -> None:
+        _check_frame(frame)
+        self.sets = frame["itemset"].to_numpy()
+        self.support = frame["support"].to_numpy(np.float64)
+        self.count = frame["count"].to_numpy(np.float64)
+        lengths = np.fromiter(map(len, self.sets), np.int64, len(self.sets))
+        items = chain.from_iterable(self.sets)
+        self._number: dict[Any, int] = {item: i for i, item in enumerate(dict.fromkeys(items))}
+        self._lengths = [int(n) for n in np.unique(lengths)]
+        #: For each length: places in the frame in the order of the keys; and these keys.
+        self._at: dict[int, Array] = {}
+        self._keys: dict[int, Array] = {}
+        self._codes: dict[int, Array] = {}
+        for length in self._lengths:
+            (at,) = np.nonzero(lengths == length)
+            each = chain.from_iterable(self.sets[at])
+            codes = np.fromiter((self._number[item] for item in each), np.int64, len(at) * length)
+            self._codes[length] = codes = codes.reshape(-1, length)
+            keys = _keys(codes)
+            order = np.argsort(keys, kind="stable")
+            self._at[length], self._keys[length] = at[order], keys[order]
+
+    def rules(self) -> Iterator[dict[str, Array]]:
+        """Rules of all sets, some at a time; at first none."""
+        yield self._measured(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+        for length in self._lengths:
+            codes = self._codes[length]
+            whole = self._find(codes)
+            for size in range(1, length):
+                for own in combinations(range(length), size):
+                    rest = [j for j in range(length) if j not in own]
+                    yield self._measured(
+                        whole, self._find(codes[:, list(own)]), self._find(codes[:, rest])
+                    )
+
+    def _find(self, codes: Array) -> Array:
+        """Places of itemsets in the frame."""
+        length, wanted = codes.shape[1], _keys(codes)
+        keys = self._keys.get(length, wanted[:0])
+        at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+        known = keys[at] == wanted if len(keys) else np.zeros(len(wanted), bool)
+        if not known.all():
+            items = list(self._number)
+            one = tuple(items[code] for code in codes[int(known.argmin())])
+            raise InvalidDataError(
+                f"itemsets lacks {one!r}, a part of one of its sets: rules need the support of "
+                "both their sides. Give the whole frame that frequent_itemsets returned, or drop "
+                "the larger sets."
+            )
+        return self._at[length][at]
+
+    def _measured(self, whole: Array, antecedent: Array, consequent: Array) -> dict[str, Array]:
+        """Rules of some sets, by the places of the whole and of both sides in the frame."""
+        support, other = self.support[whole], self.support[consequent]
+        confidence = self.count[whole] / self.count[antecedent]
+        fails = 1 - confidence
+        conviction = np.full(len(whole), np.inf)
+        np.divide(1 - other, fails, out=conviction, where=fails > 0)
+        return {
+            "antecedent": self.sets[antecedent],
+            "consequent": self.sets[consequent],
+            "support": support,
+            "confidence": confidence,
+            "lift": confidence / other,
+            "leverage": support - self.support[antecedent] * other,
+            "conviction": conviction,
+        }
+
+
+def _keys(codes: Array) -> Array:
+    """Numbers of items as one key a row, whatever their order."""
+    ordered = np.ascontiguousarray(np.sort(codes, axis=1).astype(">u4"))
+    # Of one length, so that zeros at the end, which such keys ignore, cannot mislead.
+    return ordered.view(f"S{4 * codes.shape[1]}").reshape(-1)
+
+
+def _check_frame(frame: Any) -> None:
+    needed: Sequence[str] = ("support", "count", "itemset")
+    if not is_dataframe_like(frame) or is_dask_frame(frame):
+        raise InvalidDataError(
+            f"itemsets is a {type(frame).__name__}. Give the pandas frame that frequent_itemsets "
+            "returned."
+        )
+    if missing := [name for name in needed if name not in frame.columns]:
+        raise InvalidDataError(
+            f"itemsets has no column {' and '.join(map(repr, missing))}; it has "
+            f"{list(frame.columns)}. Give the frame that frequent_itemsets returned."
+        )
+    wrong = [one for one in frame["itemset"] if not isinstance(one, tuple | frozenset) or not one]
+    if wrong:
+        raise InvalidDataError(
+            f"itemsets holds {wrong[0]!r} where a tuple of items is due. Give the frame that "
+            "frequent_itemsets returned."
+        )
+    for name in ("support", "count"):
+        values = np.asarray(frame[name])
+        if values.dtype.kind not in "iuf" or not (values > 0).all():
+            raise InvalidDataError(
+                f"Column {name!r} of itemsets must hold numbers above 0. Give the frame that "
+                "frequent_itemsets returned."
+            )

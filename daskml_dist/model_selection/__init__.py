@@ -1,0 +1,34 @@
+"""Model selection: splits of rows, scores of splits, and searches, on Dask collections too."""
+
+from __future__ import annotations
+
+from daskml_dist.model_selection._search import GridSearchCV, RandomizedSearchCV
+from daskml_dist.model_selection._splitters import (
+    GroupKFold,
+    KFold,
+    ShuffleSplit,
+    StratifiedKFold,
+    StratifiedShuffleSplit,
+    TimeSeriesSplit,
+)
+from daskml_dist.model_selection._train_test import train_test_split
+from daskml_dist.model_selection._validation import (
+    cross_val_predict,
+    cross_val_score,
+    cross_validate,
+)
+
+__all__ = [
+    "GridSearchCV",
+    "GroupKFold",
+    "KFold",
+    "RandomizedSearchCV",
+    "ShuffleSplit",
+    "StratifiedKFold",
+    "StratifiedShuffleSplit",
+    "TimeSeriesSplit",
+    "cross_val_predict",
+    "cross_val_score",
+    "cross_validate",
+    "train_test_split",
+]

@@ -1,0 +1,98 @@
+"""Checks of what cross-validation is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from sklearn import model_selection
+from sklearn.base import is_classifier
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.model_selection import _splitters
+from daskml_dist.model_selection._codes import Given
+from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, DigitRoles, Roles, TableRoles
+from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
+from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFold
+
+__all__ = ["check_splitter", "codes_of_indices", "rows_of"]
+
+
+def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
+    """Splitter that `cv` asks for, as scikit-learn takes it.
+
+    Parameters
+    ----------
+    cv : int, splitter, iterable of (train, test) indices, or None
+    estimator : estimator
+        A classifier's rows are stratified.
+    y : targets, or None
+
+    Returns
+    -------
+    splitter
+
+    Raises
+    ------
+    InvalidParameterError
+        `cv` is nothing of these.
+    """
+    cv = 5 if cv is None else cv
+    if isinstance(cv, Integral) and not isinstance(cv, bool):
+        if cv < 2:
+            raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
+        stratified = y is not None and is_classifier(estimator)
+        return (StratifiedKFold if stratified else KFold)(int(cv))
+    if hasattr(cv, "split") and not isinstance(cv, str):
+        ours = getattr(_splitters, type(cv).__name__, None)
+        if isinstance(cv, OnDask) or ours is None or type(cv) not in ours.__mro__:
+            return cv
+        # scikit-learn's, which knows no Dask collections.
+        found = ours.__new__(ours)
+        found.__dict__.update(vars(cv))
+        return found
+    if not isinstance(cv, Iterable) or isinstance(cv, str):
+        raise InvalidParameterError(
+            f"cv={cv!r}: use a number of folds, a splitter such as KFold(5), or an iterable of "
+            "(train, test) arrays of row numbers."
+        )
+    return model_selection.check_cv(list(cv))
+
+
+def rows_of(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> RowsOfSplits:
+    """The rows of Dask inputs (X first) with the codes of a splitter's splits.
+
+    A splitter that knows no Dask collections is asked for row numbers, of rows that it does not
+    see.
+    """
+    if isinstance(splitter, OnDask):
+        return splitter.rows(inputs, y, groups)
+    columns = as_collection(inputs[0], None, numeric=False)
+    counts = count_rows(columns)
+    n = int(counts.sum())
+    given = [None if value is None else np.asarray(_here(value)) for value in (y, groups)]
+    splits = list(splitter.split(np.empty((n, 1)), *given))
+    codes, roles = codes_of_indices(splits, n)
+    stops = counts.cumsum()
+    blocks = tuple(codes[stop - m : stop] for m, stop in zip(counts, stops, strict=True))
+    return RowsOfSplits(inputs, columns, Given(blocks), roles)
+
+
+def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, Roles]:
+    """Codes of rows, and what these mean, of (train, test) row numbers or masks."""
+    table = np.full((n, len(splits)), NEITHER, np.int8)
+    for split, (train, test) in enumerate(splits):
+        table[np.asarray(train), split] = TRAIN
+        table[np.asarray(test), split] = TEST
+    if len(splits) <= 33:
+        roles = DigitRoles(len(splits))
+        return roles.codes(list(table.T)), roles
+    rows, codes = np.unique(table, axis=0, return_inverse=True)
+    return codes.ravel().astype(np.int64), TableRoles(rows)
+
+
+def _here(value: Any) -> Any:
+    return value.compute() if hasattr(value, "compute") else value

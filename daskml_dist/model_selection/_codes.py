@@ -1,0 +1,122 @@
+"""Codes of rows: what each splitter's rule makes of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from daskml_dist.model_selection._roles import (
+    Codes,
+    DigitRoles,
+    Ints,
+    Order,
+    contiguous,
+    label_codes,
+    spread,
+)
+
+__all__ = ["ByGroup", "ByPlace", "ByRange", "Given", "Spread"]
+
+
+@dataclass(frozen=True, eq=False)
+class ByPlace(Codes):
+    """Folds dealt out by the places of rows.
+
+    Parameters
+    ----------
+    order : Order
+    n_folds : int
+    """
+
+    order: Order
+    n_folds: int
+
+    def of(self, index: int, column: Any, n_rows: int) -> Ints:
+        """As in :class:`Codes`."""
+        return self.order.places(index, column, n_rows) % self.n_folds
+
+
+@dataclass(frozen=True, eq=False)
+class ByRange(Codes):
+    """Ranges of places, numbered again and again.
+
+    Parameters
+    ----------
+    order : Order
+    stops : ndarray of int64 of shape (n_ranges,)
+        Where each range ends.
+    n_codes : int
+        Ranges further on have the codes of the first ones.
+    """
+
+    order: Order
+    stops: Ints
+    n_codes: int
+
+    def of(self, index: int, column: Any, n_rows: int) -> Ints:
+        """As in :class:`Codes`."""
+        return contiguous(self.order.places(index, column, n_rows), self.stops) % self.n_codes
+
+
+@dataclass(frozen=True, eq=False)
+class ByGroup(Codes):
+    """Folds of groups.
+
+    Parameters
+    ----------
+    groups : ndarray of shape (n_groups,)
+    folds : ndarray of int64 of shape (n_groups,)
+    """
+
+    groups: NDArray[Any]
+    folds: Ints
+
+    def of(self, index: int, column: Any, n_rows: int) -> Ints:
+        """As in :class:`Codes`."""
+        return self.folds[label_codes(self.groups, column)]
+
+
+@dataclass(frozen=True, eq=False)
+class Spread(Codes):
+    """Rows held out by splits that know nothing of each other; exactly as many of each.
+
+    Parameters
+    ----------
+    order : Order
+        Shuffled.
+    roles : DigitRoles
+    n_rows, n_test, n_train : int
+        Of all rows.
+    """
+
+    order: Order
+    roles: DigitRoles
+    n_rows: int
+    n_test: int
+    n_train: int
+
+    def of(self, index: int, column: Any, n_rows: int) -> Ints:
+        """As in :class:`Codes`."""
+        found = []
+        for split in range(self.roles.n_splits):
+            places = self.order.places(index, column, n_rows, split)
+            found.append(spread(places, self.n_rows, self.n_test, self.n_train))
+        return self.roles.codes(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Codes):
+    """Codes that somebody made of all rows, in memory.
+
+    Parameters
+    ----------
+    blocks : tuple of ndarray of int64
+    """
+
+    blocks: tuple[Ints, ...]
+
+    def of(self, index: int, column: Any, n_rows: int) -> Ints:
+        """As in :class:`Codes`."""
+        return self.blocks[index]

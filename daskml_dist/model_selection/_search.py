@@ -1,0 +1,191 @@
+"""Searches for the best parameters of an estimator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from sklearn import model_selection
+from sklearn.base import clone
+
+from daskml_dist._stacks import can_stack
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._results import table_of
+from daskml_dist.model_selection._stacking import stacked_fits
+from daskml_dist.model_selection._validation import Fitted, Splits
+
+__all__ = ["GridSearchCV", "RandomizedSearchCV"]
+
+Candidates = Sequence[Mapping[str, Any]]
+
+
+class SearchOnDask:
+    """Base class of searches that know Dask collections, and stack what can be stacked.
+
+    All else, of rows in memory, is scikit-learn's affair.
+    """
+
+    estimator: Any
+    scoring: Any
+    refit: Any
+    cv: Any
+    error_score: Any
+    return_train_score: bool
+
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
+        """Score every candidate by cross-validation, and fit the best to all rows.
+
+        Parameters
+        ----------
+        X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
+            `y` may name a column of X.
+        **params
+            Arguments of the estimator's ``fit``; `sample_weight` is cut like X.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        """
+        lazy = any(map(is_dask, (X, y, groups, *params.values())))
+        if not lazy and not self._stacks():
+            given = params if groups is None else {**params, "groups": groups}
+            found: Self = super().fit(X, y, **given)  # type: ignore[misc]
+            return found
+        self._check_refit_on_dask()
+        scorers = get_scorers(self.estimator, self.scoring)
+        self.multimetric_ = list(scorers) != ["score"]
+        splits = Splits(self.estimator, X, y, groups, params, self.cv)
+        self.n_splits_ = splits.n_splits
+        candidates = list(self._candidates())
+        fits = self._fits(splits, candidates, scorers)
+        self.cv_results_ = table_of(candidates, fits, train_score=bool(self.return_train_score))
+        self.scorer_ = scorers if self.multimetric_ else scorers["score"]
+        self._choose()
+        if self.refit:
+            self._refit(X, y, params)
+        return self
+
+    def _candidates(self) -> Candidates:
+        """Parameters to try."""
+        raise NotImplementedError
+
+    def _fits(
+        self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
+    ) -> list[list[Fitted]]:
+        """One fit for each candidate and split."""
+        estimators: list[Any] = [
+            clone(self.estimator).set_params(**clone(candidate, safe=False))
+            for candidate in candidates
+        ]
+        train_score = bool(self.return_train_score)
+        names = self._names()
+        if names is not None and (
+            fits := stacked_fits(estimators, splits, names, scorers, train_score=train_score)
+        ):
+            self.stacks_ = 1
+            return fits
+        return splits.fits(
+            estimators, dict(scorers), train_score=train_score,
+            error_score=self.error_score, weigh_scores=True,
+        )  # fmt: skip
+
+    def _stacks(self) -> bool:
+        """Whether rows in memory are for a stack of ours rather than for scikit-learn's fits."""
+        estimators = [
+            clone(self.estimator).set_params(**clone(candidate, safe=False))
+            for candidate in self._candidates()
+        ]
+        return self._names() is not None and can_stack(estimators)
+
+    def _names(self) -> dict[str, Any] | None:
+        """Names of the scores; None where one is a function of several scores."""
+        given = self.scoring
+        if given is None or isinstance(given, str):
+            return {"score": given}
+        if isinstance(given, dict):
+            return dict(given)
+        return {name: name for name in given} if isinstance(given, list | tuple | set) else None
+
+    def _check_refit_on_dask(self) -> None:
+        several = isinstance(self.scoring, list | tuple | set | dict)
+        names = list(self.scoring) if several else []
+        if (
+            several
+            and self.refit is not False
+            and not callable(self.refit)
+            and (self.refit not in names)
+        ):
+            raise InvalidParameterError(
+                f"For multi-metric scoring, the parameter refit must be set to a scorer key, a "
+                f"callable or False: refit={self.refit!r} is none of {names}."
+            )
+
+    def _choose(self) -> None:
+        results = self.cv_results_
+        if not self.refit and self.multimetric_:
+            return
+        name = self.refit if self.multimetric_ else "score"
+        if callable(self.refit):
+            self.best_index_ = int(self.refit(results))
+        else:
+            self.best_index_ = int(results[f"rank_test_{name}"].argmin())
+            self.best_score_ = results[f"mean_test_{name}"][self.best_index_]
+        self.best_params_ = results["params"][self.best_index_]
+
+    def _refit(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
+        best = clone(self.estimator).set_params(**clone(self.best_params_, safe=False))
+        begin = time.perf_counter()
+        self.best_estimator_ = best.fit(X, **params) if y is None else best.fit(X, y, **params)
+        self.refit_time_ = time.perf_counter() - begin
+        if hasattr(best, "feature_names_in_"):
+            self.feature_names_in_ = best.feature_names_in_
+
+
+class GridSearchCV(SearchOnDask, model_selection.GridSearchCV):
+    """Search over every combination of given values.
+
+    Parameters
+    ----------
+    estimator, param_grid, scoring, refit, cv, error_score, return_train_score
+        scikit-learn's. `n_jobs`, `verbose` and `pre_dispatch` are for rows in memory.
+
+    Attributes
+    ----------
+    cv_results_, best_estimator_, best_score_, best_params_, best_index_, scorer_, n_splits_, \
+refit_time_, multimetric_
+        scikit-learn's.
+    """
+
+    def _candidates(self) -> Candidates:
+        return list(model_selection.ParameterGrid(self.param_grid))
+
+
+class RandomizedSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
+    """Search over combinations drawn from given values or distributions.
+
+    Parameters
+    ----------
+    estimator, param_distributions, n_iter, scoring, refit, cv, random_state, error_score, \
+return_train_score
+        scikit-learn's. `n_jobs`, `verbose` and `pre_dispatch` are for rows in memory.
+
+    Attributes
+    ----------
+    cv_results_, best_estimator_, best_score_, best_params_, best_index_, scorer_, n_splits_, \
+refit_time_, multimetric_
+        scikit-learn's.
+    """
+
+    def _candidates(self) -> Candidates:
+        return list(
+            model_selection.ParameterSampler(
+                self.param_distributions, self.n_iter, random_state=self.random_state
+            )
+        )

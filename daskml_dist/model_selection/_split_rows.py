@@ -1,0 +1,222 @@
+"""Rows of a cross-validation: aligned blocks, their codes, and the rows of one side of a split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.delayed import Delayed, delayed
+from dask.utils import is_dataframe_like, is_series_like
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.model_selection._roles import TEST, TRAIN, Codes, Ints, Roles
+
+__all__ = ["RowsOfSplits", "chosen", "count_rows", "label_counts", "n_rows_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOfSplits:
+    """Inputs of a Dask collection, with a code a row.
+
+    Parameters
+    ----------
+    inputs : tuple
+        Aligned inputs, as the user gave them; None where one is absent.
+    columns : Collection
+        X, and what codes are made of (labels, groups), if anything.
+    codes : Codes
+    roles : Roles
+    """
+
+    inputs: tuple[Any, ...]
+    columns: Collection
+    codes: Codes
+    roles: Roles
+
+    def code_parts(self) -> list[Delayed]:
+        """Codes of each block, lazy."""
+        make = delayed(partial(_codes_of, self.codes), pure=False)
+        return [make(i, X, column) for i, (X, column, _) in enumerate(self.columns.parts)]
+
+    def side(self, split: int, role: int) -> tuple[Any, ...]:
+        """The rows that play a role in a split, of every input, lazy."""
+        codes = self.code_parts()
+        return tuple(
+            None
+            if value is None
+            else _taken(value, self._pieces(value), codes, self.roles, split, role)
+            for value in self.inputs
+        )
+
+    def gathered(self, split: int) -> Delayed:
+        """Both sides of a split as one task's result: ((X, y, ...), (X, y, ...)) in memory."""
+        pieces = [None if value is None else self._pieces(value) for value in self.inputs]
+        gather = delayed(partial(_gathered, self.roles, split), pure=False)
+        both: Delayed = gather(pieces, self.code_parts())
+        return both
+
+    def mask(self, split: int, role: int) -> da.Array:
+        """Whether each row plays a role in a split; a lazy array of bool, chunked as X is."""
+        one = delayed(partial(_mask, self.roles, split, role), pure=False)
+        counts: list[Any] = self.columns.row_counts or [np.nan] * len(self.columns.parts)
+        parts = [
+            da.from_delayed(one(codes), (n,), dtype=bool)
+            for codes, n in zip(self.code_parts(), counts, strict=True)
+        ]
+        mask: da.Array = da.concatenate(parts)
+        return mask
+
+    def _pieces(self, value: Any) -> list[Any]:
+        """Pieces of an input, cut as the codes are."""
+        X = self.inputs[0]
+        if value is X:
+            return [part[0] for part in self.columns.parts]
+        return [part[1] for part in as_collection(X, value, numeric=False, multi_output=True).parts]
+
+
+def _taken(
+    value: Any, pieces: list[Any], codes: list[Delayed], roles: Roles, split: int, role: int
+) -> Any:
+    """Rows of an input that play a role, of its kind."""
+    take = delayed(partial(_take, roles, split, role), pure=False)
+    taken = [take(piece, code) for piece, code in zip(pieces, codes, strict=True)]
+    if is_dask_frame(value):
+        import dask.dataframe as dd
+
+        return dd.from_delayed(taken, meta=value._meta, verify_meta=False)
+    if is_dataframe_like(value) or is_series_like(value):
+        import dask.dataframe as dd
+
+        return dd.from_delayed(taken, meta=value.iloc[:0], verify_meta=False)
+    array = value if isinstance(value, da.Array) else np.asarray(value)
+    meta = array._meta if isinstance(array, da.Array) else array[:0]
+    shape = (np.nan, *array.shape[1:])
+    return da.concatenate(
+        [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in taken]
+    )
+
+
+def n_rows_of(part: Any) -> int:
+    """Rows of a block."""
+    return int(part.shape[0]) if hasattr(part, "shape") else len(part)
+
+
+def _codes_of(codes: Codes, index: int, X: Any, column: Any) -> Ints:
+    return codes.of(index, column, n_rows_of(X))
+
+
+def _mask(roles: Roles, split: int, role: int, codes: Ints) -> NDArray[np.bool_]:
+    return np.asarray(roles.played(codes, split) == role)
+
+
+def _take(roles: Roles, split: int, role: int, rows: Any, codes: Ints) -> Any:
+    at = np.flatnonzero(roles.played(codes, split) == role)
+    return rows.iloc[at] if hasattr(rows, "iloc") else rows[at]
+
+
+def _gathered(
+    roles: Roles, split: int, inputs: list[Any], codes: list[Ints]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    train, test = (
+        tuple(
+            None if pieces is None else _joined_rows(
+                [_take(roles, split, role, rows, code)
+                 for rows, code in zip(pieces, codes, strict=True)]
+            )
+            for pieces in inputs
+        )
+        for role in (TRAIN, TEST)
+    )  # fmt: skip
+    return train, test
+
+
+def _joined_rows(pieces: list[Any]) -> Any:
+    if hasattr(pieces[0], "iloc"):
+        import pandas
+
+        return pandas.concat(pieces)
+    if sparse.issparse(pieces[0]):
+        return sparse.vstack(pieces, format="csr")
+    return np.concatenate(pieces)
+
+
+# --- what splitters must know of all rows -----------------------------------------------------
+
+
+def count_rows(columns: Collection) -> Ints:
+    """Rows of each block; one pass where Dask does not know."""
+    if columns.row_counts is not None:
+        return np.array(columns.row_counts, np.int64)
+    found: list[int] = reduce_parts(columns, _count, _joined)
+    return np.array(found, np.int64)
+
+
+def label_counts(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], Ints]:
+    """Labels, and how many rows of each block have each; one pass.
+
+    Labels come in the order in which rows show them, or sorted; of shape (n_labels,) and
+    (n_blocks, n_labels).
+    """
+    found = reduce_parts(columns, _count_labels, _joined)
+    if first_seen:
+        order = dict.fromkeys(value for block in found for value in block)
+        labels = np.array(list(order))
+    else:
+        labels = np.unique([value for block in found for value in block])
+    counts = np.array([[block.get(value, 0) for value in labels.tolist()] for block in found])
+    return labels, counts.astype(np.int64)
+
+
+def _count(index: int, X: Any, column: Any, weight: Any) -> list[int]:
+    return [n_rows_of(X)]
+
+
+def _count_labels(index: int, X: Any, column: Any, weight: Any) -> list[dict[Any, int]]:
+    values, first, counts = np.unique(np.asarray(column), return_index=True, return_counts=True)
+    return [
+        {
+            values[i].item() if hasattr(values[i], "item") else values[i]: int(counts[i])
+            for i in np.argsort(first)
+        }
+    ]
+
+
+def _joined(parts: list[list[Any]]) -> list[Any]:
+    return [value for part in parts for value in part]
+
+
+# --- predictions of test rows -----------------------------------------------------------------
+
+
+def chosen(rows: RowsOfSplits, predicted: list[Any]) -> da.Array:
+    """Of each split's predictions of all rows, those of its test rows; lazy."""
+    choose = delayed(partial(_choose, rows.roles), pure=False)
+    pieces = [value.to_delayed().reshape(len(rows.columns.parts), -1)[:, 0] for value in predicted]
+    first = predicted[0]
+    parts = [
+        da.from_delayed(choose(codes, *found), (n, *first.shape[1:]), meta=first._meta)
+        for codes, n, *found in zip(rows.code_parts(), first.chunks[0], *pieces, strict=True)
+    ]
+    of_tests: da.Array = da.concatenate(parts)
+    return of_tests
+
+
+def _choose(roles: Roles, codes: Ints, *predicted: NDArray[Any]) -> NDArray[Any]:
+    tests = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
+    if not (tests.sum(axis=0) == 1).all():
+        raise InvalidParameterError(
+            "cross_val_predict only works for partitions: every row must be in the test rows of "
+            "one split. Use KFold, StratifiedKFold or GroupKFold."
+        )
+    out = np.empty_like(predicted[0])
+    for test, found in zip(tests, predicted, strict=True):
+        out[test] = found[test]
+    return out

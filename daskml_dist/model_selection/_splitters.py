@@ -1,0 +1,334 @@
+"""Splitters with scikit-learn's names, parameters and, of rows in memory, results.
+
+Of Dask collections they give masks, one bool a row, and count rows or labels in one pass at most.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from math import ceil, floor
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import model_selection
+from sklearn.utils import check_random_state
+
+from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
+from daskml_dist.model_selection._roles import (
+    NEITHER,
+    TEST,
+    TRAIN,
+    Codes,
+    DigitRoles,
+    Ints,
+    Order,
+    Roles,
+    TableRoles,
+)
+from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows, label_counts
+
+__all__ = [
+    "GroupKFold",
+    "KFold",
+    "ShuffleSplit",
+    "StratifiedKFold",
+    "StratifiedShuffleSplit",
+    "TimeSeriesSplit",
+]
+
+#: Splits whose roles fit one code.
+_MOST_SPLITS = 33
+
+
+class OnDask:
+    """Base class of splitters that know Dask collections."""
+
+    #: What codes are made of: "y", "groups" or nothing.
+    _column: str | None = None
+
+    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Any, Any]]:
+        """Tell training and test rows of each split.
+
+        Parameters
+        ----------
+        X : array-like, dataframe, dask Array or DataFrame, of shape (n_rows, n_features)
+        y, groups : array-like, dask Array or Series, of shape (n_rows,), optional
+
+        Yields
+        ------
+        train, test : ndarray of int64
+            Numbers of rows. Where an input is a Dask collection: lazy dask Arrays of bool of
+            shape (n_rows,) in the chunks of X, such that ``X[train]`` are the rows.
+
+        Raises
+        ------
+        InvalidDataError
+            There are fewer rows (of a label, groups) than splits.
+        """
+        if not any(map(is_dask, (X, y, groups))):
+            yield from super().split(X, y, groups)  # type: ignore[misc]
+            return
+        rows = self.rows((X,), y, groups)
+        for split in range(rows.roles.n_splits):
+            yield rows.mask(split, TRAIN), rows.mask(split, TEST)
+
+    def rows(self, inputs: tuple[Any, ...], y: Any = None, groups: Any = None) -> RowsOfSplits:
+        """The rows of Dask inputs (X first) with their codes."""
+        column = {"y": y, "groups": groups, None: None}[self._column]
+        if self._column is not None and column is None:
+            raise InvalidParameterError(
+                f"The '{self._column}' parameter should not be None: {type(self).__name__} splits "
+                "rows by it. Pass it."
+            )
+        columns = as_collection(inputs[0], column, numeric=False, classification=True)
+        codes, roles = self._plan(columns)
+        return RowsOfSplits(inputs, columns, codes, roles)
+
+    @abstractmethod
+    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+        """Codes of rows, and what these mean."""
+
+
+def _starts(counts: Ints) -> Ints:
+    return np.asarray(counts.cumsum() - counts, np.int64)
+
+
+def _enough(n_rows: int, n_splits: int) -> None:
+    if n_splits > n_rows:
+        raise InvalidDataError(
+            f"Cannot have number of splits n_splits={n_splits} greater than the number of samples: "
+            f"n_samples={n_rows}. Lower n_splits."
+        )
+
+
+def _seed(splitter: Any) -> int | None:
+    """Seed of a splitter that shuffles."""
+    if not getattr(splitter, "shuffle", True):
+        return None
+    given = splitter.random_state
+    if isinstance(given, Integral):
+        return int(given)
+    return int(check_random_state(given).randint(2**31))
+
+
+class KFold(OnDask, model_selection.KFold):
+    """K consecutive folds, or shuffled ones, each of which is held out once.
+
+    Parameters are scikit-learn's. Rows of Dask collections are shuffled within their blocks and
+    dealt out in turn, so that every fold has rows of every block, and as many of all as it should.
+    """
+
+    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+        counts = count_rows(columns)
+        n, k = int(counts.sum()), self.n_splits
+        _enough(n, k)
+        order = Order(_starts(counts), _seed(self))
+        roles = TableRoles.of_folds(k)
+        if self.shuffle:
+            return ByPlace(order, k), roles
+        sizes = np.full(k, n // k)
+        sizes[: n % k] += 1
+        return ByRange(order, sizes.cumsum()[:-1], k), roles
+
+
+class StratifiedKFold(OnDask, model_selection.StratifiedKFold):
+    """Folds that have as many rows of each label as all rows have.
+
+    Parameters are scikit-learn's, and so are the folds unless rows are shuffled. The labels of a
+    Dask collection are counted in one pass.
+    """
+
+    _column = "y"
+
+    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+        k = self.n_splits
+        order, counts = _by_label(columns, _seed(self))
+        of_label = counts.sum(axis=0)
+        _enough(int(of_label.sum()), k)
+        _check_labels(of_label, k)
+        roles = TableRoles.of_folds(k)
+        if self.shuffle:
+            return ByPlace(order, k), roles
+        first = order.first_places()
+        # Sorted by label, each fold takes every k-th row.
+        ends = np.arange(k)[:, None]
+        taken = (first + of_label - ends + k - 1) // k - (first - ends + k - 1) // k
+        stops = (first + taken.cumsum(axis=0)).T.ravel()
+        return ByRange(order, stops[:-1], k), roles
+
+
+class GroupKFold(OnDask, model_selection.GroupKFold):
+    """Folds that no group is part of two of.
+
+    Parameters are scikit-learn's, and so are the folds: the largest groups go first, each to the
+    fold that has the fewest rows. The groups of a Dask collection are counted in one pass.
+    """
+
+    _column = "groups"
+
+    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+        groups, counts = label_counts(columns, first_seen=False)
+        # scikit-learn's own rule, of as many rows as there are groups would not see their sizes.
+        sizes, k = counts.sum(axis=0), self.n_splits
+        if k > len(groups):
+            raise InvalidDataError(
+                f"Cannot have number of splits n_splits={k} greater than the number of groups: "
+                f"{len(groups)}. Lower n_splits."
+            )
+        if getattr(self, "shuffle", False):
+            shuffled = np.random.default_rng(_seed(self)).permutation(len(groups))
+            folds = np.empty(len(groups), np.int64)
+            for fold, part in enumerate(np.array_split(shuffled, k)):
+                folds[part] = fold
+            return ByGroup(groups, folds), TableRoles.of_folds(k)
+        loads, folds = np.zeros(k), np.empty(len(groups), np.int64)
+        for group in np.argsort(sizes, kind="stable")[::-1]:
+            folds[group] = lightest = int(np.argmin(loads))
+            loads[lightest] += sizes[group]
+        return ByGroup(groups, folds), TableRoles.of_folds(k)
+
+
+class TimeSeriesSplit(OnDask, model_selection.TimeSeriesSplit):
+    """Splits that train on rows before those that they test.
+
+    Parameters are scikit-learn's, and so are the splits; rows of a Dask collection are in the
+    order of its blocks.
+    """
+
+    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+        counts = count_rows(columns)
+        n, k, gap = int(counts.sum()), self.n_splits, self.gap
+        size = n // (k + 1) if self.test_size is None else self.test_size
+        if k + 1 > n or n - gap - size * k <= 0:
+            raise InvalidDataError(
+                f"Too many splits={k} for number of samples={n} with test_size={size} and "
+                f"gap={gap}. Lower one of them."
+            )
+        tests = n - size * np.arange(k, 0, -1)
+        trains = tests - gap
+        begins = np.zeros(k, np.int64)
+        if self.max_train_size:
+            begins = np.maximum(0, trains - self.max_train_size)
+        stops = np.unique(np.concatenate([begins, trains, tests, tests + size, [n]]))
+        stops = stops[stops > 0]
+        at = np.concatenate([[0], stops[:-1]])[:, None]
+        table = np.full((len(stops), k), NEITHER, np.int8)
+        table[(at >= begins) & (at < trains)] = TRAIN
+        table[(at >= tests) & (at < tests + size)] = TEST
+        codes = ByRange(Order(_starts(counts)), stops[:-1], len(stops))
+        return codes, TableRoles(table)
+
+
+class _Shuffles(OnDask):
+    """Splits that draw their test rows anew."""
+
+    n_splits: int
+    test_size: Any
+    train_size: Any
+    _default_test_size: float
+
+    def _spread(self, order: Order, n: int) -> tuple[Codes, Roles]:
+        if self.n_splits > _MOST_SPLITS:
+            raise InvalidParameterError(
+                f"n_splits={self.n_splits}: at most {_MOST_SPLITS} on Dask collections. Split "
+                "several times, with another random_state each."
+            )
+        n_train, n_test = sizes_of(n, self.test_size, self.train_size, self._default_test_size)
+        roles = DigitRoles(self.n_splits)
+        return Spread(order, roles, n, n_test, n_train), roles
+
+
+class ShuffleSplit(_Shuffles, model_selection.ShuffleSplit):
+    """Splits that hold out random rows, each split others.
+
+    Parameters are scikit-learn's. Of Dask collections every block gives its share of test rows.
+    """
+
+    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+        counts = count_rows(columns)
+        return self._spread(Order(_starts(counts), _seed(self)), int(counts.sum()))
+
+
+class StratifiedShuffleSplit(_Shuffles, model_selection.StratifiedShuffleSplit):
+    """Splits that hold out random rows, of each label its share.
+
+    Parameters are scikit-learn's. The labels of a Dask collection are counted in one pass.
+    """
+
+    _column = "y"
+
+    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+        order, counts = _by_label(columns, _seed(self))
+        if counts.sum(axis=0).min() < 2:
+            raise InvalidDataError(
+                "The least populated classes in y have only 1 member, which is too few: the "
+                "minimum number of groups for any class cannot be less than 2. Drop those rows, "
+                "or do not stratify."
+            )
+        return self._spread(order, int(counts.sum()))
+
+
+def sizes_of(n: int, test_size: Any, train_size: Any, default: float = 0.25) -> tuple[int, int]:
+    """Numbers of training and of test rows, as scikit-learn has them.
+
+    Raises
+    ------
+    InvalidParameterError
+        They are more than there are, or none is left to train on.
+    """
+    for name, value in (("test_size", test_size), ("train_size", train_size)):
+        if value is None:
+            continue
+        whole = isinstance(value, Integral)
+        if (whole and not 0 < value < n) or (not whole and not 0 < value < 1):
+            raise InvalidParameterError(
+                f"{name}={value!r} should be a whole number of rows below n_samples={n}, or a "
+                "share in (0, 1)."
+            )
+    if test_size is None and train_size is None:
+        test_size = default
+    n_test = None if test_size is None else _count(test_size, n, ceil)
+    n_train = None if train_size is None else _count(train_size, n, floor)
+    n_test = n - n_train if n_test is None else n_test  # type: ignore[operator]
+    n_train = n - n_test if n_train is None else n_train
+    if n_train + n_test > n or n_train == 0:
+        raise InvalidParameterError(
+            f"With n_samples={n}, test_size={test_size} and train_size={train_size} there are "
+            f"{n_train} rows to train on and {n_test} to test. Lower test_size, or train_size."
+        )
+    return n_train, n_test
+
+
+def _count(size: Any, n: int, rounded: Any) -> int:
+    return int(size) if isinstance(size, Integral) else int(rounded(float(size) * n))
+
+
+def _by_label(columns: Collection, seed: int | None) -> tuple[Order, Ints]:
+    """Order of rows by their labels, and how many each block has of each."""
+    labels, counts = label_counts(columns, first_seen=True)
+    of_label = counts.sum(axis=0)
+    first = of_label.cumsum() - of_label
+    before = counts.cumsum(axis=0) - counts
+    return Order(_starts(counts.sum(axis=1)), seed, labels, first + before), counts
+
+
+def _check_labels(of_label: NDArray[Any], k: int) -> None:
+    import warnings
+
+    if (of_label < k).all():
+        raise InvalidDataError(
+            f"n_splits={k} cannot be greater than the number of members in each class. Lower it."
+        )
+    if of_label.min() < k:
+        warnings.warn(
+            f"The least populated class in y has only {of_label.min()} members, which is less "
+            f"than n_splits={k}.",
+            UserWarning,
+            stacklevel=6,
+        )

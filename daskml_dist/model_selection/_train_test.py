@@ -1,0 +1,92 @@
+"""`train_test_split`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn import model_selection
+
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.model_selection._codes import ByRange
+from daskml_dist.model_selection._roles import TEST, TRAIN, Order, TableRoles
+from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
+from daskml_dist.model_selection._splitters import (
+    ShuffleSplit,
+    StratifiedShuffleSplit,
+    sizes_of,
+)
+
+__all__ = ["train_test_split"]
+
+
+def train_test_split(
+    *arrays: Any,
+    test_size: float | None = None,
+    train_size: float | None = None,
+    random_state: Any = None,
+    shuffle: bool = True,
+    stratify: Any = None,
+) -> list[Any]:
+    """Split rows into training and test rows.
+
+    Parameters
+    ----------
+    *arrays : dask Arrays, DataFrames or Series, or in memory, of as many rows each
+        Where one is a Dask collection, the first must be.
+    test_size, train_size : float in (0, 1), or int, or None
+        Shares or numbers of rows; a quarter of them by default.
+    random_state : int, RandomState or None
+    shuffle : bool, default=True
+        Whether rows are drawn; without, the last ones are test rows. Of Dask collections every
+        block gives its share of test rows, and rows keep their order.
+    stratify : like a target, or None
+        Both sides have as many rows of each label as all rows have.
+
+    Returns
+    -------
+    list
+        Training rows and test rows of each array; lazy where an array is.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+    """
+    if not any(map(is_dask, (*arrays, stratify))):
+        found: list[Any] = model_selection.train_test_split(
+            *arrays, test_size=test_size, train_size=train_size, random_state=random_state,
+            shuffle=shuffle, stratify=stratify,
+        )  # fmt: skip
+        return found
+    if not arrays or not is_dask(arrays[0]):
+        raise InvalidParameterError(
+            "The first array is in memory and another is a Dask collection. Pass the rows as Dask "
+            "collection first: dask.array.from_array(X)."
+        )
+    sizes = {"test_size": test_size, "train_size": train_size}
+    if not shuffle:
+        if stratify is not None:
+            raise InvalidParameterError(
+                "Stratified train/test split is not implemented for shuffle=False. Leave out one "
+                "of them."
+            )
+        rows = _in_order(arrays, test_size, train_size)
+    elif stratify is None:
+        rows = ShuffleSplit(1, random_state=random_state, **sizes).rows(arrays)
+    else:
+        splitter = StratifiedShuffleSplit(1, random_state=random_state, **sizes)
+        rows = splitter.rows(arrays, stratify)
+    sides = rows.side(0, TRAIN), rows.side(0, TEST)
+    return [side[i] for i in range(len(arrays)) for side in sides]
+
+
+def _in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) -> RowsOfSplits:
+    """Training rows first, then test rows; what is left over is neither."""
+    rows = ShuffleSplit(1).rows(arrays)
+    counts = count_rows(rows.columns)
+    n_train, n_test = sizes_of(int(counts.sum()), test_size, train_size)
+    order = Order(np.asarray(counts.cumsum() - counts, np.int64))
+    codes = ByRange(order, np.array([n_train, n_train + n_test]), 3)
+    roles = TableRoles(np.array([[TRAIN], [TEST], [0]], np.int8))
+    return RowsOfSplits(arrays, rows.columns, codes, roles)

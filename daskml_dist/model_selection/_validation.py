@@ -1,0 +1,386 @@
+"""Scores of an estimator by cross-validation."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask.base import compute
+from dask.delayed import delayed
+from numpy.typing import NDArray
+from sklearn import model_selection
+from sklearn.base import clone
+from sklearn.exceptions import FitFailedWarning
+from sklearn.pipeline import Pipeline
+from sklearn.utils import _safe_indexing
+
+from daskml_dist.data.collection import take_columns
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
+from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
+from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen
+
+__all__ = [
+    "Fitted",
+    "Splits",
+    "cross_val_predict",
+    "cross_val_score",
+    "cross_validate",
+    "score_sides",
+]
+
+
+@dataclass(eq=False)
+class Fitted:
+    """What one fit on the training rows of a split gave.
+
+    Parameters
+    ----------
+    test, train : dict of str to float
+        Scores by name; `train` is empty unless it was asked for.
+    fit_time, score_time : float
+        Seconds.
+    estimator : estimator or None
+        Fitted; None where the fit failed.
+    error : str or None
+        Why it failed.
+    """
+
+    test: dict[str, float]
+    train: dict[str, float] = field(default_factory=dict)
+    fit_time: float = 0.0
+    score_time: float = 0.0
+    estimator: Any = None
+    error: str | None = None
+
+
+class Splits:
+    """Rows cut for cross-validation once, for any number of fits.
+
+    Parameters
+    ----------
+    estimator : estimator
+    X, y, groups : Dask collections, or rows in memory; None where absent
+        `y` may name a column of X.
+    fit_params : dict
+        Arguments of ``fit``; `sample_weight` is cut like X.
+    cv
+        As in :func:`cross_validate`.
+
+    Attributes
+    ----------
+    inputs : tuple
+        X, y, and the weights of rows, if there are any.
+    plain : dict
+        Arguments of ``fit`` that are not cut.
+    roles : Roles
+    n_splits : int
+    """
+
+    def __init__(
+        self, estimator: Any, X: Any, y: Any, groups: Any, fit_params: dict[str, Any], cv: Any
+    ) -> None:
+        X, y, weight = take_columns(X, y, fit_params.get("sample_weight"))
+        self.plain = dict(fit_params)
+        self.inputs: tuple[Any, ...] = X, y
+        if weight is not None and not isinstance(weight, float | int):
+            self.plain.pop("sample_weight")
+            self.inputs = X, y, weight
+        splitter = check_splitter(cv, estimator, y)
+        self._rows: RowsOfSplits | None = None
+        self._codes: Any = None
+        if any(map(is_dask, (*self.inputs, groups))):
+            self._rows = rows_of(splitter, self.inputs, y, groups)
+            self.roles: Roles = self._rows.roles
+        else:
+            self._splits = list(splitter.split(X, y, groups))
+            self._codes, self.roles = codes_of_indices(self._splits, X.shape[0])
+        self.n_splits = self.roles.n_splits
+
+    @property
+    def rows(self) -> RowsOfSplits:
+        """The rows of Dask collections."""
+        assert self._rows is not None
+        return self._rows
+
+    def codes(self) -> Any:
+        """Codes of rows in memory."""
+        return self._codes
+
+    def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
+        """Rows, targets and arguments of ``fit`` of one side of a split."""
+        if self._rows is not None:
+            X, y, *weight = self._rows.side(split, role)
+        else:
+            at = self._splits[split][0 if role == TRAIN else 1]
+            X, y, *weight = (
+                None if value is None else _safe_indexing(value, at) for value in self.inputs
+            )
+        return X, y, _with_weight(self.plain, weight)
+
+    def fits(
+        self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
+        error_score: Any, weigh_scores: bool = False,
+    ) -> list[list[Fitted]]:  # fmt: skip
+        """Fit clones of estimators on the training rows of each split, and score them.
+
+        Estimators that know Dask collections are fitted one after the other, each on the whole
+        cluster; others as tasks, on rows gathered there. `weigh_scores` hands weights of rows to
+        the scorers too.
+        """
+        options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
+        every = [(e, split) for e in estimators for split in range(self.n_splits)]
+        if all(map(knows_dask, estimators)):
+            found = [
+                _fit_and_score(
+                    e, self.side(split, TRAIN), partial(self.side, split, TEST), scorers, **options
+                )
+                for e, split in every
+            ]
+        else:
+            rows = [self.rows.gathered(split) for split in range(self.n_splits)]
+            task = delayed(partial(_fit_here, self.plain, scorers, options), pure=False)
+            found = list(compute(*[task(e, rows[split]) for e, split in every]))
+        for fit in found:
+            if fit.error is not None:
+                warnings.warn(fit.error, FitFailedWarning, stacklevel=4)
+        n = self.n_splits
+        return [found[i : i + n] for i in range(0, len(found), n)]
+
+
+def knows_dask(estimator: Any) -> bool:
+    """Whether an estimator takes Dask collections: one of ours, or a pipeline that ends so."""
+    if isinstance(estimator, Pipeline):
+        return all(step == "passthrough" or knows_dask(step) for _, step in estimator.steps)
+    return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
+
+
+def _fit_here(
+    plain: dict[str, Any], scorers: dict[str, Any], options: dict[str, Any], estimator: Any,
+    rows: tuple[tuple[Any, ...], tuple[Any, ...]],
+) -> Fitted:  # fmt: skip
+    """Fit and score on rows in memory."""
+    train, test = ((X, y, _with_weight(plain, weight)) for X, y, *weight in rows)
+    return _fit_and_score(estimator, train, lambda: test, scorers, **options)
+
+
+def _with_weight(plain: dict[str, Any], weight: list[Any]) -> dict[str, Any]:
+    return {**plain, **dict(zip(["sample_weight"], weight, strict=False))}
+
+
+def _fit_and_score(
+    estimator: Any, train: tuple[Any, Any, dict[str, Any]], test: Callable[[], Any],
+    scorers: dict[str, Any], *, train_score: bool, error_score: Any,
+    weigh: bool,
+) -> Fitted:  # fmt: skip
+    X, y, params = train
+    begin = time.perf_counter()
+    try:
+        fitted = clone(estimator)
+        fitted = fitted.fit(X, **params) if y is None else fitted.fit(X, y, **params)
+    except Exception as error:
+        if error_score == "raise":
+            raise
+        scores = dict.fromkeys(scorers, float(error_score))
+        text = (
+            f"A fit of {type(estimator).__name__} failed, and its scores are {error_score}. "
+            f"error_score='raise' shows where. ({type(error).__name__}: {error})"
+        )
+        taken = time.perf_counter() - begin
+        return Fitted(scores, dict(scores) if train_score else {}, taken, error=text)
+    fit_time = time.perf_counter() - begin
+    begin = time.perf_counter()
+    found = score_sides(scorers, fitted, *test(), weigh=weigh)
+    score_time = time.perf_counter() - begin
+    trained = score_sides(scorers, fitted, X, y, params, weigh=weigh) if train_score else {}
+    return Fitted(found, trained, fit_time, score_time, fitted)
+
+
+def score_sides(
+    scorers: Mapping[str, Any], estimator: Any, X: Any, y: Any, params: dict[str, Any], *,
+    weigh: bool,
+) -> dict[str, float]:  # fmt: skip
+    """Scores of some rows; with the weights among the arguments of ``fit``, where they count."""
+    more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
+    given = (X,) if y is None else (X, y)
+    return {name: float(score(estimator, *given, **more)) for name, score in scorers.items()}
+
+
+def cross_validate(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    scoring: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    return_train_score: bool = False,
+    return_estimator: bool = False,
+    return_indices: bool = False,
+    error_score: Any = np.nan,
+) -> dict[str, Any]:
+    """Fit an estimator on the training rows of each split, and score it on the test rows.
+
+    Rows in memory are scikit-learn's affair. Those of Dask collections stay where they lie: a
+    code a row tells its fold, and each fit reads the rows of its folds.
+
+    Parameters
+    ----------
+    estimator : estimator
+    X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
+        `y` may name a column of X.
+    scoring : str, callable, list, tuple or dict of these, or None
+        None: the estimator's own ``score``.
+    cv : int, splitter, iterable of (train, test) row numbers, or None
+        None: 5 folds, stratified for a classifier.
+    params : dict, optional
+        Arguments of ``fit``; `sample_weight` is cut like X.
+    return_train_score, return_estimator, return_indices : bool, default=False
+        Indices of Dask collections are lazy masks, one bool a row.
+    error_score : "raise" or float, default=nan
+        What a failed fit scores.
+    n_jobs, verbose, pre_dispatch
+        scikit-learn's, for rows in memory.
+
+    Returns
+    -------
+    dict of str to ndarray of shape (n_splits,)
+        ``test_score`` (or ``test_NAME`` of several), ``fit_time``, ``score_time``, and what else
+        was asked for.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+    """
+    fit_params = dict(params or {})
+    if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
+        found: dict[str, Any] = model_selection.cross_validate(
+            estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
+            verbose=verbose, params=params, pre_dispatch=pre_dispatch,
+            return_train_score=return_train_score, return_estimator=return_estimator,
+            return_indices=return_indices, error_score=error_score,
+        )  # fmt: skip
+        return found
+    scorers = get_scorers(estimator, scoring)
+    splits = Splits(estimator, X, y, groups, fit_params, cv)
+    (fits,) = splits.fits(
+        [estimator], scorers, train_score=return_train_score, error_score=error_score
+    )
+    result: dict[str, Any] = {
+        "fit_time": np.array([fit.fit_time for fit in fits]),
+        "score_time": np.array([fit.score_time for fit in fits]),
+    }
+    if return_estimator:
+        result["estimator"] = [fit.estimator for fit in fits]
+    if return_indices:
+        sides = {"train": TRAIN, "test": TEST}
+        result["indices"] = {
+            name: [splits.rows.mask(i, role) for i in range(splits.n_splits)]
+            for name, role in sides.items()
+        }
+    for name in scorers:
+        result[f"test_{name}"] = np.array([fit.test[name] for fit in fits])
+        if return_train_score:
+            result[f"train_{name}"] = np.array([fit.train[name] for fit in fits])
+    return result
+
+
+def cross_val_score(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    scoring: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    error_score: Any = np.nan,
+) -> NDArray[np.float64]:
+    """Scores of an estimator on the test rows of each split.
+
+    Parameters
+    ----------
+    estimator, X, y, groups, cv, n_jobs, verbose, params, pre_dispatch, error_score
+        As in :func:`cross_validate`.
+    scoring : str, callable or None
+
+    Returns
+    -------
+    ndarray of float64 of shape (n_splits,)
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+    """
+    if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
+        raise InvalidParameterError(
+            f"scoring={scoring!r}: one score is asked for. Use cross_validate for several."
+        )
+    found = cross_validate(
+        estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
+        params=params, pre_dispatch=pre_dispatch, error_score=error_score,
+    )  # fmt: skip
+    scores: NDArray[np.float64] = found["test_score"]
+    return scores
+
+
+def cross_val_predict(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    method: str = "predict",
+) -> Any:
+    """Predict each row by the estimator that was fitted without its fold.
+
+    Parameters
+    ----------
+    estimator, X, y, groups, cv, n_jobs, verbose, params, pre_dispatch
+        As in :func:`cross_validate`. Every row is in the test rows of one split.
+    method : str, default="predict"
+        Of the estimator.
+
+    Returns
+    -------
+    ndarray, or lazy dask Array where an input is a Dask collection
+        Of shape (n_rows,) or (n_rows, n_outputs).
+
+    Raises
+    ------
+    InvalidParameterError
+        Splits are no partition of the rows.
+    """
+    fit_params = dict(params or {})
+    if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
+        return model_selection.cross_val_predict(
+            estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose, params=params,
+            pre_dispatch=pre_dispatch, method=method,
+        )  # fmt: skip
+    splits = Splits(estimator, X, y, groups, fit_params, cv)
+    predicted = []
+    for split in range(splits.n_splits):
+        rows, targets, more = splits.side(split, TRAIN)
+        fitted = clone(estimator)
+        fitted = fitted.fit(rows, **more) if targets is None else fitted.fit(rows, targets, **more)
+        predicted.append(getattr(fitted, method)(splits.rows.inputs[0]))
+    return chosen(splits.rows, predicted)

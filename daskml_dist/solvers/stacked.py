@@ -1,0 +1,244 @@
+"""Many fits of linear models at once: candidates times splits as columns of one matrix.
+
+Each column's solver runs as if alone, in lock step with the others; gradients that they ask for are
+one reading of the rows, and other sums are made once where several columns of a split ask for the
+same. E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC
+2015.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import cast, is_host, namespace, total, zeros
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.stacked import TRAIN, StackedLinear
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.lock_step import Seat, in_lock_step
+from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers.rows import row_tiles, to_rows
+
+__all__ = ["CodeWeights", "Column", "StackedSolver", "stacked_tiles"]
+
+#: Raw predictions of a tile of rows that a processor's cache holds.
+_ENTRIES = 1 << 16
+#: Rows of a tile at least, so that products are worth their calls.
+_LEAST = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One of the fits.
+
+    Parameters
+    ----------
+    split : int
+        Whose training rows it is fitted to.
+    solver : Solver
+    n_rows : float
+        Sum of the weights of these rows.
+    start : ndarray or None
+    """
+
+    split: int
+    solver: Solver
+    n_rows: float
+    start: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StackedSolver(Solver):
+    """Solvers of many columns, in lock step.
+
+    The solution is the columns' parameters, of shape (n_columns, n_rows, width); ``extra`` has
+    their solutions without these.
+
+    Parameters
+    ----------
+    columns : tuple of Column
+    """
+
+    columns: tuple[Column, ...]
+
+    name = "stacked"
+
+    @property
+    def max_passes(self) -> int:
+        """As many as the columns' together."""
+        return sum(column.solver.max_passes for column in self.columns)
+
+    def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
+        """Solve every column."""
+        seats = [
+            Seat(model.each, c.solver, c.start, c.n_rows, lambda: sums.should_stop)
+            for c in self.columns
+        ]
+        found = in_lock_step(seats, lambda at, questions: self._answers(sums, at, questions))
+        return Solution(
+            np.array([solution.w for solution in found]),
+            max(solution.n_iter for solution in found),
+            extra={
+                "columns": [
+                    (solution.n_iter, solution.converged, solution.message, solution.extra)
+                    for solution in found
+                ]
+            },
+        )
+
+    def _answers(self, sums: Sums, at: list[int], questions: list[Statistic]) -> list[Array]:
+        answers: dict[int, Array] = {}
+        gradients = [i for i, q in zip(at, questions, strict=True) if type(q) is LossGradient]
+        asked = dict(zip(at, questions, strict=True))
+        if gradients:
+            # Columns of a split side by side.
+            order = sorted(gradients, key=lambda i: self.columns[i].split)
+            w = np.stack([asked[i].w for i in order])  # type: ignore[attr-defined]
+            splits = np.array([self.columns[i].split for i in order])
+            answers.update(zip(order, sums(StackedGradient(w, splits)), strict=True))
+        others: dict[bytes, dict[int, list[int]]] = {}
+        for i, question in asked.items():
+            if i not in answers:
+                key = pickle.dumps(question)
+                others.setdefault(key, {}).setdefault(self.columns[i].split, []).append(i)
+        for of_split in others.values():
+            splits_asked = tuple(sorted(of_split))
+            question = asked[of_split[splits_asked[0]][0]]
+            found = sums(OfSplits(question, splits_asked))
+            for split, answer in zip(splits_asked, found, strict=True):
+                answers.update(dict.fromkeys(of_split[split], answer))
+        return [answers[i] for i in at]
+
+
+def stacked_tiles(X: Any, n_columns: int, backend: Backend) -> Iterator[slice]:
+    """Slices of rows whose raw predictions of all columns a cache holds."""
+    most = max(_LEAST, _ENTRIES // max(n_columns, 1))
+    for at in row_tiles(X, backend, cached=8 * most * max(1, X.shape[1])):
+        for start in range(at.start, at.stop, most):
+            yield slice(start, min(start + most, at.stop))
+
+
+@dataclass(frozen=True, eq=False)
+class StackedGradient(Statistic):
+    """Losses and gradients of columns, each over the training rows of its split.
+
+    Parameters
+    ----------
+    w : ndarray of shape (n_columns, n_rows, width)
+    splits : ndarray of int of shape (n_columns,), ascending
+    """
+
+    w: Array
+    splits: NDArray[np.int64]
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        n_columns, *size = self.w.shape
+        return n_columns, 1 + int(np.prod(size))
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        n_columns, n_rows, width = self.w.shape
+        flat = np.ascontiguousarray(self.w.transpose(1, 0, 2).reshape(n_rows, -1))
+        w = to_rows(flat, rows.X, backend)
+        gradient = zeros((n_rows, n_columns * width), np.float64, out)
+        losses = zeros((n_columns,), np.float64, out)
+        for at in stacked_tiles(rows.X, n_columns * width, backend):
+            part = rows.part(at, backend)
+            with np.errstate(over="ignore", invalid="ignore"):
+                raw = model.each.raw_prediction(w, part.X, backend)
+                g = self._derivatives(model, raw, part, losses)
+                model.each.add_products(part.X, g, gradient, backend)
+        xp = namespace(out)
+        out[:, 0] += losses
+        shares = xp.reshape(gradient, (n_rows, n_columns, width))
+        out[:, 1:] += xp.reshape(xp.permute_dims(shares, (1, 0, 2)), (n_columns, -1))
+        return float("nan")
+
+    def _derivatives(self, model: StackedLinear, raw: Any, rows: BatchRows, losses: Any) -> Any:
+        """Derivatives of the weighted losses; the losses are added up a column."""
+        xp, n_splits = namespace(raw), model.roles.n_splits
+        mask = cast(rows.y[:, 1:] == TRAIN, raw.dtype)
+        if rows.weight is not None:
+            mask = mask * cast(rows.weight, raw.dtype)[:, None]
+        y, width = rows.y[:, 0], self.w.shape[2]
+        if is_host(raw) and width == 1 and model.each.loss.kernel == "log_loss":
+            from daskml_dist.backends.stack_kernels import log_losses
+
+            stops = np.searchsorted(self.splits, np.arange(n_splits), side="right")
+            log_losses(raw.reshape(len(raw), -1), y, mask, stops, losses)
+            return raw
+        n, n_columns = raw.shape[0], len(self.splits)
+        each = xp.reshape(raw, (n * n_columns, width) if width > 1 else (n * n_columns,))
+        targets = model.each.targets(
+            cast(xp.repeat(y, n_columns), xp.int32 if model.each.n_classes > 2 else y.dtype),
+            raw.dtype,
+        )
+        values, g = model.each.loss.value_and_gradient(targets, each)
+        weight = xp.take(mask, xp.asarray(self.splits), axis=1)
+        losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
+        return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class OfSplits(Statistic):
+    """Another statistic over the training rows of some splits.
+
+    Parameters
+    ----------
+    each : Statistic
+    splits : tuple of int
+    """
+
+    each: Statistic
+    splits: tuple[int, ...]
+
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        """As of the other."""
+        return self.each.additive
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """As of the other."""
+        return self.each.shows_not_finite
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        return len(self.splits), *self.each.shape(model.each)
+
+    def merge(self, total: Array, part: Array) -> None:
+        for of_split, more in zip(total, part, strict=True):
+            self.each.merge(of_split, more)
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        xp, roles = namespace(rows.y), rows.y[:, 1:]
+        dtype = xp.int32 if model.each.n_classes > 2 else rows.y.dtype
+        y = cast(rows.y[:, 0], dtype)
+        for k, split in enumerate(self.splits):
+            weight = cast(roles[:, split] == TRAIN, rows.y.dtype)
+            if rows.weight is not None:
+                weight = weight * cast(rows.weight, rows.y.dtype)
+            some = BatchRows(rows.X, y, weight, rows.key, rows.block, rows.first)
+            self.each.add(model.each, some, out[k, ...], backend)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class CodeWeights(Statistic):
+    """Weight of the training rows of each split."""
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        return (model.roles.n_splits,)
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        xp = namespace(rows.y)
+        mask = cast(rows.y[:, 1:] == TRAIN, xp.float64)
+        if rows.weight is not None:
+            mask = mask * cast(rows.weight, xp.float64)[:, None]
+        out += total(mask, axis=0)
+        return float("nan")

@@ -1,0 +1,107 @@
+"""Association rules beside their definitions, counted in the rows."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.frequent_patterns import association_rules, frequent_itemsets
+from tests.frequent_patterns.baskets import drawn
+
+ROWS = drawn(400, [0.6, 0.5, 0.1, 0.3, 0.9, 0.4, 1.0], seed=1)
+SETS = frequent_itemsets(ROWS, min_support=0.05)
+METRICS = ["support", "confidence", "lift", "leverage", "conviction"]
+
+
+def measured(antecedent: tuple[int, ...], consequent: tuple[int, ...]) -> list[float]:
+    """The measures of a rule, by their definitions."""
+    a, b = ROWS[:, antecedent].all(axis=1), ROWS[:, consequent].all(axis=1)
+    support, confidence = (a & b).mean(), b[a].mean()
+    conviction = np.inf if b[a].all() else (1 - b.mean()) / (1 - confidence)
+    return [
+        support, confidence, confidence / b.mean(), support - a.mean() * b.mean(), conviction
+    ]  # fmt: skip
+
+
+def all_rules() -> dict[tuple[Any, Any], list[float]]:
+    found = {}
+    for items in SETS["itemset"]:
+        for k in range(1, len(items)):
+            for own in combinations(items, k):
+                rest = tuple(item for item in items if item not in own)
+                found[own, rest] = measured(own, rest)
+    return found
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_rules_are_all_that_reach_the_threshold(metric: str) -> None:
+    at = METRICS.index(metric)
+    truth = all_rules()
+    # Between two values, so that no rounding decides.
+    values = np.unique([m[at] for m in truth.values() if np.isfinite(m[at])])
+    widest = np.argmax(np.diff(values[len(values) // 3 : -1])) + len(values) // 3
+    threshold = float(values[widest : widest + 2].mean())
+    found = association_rules(SETS, metric=metric, min_threshold=threshold)
+    assert found.columns.tolist() == ["antecedent", "consequent", *METRICS]
+    names = zip(found["antecedent"], found["consequent"], strict=True)
+    rules = dict(zip(names, found[METRICS].to_numpy().tolist(), strict=True))
+    wanted = {rule: m for rule, m in truth.items() if m[at] >= threshold}
+    assert rules.keys() == wanted.keys()
+    assert 0 < len(wanted) < len(truth)
+    for rule, measures in wanted.items():
+        np.testing.assert_allclose(rules[rule], measures, rtol=1e-9, atol=1e-12)
+    assert (found[metric].to_numpy()[:-1] >= found[metric].to_numpy()[1:]).all()
+
+
+def test_a_rule_without_exception_has_infinite_conviction() -> None:
+    found = association_rules(SETS, min_threshold=1.0)
+    assert len(found)
+    assert np.isinf(found["conviction"]).all()
+
+
+def test_more_than_256_items() -> None:
+    """Whose numbers have several bytes."""
+    sets = [((j,), 2) for j in range(600)] + [((0, 256), 1), ((256, 512), 2), ((1, 2), 1)]
+    frame = pd.DataFrame(
+        {
+            "support": [n / 4 for _, n in sets],
+            "count": [n for _, n in sets],
+            "itemset": [s for s, _ in sets],
+        }
+    )
+    found = association_rules(frame, min_threshold=0.9)
+    pairs = list(zip(found["antecedent"], found["consequent"], strict=True))
+    assert pairs == [((256,), (512,)), ((512,), (256,))]
+
+
+def test_no_rules_are_an_empty_frame() -> None:
+    for sets in (SETS, SETS.head(0), SETS[SETS["itemset"].map(len) == 1]):
+        found = association_rules(sets, min_threshold=2.0)
+        assert found.shape == (0, 7)
+        assert found.dtypes.astype(str).tolist() == ["object"] * 2 + ["float64"] * 5
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "metric": (SETS, {"metric": "accuracy"}, InvalidParameterError, "'lift'"),
+    "threshold": (SETS, {"min_threshold": np.nan}, InvalidParameterError, "min_threshold"),
+    "array": (ROWS, {}, InvalidDataError, "pandas frame"),
+    "lazy": (dd.from_pandas(SETS[["count"]], npartitions=1), {}, InvalidDataError, "pandas frame"),
+    "columns": (SETS.drop(columns="count"), {}, InvalidDataError, "no column 'count'"),
+    "text": (SETS.assign(itemset="milk"), {}, InvalidDataError, "a tuple of items"),
+    "zeros": (SETS.assign(count=0), {}, InvalidDataError, "above 0"),
+    "no subsets": (SETS[SETS["itemset"].map(len) > 1], {}, InvalidDataError, "lacks"),
+    "no pairs": (SETS[SETS["itemset"].map(len) != 2], {}, InvalidDataError, "lacks"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_it_refuses(case: str) -> None:
+    itemsets, options, error, match = BAD[case]
+    with pytest.raises(error, match=match):
+        association_rules(itemsets, **options)

@@ -1,0 +1,195 @@
+"""Cross-validation and searches: scikit-learn's numbers, on rows in memory and on Dask's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn import linear_model as truths
+from sklearn import model_selection as truth
+from sklearn.exceptions import FitFailedWarning
+from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
+
+from daskml_dist import linear_model, model_selection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.naive_bayes import GaussianNB
+
+RNG = np.random.default_rng(0)
+N = 600
+X = RNG.normal(size=(N, 5))
+BINARY = np.where(X[:, 0] + 0.5 * X[:, 1] + RNG.logistic(size=N) > 0, "yes", "no")
+THREE = np.digitize(X[:, 0] + X[:, 1] + RNG.normal(size=N), [-1, 1])
+NUMBERS = X @ RNG.normal(size=5) + RNG.normal(size=N)
+COUNTS = RNG.poisson(np.exp(X[:, 0] / 2))
+WEIGHTS = RNG.random(N)
+
+TIGHT = {"tol": 1e-9}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]], Any, list[str]]] = {
+    "binary": (
+        "LogisticRegression", TIGHT, {"C": [0.001, 1, 10], "fit_intercept": [True, False]},
+        BINARY, ["accuracy", "neg_log_loss", "roc_auc"],
+    ),
+    "classes": ("LogisticRegression", TIGHT, {"C": [0.01, 1]}, THREE, ["accuracy", "neg_log_loss"]),
+    "least squares": ("LinearRegression", {}, {"fit_intercept": [True, False]}, NUMBERS, ["r2"]),
+    "ridge": (
+        "Ridge", {}, {"alpha": [0.1, 10, 1000]}, NUMBERS,
+        ["r2", "neg_mean_squared_error", "neg_mean_absolute_error", "neg_root_mean_squared_error"],
+    ),
+    "lasso": ("Lasso", TIGHT, {"alpha": [0.001, 0.1]}, NUMBERS, ["r2"]),
+    "elastic net": (
+        "ElasticNet", TIGHT, {"alpha": [0.001, 0.1], "l1_ratio": [0.2, 0.8]}, NUMBERS, ["r2"],
+    ),
+    "counts": ("PoissonRegressor", TIGHT, {"alpha": [0.001, 0.1]}, COUNTS, ["r2"]),
+    "huber": ("HuberRegressor", {"tol": 1e-7}, {"alpha": [0.001, 0.1]}, NUMBERS, ["r2"]),
+}  # fmt: skip
+SPLITTERS = {
+    "folds": 4,
+    "drawn": truth.ShuffleSplit(3, random_state=0),
+    "time": truth.TimeSeriesSplit(3),
+}
+
+
+def _largest_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    assert set(ours) == set(theirs)
+    assert ours["params"] == theirs["params"]
+    names = [name for name in theirs if name.startswith(("split", "mean_t", "std_t"))]
+    return max(float(np.abs(ours[name] - theirs[name]).max()) for name in names)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("case", "cv"),
+    # Other splitters ask nothing else of most estimators.
+    [(case, "folds") for case in CASES]
+    + [(case, cv) for case in ("binary", "ridge") for cv in SPLITTERS if cv != "folds"],
+)
+def test_stacks_give_scikit_learns_results(case: str, cv: str, weighted: bool) -> None:
+    name, options, grid, y, scoring = CASES[case]
+    params = {"sample_weight": WEIGHTS} if weighted else {}
+    more = {"scoring": scoring, "refit": scoring[0], "cv": SPLITTERS[cv]}
+    ours, theirs = (
+        search(getattr(rooms, name)(**options), grid, return_train_score=True, **more).fit(
+            X, y, **params
+        )
+        for search, rooms in (
+            (model_selection.GridSearchCV, linear_model),
+            (truth.GridSearchCV, truths),
+        )
+    )
+    assert ours.stacks_ == 1
+    assert _largest_difference(ours.cv_results_, theirs.cv_results_) < 1e-6
+    assert ours.best_params_ == theirs.best_params_
+    np.testing.assert_allclose(ours.best_estimator_.coef_, theirs.best_estimator_.coef_, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["array", "frame", "sparse"])
+@pytest.mark.parametrize("case", ["binary", "classes", "ridge"])
+def test_dask_collections_give_the_results_of_their_rows(case: str, kind: str, client: Any) -> None:
+    name, options, grid, y, _ = CASES[case]
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(y, chunks=250)
+    target: Any = labels
+    if kind == "frame":
+        frame = pd.DataFrame(X, columns=list("abcde")).assign(target=y)
+        rows, target = dd.from_pandas(frame, npartitions=3), "target"
+    elif kind == "sparse":
+        rows = rows.map_blocks(sparse.csr_array)
+    search = model_selection.GridSearchCV(getattr(linear_model, name)(**options), grid, cv=4)
+    search.fit(rows, target)
+    expected = truth.GridSearchCV(getattr(truths, name)(**options), grid, cv=4).fit(X, y)
+    assert search.stacks_ == 1
+    assert _largest_difference(search.cv_results_, expected.cv_results_) < 1e-6
+    assert search.best_params_ == expected.best_params_
+    if kind == "array":
+        assert search.score(rows, labels) == pytest.approx(expected.score(X, y))
+        np.testing.assert_array_equal(search.predict(rows).compute() == y, expected.predict(X) == y)
+
+
+def test_what_does_not_stack_is_fitted_one_by_one(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    grid = {"var_smoothing": [1e-9, 1e-2]}
+    expected = truth.GridSearchCV(TheirGaussianNB(), grid, cv=3).fit(X, BINARY)
+    for estimator in (GaussianNB(), TheirGaussianNB()):
+        search = model_selection.GridSearchCV(estimator, grid, cv=3, refit=False)
+        search.fit(rows, labels)
+        assert not hasattr(search, "stacks_")
+        assert _largest_difference(search.cv_results_, expected.cv_results_) < 1e-12
+
+
+def test_cross_validation_on_dask_collections(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    ours, theirs = linear_model.LogisticRegression(**TIGHT), truths.LogisticRegression(**TIGHT)
+    scoring = ["accuracy", "neg_log_loss"]
+    found = model_selection.cross_validate(
+        ours, rows, labels, scoring=scoring, cv=3, return_estimator=True, return_indices=True
+    )
+    expected = truth.cross_validate(theirs, X, BINARY, scoring=scoring, cv=3)
+    for name in scoring:
+        np.testing.assert_allclose(found[f"test_{name}"], expected[f"test_{name}"], atol=1e-9)
+    assert len(found["estimator"]) == len(found["indices"]["test"]) == 3
+    predicted = model_selection.cross_val_predict(ours, rows, labels, cv=3)
+    assert predicted.chunks == labels.chunks
+    truly = truth.cross_val_predict(theirs, X, BINARY, cv=3)
+    np.testing.assert_array_equal(predicted.compute(), truly)
+    of_classes = model_selection.cross_val_predict(ours, rows, labels, cv=3, method="predict_proba")
+    assert of_classes.shape == (N, 2)
+    with pytest.raises(InvalidParameterError, match="only works for partitions"):
+        model_selection.cross_val_predict(ours, rows, labels, cv=truth.TimeSeriesSplit(3)).compute()
+
+
+def test_groups_and_indices_of_the_users_own(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    groups = RNG.integers(0, 9, N)
+    ours, theirs = linear_model.LogisticRegression(**TIGHT), truths.LogisticRegression(**TIGHT)
+    for cv in (truth.GroupKFold(3), list(truth.KFold(3, shuffle=True, random_state=0).split(X))):
+        lazy = da.from_array(groups, chunks=250)
+        found = model_selection.cross_val_score(ours, rows, labels, groups=lazy, cv=cv)
+        expected = truth.cross_val_score(theirs, X, BINARY, groups=groups, cv=cv)
+        np.testing.assert_allclose(found, expected)
+
+
+def test_random_search_on_dask_collections(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(NUMBERS, chunks=250)
+    options = {"n_iter": 3, "random_state": 0, "cv": 3}
+    values = {"alpha": np.logspace(-3, 3, 20)}
+    ours = model_selection.RandomizedSearchCV(linear_model.Ridge(), values, **options)
+    expected = truth.RandomizedSearchCV(truths.Ridge(), values, **options).fit(X, NUMBERS)
+    ours.fit(rows, labels)
+    assert _largest_difference(ours.cv_results_, expected.cv_results_) < 1e-9
+    assert ours.best_score_ == pytest.approx(expected.best_score_)
+
+
+def test_a_failed_fit_scores_what_the_user_says(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    with pytest.warns(FitFailedWarning, match="var_smoothing"):
+        scores = model_selection.cross_val_score(
+            GaussianNB(var_smoothing=-1), rows, labels, cv=2, error_score=-3.0
+        )
+    assert scores.tolist() == [-3.0, -3.0]
+    with pytest.raises(InvalidParameterError, match="var_smoothing"):
+        model_selection.cross_val_score(
+            GaussianNB(var_smoothing=-1), rows, labels, cv=2, error_score="raise"
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"cv": 1}, "at least 2 folds"),
+        ({"cv": "five"}, "number of folds"),
+        ({"scoring": "acuracy"}, "no name of a score"),
+        ({"scoring": "jaccard"}, "not there for Dask"),
+        ({"scoring": ["accuracy", "roc_auc"]}, "refit must be set"),
+    ],
+)
+def test_wrong_arguments_name_the_remedy(options: dict[str, Any], text: str) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    search = model_selection.GridSearchCV(
+        linear_model.LogisticRegression(), {"C": [1]}, **{"error_score": "raise", **options}
+    )
+    with pytest.raises(InvalidParameterError, match=text):
+        search.fit(rows, labels)

@@ -1,0 +1,198 @@
+"""Splitters: scikit-learn's splits, of Dask collections too, whatever their chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import model_selection as truth
+
+from daskml_dist import model_selection
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+RNG = np.random.default_rng(0)
+N = 103
+X = RNG.normal(size=(N, 3))
+Y = RNG.choice(["a", "b", "c"], N, p=[0.5, 0.3, 0.2])
+GROUPS = RNG.integers(0, 17, N)
+CHUNKS = [(50, 53), (10,) * 10 + (3,), (103,)]
+
+#: Splitters whose splits of Dask collections are scikit-learn's, row by row.
+EQUAL = [
+    ("KFold", {"n_splits": 5}),
+    ("StratifiedKFold", {"n_splits": 5}),
+    ("GroupKFold", {"n_splits": 4}),
+    ("TimeSeriesSplit", {"n_splits": 4}),
+    ("TimeSeriesSplit", {"n_splits": 4, "gap": 3, "max_train_size": 20, "test_size": 7}),
+]
+#: Those that draw.
+DRAWN = [
+    ("KFold", {"n_splits": 4, "shuffle": True}),
+    ("StratifiedKFold", {"n_splits": 3, "shuffle": True}),
+    ("ShuffleSplit", {"n_splits": 6, "test_size": 0.2, "train_size": 0.5}),
+    ("StratifiedShuffleSplit", {"n_splits": 4, "test_size": 0.2}),
+]
+
+
+@pytest.fixture(autouse=True)
+def in_this_thread() -> Any:
+    with dask.config.set(scheduler="sync"):
+        yield
+
+
+def _column(name: str) -> Any:
+    return {"StratifiedKFold": Y, "StratifiedShuffleSplit": Y}.get(name)
+
+
+def _lazy(chunks: tuple[int, ...]) -> tuple[da.Array, da.Array, da.Array]:
+    columns = [da.from_array(value, chunks=(chunks,)) for value in (Y, GROUPS)]
+    return da.from_array(X, chunks=(chunks, 3)), *columns
+
+
+def _splits(splitter: Any, chunks: tuple[int, ...]) -> list[tuple[Any, Any]]:
+    found = []
+    for train, test in splitter.split(*_lazy(chunks)):
+        assert train.dtype == test.dtype == bool
+        found.append((np.flatnonzero(train.compute()), np.flatnonzero(test.compute())))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:The groups parameter is ignored")
+@pytest.mark.parametrize("chunks", CHUNKS, ids=len)
+@pytest.mark.parametrize(("name", "options"), EQUAL)
+def test_splits_are_those_of_scikit_learn(
+    name: str, options: dict[str, Any], chunks: tuple[int, ...]
+) -> None:
+    expected = list(getattr(truth, name)(**options).split(X, Y, GROUPS))
+    found = _splits(getattr(model_selection, name)(**options), chunks)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        for side, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(side, other)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=len)
+@pytest.mark.parametrize(("name", "options"), DRAWN)
+def test_drawn_splits_have_scikit_learns_sizes(
+    name: str, options: dict[str, Any], chunks: tuple[int, ...]
+) -> None:
+    splitter = getattr(truth, name)(random_state=0, **options)
+    ours = getattr(model_selection, name)(random_state=0, **options)
+    expected, found = list(splitter.split(X, Y)), _splits(ours, chunks)
+    for (train, test), (others, held) in zip(found, expected, strict=True):
+        assert not set(train) & set(test)
+        assert abs(len(train) - len(others)) <= 1
+        assert abs(len(test) - len(held)) <= 1
+        if _column(name) is not None:
+            sizes = [np.unique(Y[at], return_counts=True)[1] for at in (test, held)]
+            assert np.abs(np.subtract(*sizes)).max() <= 1
+    again = _splits(getattr(model_selection, name)(random_state=0, **options), chunks)
+    assert all((a[1] == b[1]).all() for a, b in zip(found, again, strict=True))
+    other = _splits(getattr(model_selection, name)(random_state=1, **options), chunks)
+    pairs = zip(found, other, strict=True)
+    assert any(len(a[1]) != len(b[1]) or (a[1] != b[1]).any() for a, b in pairs)
+    if "KFold" in name:
+        assert sorted(np.concatenate([test for _, test in found])) == list(range(N))
+    if len(chunks) == 2:  # every block gives its share
+        assert all(0.2 < (test < 50).mean() < 0.8 for _, test in found)
+
+
+@pytest.mark.parametrize(("name", "options"), EQUAL + DRAWN)
+def test_rows_in_memory_are_split_by_scikit_learn(name: str, options: dict[str, Any]) -> None:
+    groups = GROUPS if name == "GroupKFold" else None
+    if (name, options) in DRAWN:
+        options = options | {"random_state": 3}
+    expected = getattr(truth, name)(**options).split(X, Y, groups)
+    found = getattr(model_selection, name)(**options).split(X, Y, groups)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a[1], b[1])
+
+
+def test_chunks_of_unknown_sizes_are_counted() -> None:
+    rows, labels, _ = _lazy((50, 53))
+    some = rows[:, 0] > -0.5
+    kept = X[:, 0] > -0.5
+    found = list(model_selection.StratifiedKFold(3).split(rows[some], labels[some]))
+    expected = list(truth.StratifiedKFold(3).split(X[kept], Y[kept]))
+    for (_, test), (_, held) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.flatnonzero(test.compute()), held)
+
+
+@pytest.mark.parametrize("stratify", [False, True])
+@pytest.mark.parametrize("frame", [False, True])
+def test_train_test_split(frame: bool, stratify: bool) -> None:
+    rows, labels, _ = _lazy((50, 53))
+    if frame:
+        table = dd.from_pandas(pd.DataFrame(X, columns=list("abc")), npartitions=2)
+        rows, labels = table, dd.from_pandas(pd.Series(Y), npartitions=2)
+    given = labels if stratify else None
+    parts = model_selection.train_test_split(
+        rows, labels, test_size=0.2, random_state=0, stratify=given
+    )
+    train, test, y_train, y_test = dask.compute(*parts)
+    assert (len(train), len(test)) == (len(y_train), len(y_test)) == (82, 21)
+    assert type(train) is (pd.DataFrame if frame else np.ndarray)
+    both = np.concatenate([np.asarray(train), np.asarray(test)])
+    np.testing.assert_array_equal(both[np.lexsort(both.T)], X[np.lexsort(X.T)])
+    where = {tuple(row): label for row, label in zip(X.tolist(), Y, strict=True)}
+    assert [where[tuple(row)] for row in np.asarray(test).tolist()] == list(np.asarray(y_test))
+    if stratify:
+        assert np.unique(np.asarray(y_test), return_counts=True)[1].tolist() == [10, 7, 4] or (
+            np.abs(
+                np.unique(np.asarray(y_test), return_counts=True)[1]
+                - np.unique(Y, return_counts=True)[1] * 0.2
+            ).max()
+            <= 1
+        )
+
+
+def test_train_test_split_in_order() -> None:
+    rows, labels, _ = _lazy((50, 53))
+    parts = model_selection.train_test_split(rows, labels, shuffle=False)
+    expected = truth.train_test_split(X, Y, shuffle=False)
+    for ours, theirs in zip(dask.compute(*parts), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda r, y, g: model_selection.KFold(200).split(r), InvalidDataError, "n_splits=200"),
+        (lambda r, y, g: model_selection.GroupKFold(30).split(r, y, g), InvalidDataError, "groups"),
+        (
+            lambda r, y, g: model_selection.GroupKFold(3).split(r, y),
+            InvalidParameterError,
+            "groups",
+        ),
+        (lambda r, y, g: model_selection.StratifiedKFold(90).split(r, y), InvalidDataError, "90"),
+        (lambda r, y, g: model_selection.StratifiedKFold(3).split(r), InvalidParameterError, "'y'"),
+        (
+            lambda r, y, g: model_selection.ShuffleSplit(test_size=200).split(r),
+            InvalidParameterError,
+            "test_size=200",
+        ),
+        (
+            lambda r, y, g: model_selection.ShuffleSplit(test_size=0.7, train_size=0.7).split(r),
+            InvalidParameterError,
+            "Lower test_size",
+        ),
+        (
+            lambda r, y, g: model_selection.ShuffleSplit(40).split(r),
+            InvalidParameterError,
+            "at most 33",
+        ),
+        (
+            lambda r, y, g: model_selection.TimeSeriesSplit(200).split(r),
+            InvalidDataError,
+            "splits=200",
+        ),
+    ],
+)
+def test_errors_name_the_remedy(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        list(call(*_lazy((50, 53))))
