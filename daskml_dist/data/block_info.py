@@ -46,6 +46,8 @@ class BlockInfo:
         Sorted unique labels (classification only).
     label_weights : ndarray of float64, or None
         Sum of the sample weights of each label; its rows where there are none.
+    label_rows : ndarray of int64, or None
+        Rows of each label.
     y_min, y_max : float or None
         Of the targets (regression only); None in an empty block.
     targets : Spread or None
@@ -69,6 +71,7 @@ class BlockInfo:
     weight_sum: float
     labels: NDArray[Any] | None = None
     label_weights: NDArray[np.float64] | None = None
+    label_rows: NDArray[np.int64] | None = None
     y_min: float | None = None
     y_max: float | None = None
     targets: Spread | None = None
@@ -160,7 +163,7 @@ def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
         return {"labels": np.unique(y), "n_targets": y.shape[1]}
     weights = block.sample_weight
     try:
-        labels, _, sums = _count_numbers(y, weights) or _count_any(y, weights)
+        labels, counts, sums = _count_numbers(y, weights) or _count_any(y, weights)
     except TypeError as error:
         raise InvalidDataError(
             f"Block {block.index}: the labels in y are of different types ({error}). Make them "
@@ -169,6 +172,7 @@ def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
     return {
         "labels": labels,
         "label_weights": sums.astype(np.float64),
+        "label_rows": counts.astype(np.int64),
     }
 
 

@@ -71,11 +71,11 @@ class OwnRows(Protocol):
     def count(self, lane: int) -> int:
         """Rows of an own lane."""
 
+    def firsts(self, lane: int) -> NDArray[np.int64]:
+        """Number of the first row of each part of a block that an own lane has."""
+
     def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
         """The rows of an own lane, some neighbours at a time, and the number of their first."""
-
-    def numbers(self, lane: int) -> list[range]:
-        """Numbers of the rows of an own lane, in their order."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items (one a lane) in the trainer's compute threads."""

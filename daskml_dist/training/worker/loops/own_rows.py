@@ -125,6 +125,12 @@ class _Rows(Together):
         """Rows of an own lane."""
         return self._of_number[lane].n_rows
 
+    def firsts(self, lane: int) -> NDArray[np.int64]:
+        """Number of the first row of each part of a block that an own lane has."""
+        first = self._context.fit.own_rows.first_rows
+        parts = [part for part in self._of_number[lane].segments if len(part)]
+        return np.array([first[part.block] + part.start for part in parts], np.int64)
+
     def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
         """The rows of an own lane, block by block, and the number of their first."""
         reader, first = self._of_number[lane], self._context.fit.own_rows.first_rows
@@ -133,14 +139,6 @@ class _Rows(Together):
             if len(rows.X):
                 yield int(first[rows.block]) + rows.first, rows
         reader.put_away()
-
-    def numbers(self, lane: int) -> list[range]:
-        """Numbers of the rows of an own lane, in their order."""
-        first = self._context.fit.own_rows.first_rows
-        return [
-            range(int(first[s.block]) + s.start, int(first[s.block]) + s.stop)
-            for s in self._of_number[lane].segments
-        ]
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items in the compute threads."""
