@@ -44,6 +44,7 @@ class BaseTrees(BaseRounds):
     _impurity: NDArray[np.float64]
     #: Whether thresholds are drawn.
     _random_cuts: Any = False
+    _made_share = 0.5
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -144,7 +145,6 @@ class BaseTrees(BaseRounds):
             max_bins=int(p["max_bins"]),
             seed=self._seed,
             decomposition=p.get("decomposition", "auto"),
-            budget=self._run_settings().memory_budget,
             out_of_bag=bool(p.get("oob_score", False)),
             begin=begin,
             class_weight=self._of_outputs,

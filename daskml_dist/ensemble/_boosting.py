@@ -57,6 +57,7 @@ class BaseBoosting(BaseRounds):
     _categories: dict[Any, NDArray[Any]]
     categorical_features: Any
     max_bins: int
+    _made_share = 0.5
     #: During a fit: the rows that the user holds out, and which are not among them.
     _held: tuple[Any, Any, Any] | None = None
     _of_fit: FitRows | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,12 @@ from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.hold_out import Aside
 from daskml_dist.solvers.own_rows import OwnRows
 
-__all__ = ["BinnedRows", "binned", "chosen"]
+__all__ = ["BinnedRows", "binned", "chosen", "tiles"]
 
 #: Rows of bins begin where a word does, so that few reach over a processor's lines.
 _WORD = 8
+#: Rows of which something is made at once.
+TILE = 2**16
 
 
 class BinnedRows:
@@ -140,6 +142,12 @@ def binned(
         weight = None if weight is None else aside.own_weight(y, weight)
         held.add(X, y, weight, numbers[is_held])
     return own, held
+
+
+def tiles(n: int) -> Iterator[slice]:
+    """Some of `n` rows at a time, so that what is made of them stays small."""
+    for start in range(0, n, TILE):
+        yield slice(start, min(n, start + TILE))
 
 
 def chosen(

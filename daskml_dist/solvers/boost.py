@@ -32,7 +32,7 @@ from daskml_dist.solvers.binned_rows import BinnedRows, binned
 from daskml_dist.solvers.boost_losses import BoostLoss
 from daskml_dist.solvers.boost_scores import BoostScores
 from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
-from daskml_dist.solvers.exact_sums import exact_totals
+from daskml_dist.solvers.exact_sums import exact_sums
 from daskml_dist.solvers.gradients import Gradients
 from daskml_dist.solvers.grow import Grower
 from daskml_dist.solvers.leaves import Growth, Leaf
@@ -182,12 +182,12 @@ class _Boosting:
         if self._loss.quantile is not None:
             whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
             return self._quantiles(whole, 1)
-        targets = [self._loss.of_target(room.y) for room in self._rooms]
-        weights = [_weight(room) for room in self._rooms]
-        parts = (
-            np.column_stack([t * w[:, None], w]) for t, w in zip(targets, weights, strict=True)
-        )
-        sums = exact_totals(self._rows, parts)
+
+        def targets(room: BinnedRows, at: slice) -> list[Array]:
+            weight = _weight(room, at)
+            return [*(self._loss.of_target(room.y[at]) * weight[:, None]).T, weight]
+
+        sums = exact_sums(self._rows, self._rooms, targets, self._loss.n_outputs + 1)
         if not sums[-1] > 0:
             raise InvalidDataError(
                 "All weights of the rows to train on are zero. Give some rows a positive weight."
@@ -274,8 +274,8 @@ class _Boosting:
             self._scores.add()
 
 
-def _weight(room: BinnedRows) -> Array:
-    return np.ones(room.n) if room.weight is None else room.weight
+def _weight(room: BinnedRows, at: slice) -> Array:
+    return np.ones(len(room.y[at])) if room.weight is None else room.weight[at]
 
 
 def _add_tree(room: BinnedRows, tree: Tree, output: int) -> None:

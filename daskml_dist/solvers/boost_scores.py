@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.solvers.binned_rows import BinnedRows
 from daskml_dist.solvers.boost_losses import BoostLoss
-from daskml_dist.solvers.exact_sums import exact_totals
+from daskml_dist.solvers.exact_sums import exact_sums
 from daskml_dist.solvers.own_rows import OwnRows
 from daskml_dist.solvers.scored import ScoredRows
 from daskml_dist.solvers.stopping import Stopping
@@ -81,10 +81,10 @@ class BoostScores:
             assert self._stopping is not None
             assert self._stopping.scorer is not None
             return self._scored[name].score(self._stopping.scorer)
-        parts = self._rows.map(self._losses_of, rooms) or [np.zeros((0, 2))]
-        loss, weight = exact_totals(self._rows, parts)
+        loss, weight = exact_sums(self._rows, rooms, self._losses_of, 2)
         return float(-loss / weight) if weight else 0.0
 
-    def _losses_of(self, room: BinnedRows) -> Array:
-        weight = np.ones(room.n) if room.weight is None else room.weight
-        return np.column_stack([self._loss.losses(room.y, room.extra["raw"]) * weight, weight])
+    def _losses_of(self, room: BinnedRows, at: slice) -> list[Array]:
+        y = room.y[at]
+        weight = np.ones(len(y)) if room.weight is None else room.weight[at]
+        return [self._loss.losses(y, room.extra["raw"][:, at]) * weight, weight]

@@ -49,8 +49,6 @@ class ForestSolver(RowSolver):
     seed : int
     decomposition : str
         "functional", "data" or "auto".
-    budget : int or None
-        Bytes that rows may take on a trainer.
     out_of_bag : bool
         Whether rows are answered by the trees that did not draw them.
     begin : mapping of str to ndarray, or None
@@ -64,7 +62,6 @@ class ForestSolver(RowSolver):
     max_bins: int
     seed: int
     decomposition: str = "auto"
-    budget: int | None = None
     out_of_bag: bool = False
     begin: Mapping[str, Array] | None = None
     class_weight: tuple[Array, ...] = ()
@@ -137,8 +134,12 @@ class _Forest:
             return True
         if solver.decomposition != "auto":
             return solver.decomposition == "functional"
-        n = self._rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0]
-        return bool(n <= (solver.budget or 2**31))
+        rows, growth = self._rows, solver.growth
+        n_bytes = int(rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0])
+        # They come in parts that are joined; the lines of a tree, for each lane's thread, and room
+        # to part them.
+        need = 2 * n_bytes + 16 * growth.n_line * rows.n_rows * len(rows.lanes)
+        return not rows.largest(np.array([float(need > rows.budget)]))[0]
 
     def run(self) -> Solution:
         """Grow the trees."""

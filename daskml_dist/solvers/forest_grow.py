@@ -80,6 +80,11 @@ class ForestGrowth:
         """Numbers of a drawn row beside its number and weight; even where there are classes."""
         return self.n_outputs // 2 * 2 if self.classes else 2 * self.n_outputs + 1
 
+    @property
+    def n_line(self) -> int:
+        """Numbers of a drawn row."""
+        return 2 + self.n_more
+
 
 class Growing:
     """Facts that the growth of any tree of a forest needs.
@@ -134,11 +139,14 @@ class Growing:
         rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROWS, _NODES))
         return rows, nodes
 
-    def lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
-        """The rows that a tree draws."""
+    def lines(
+        self, room: ForestRows, tree: int, factor: Array | None = None, found: Array | None = None
+    ) -> Array:
+        """The rows that a tree draws, in room for as many as there are, where that is given."""
         from daskml_dist.backends.forest_kernels import draw_rows
 
-        found = np.empty((len(room.numbers), 2 + self.growth.n_more), np.int64)
+        if found is None:
+            found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
         n = draw_rows(
             room.numbers, self.keys(tree)[0], self.table, room.weight,
             np.empty(0, np.int64) if factor is None else factor, room.slot, room.more,

@@ -6,8 +6,9 @@ scales follow from sums of all rows, so they are the same on any number of worke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from daskml_dist.backends.base import SparseRows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
+from daskml_dist.solvers.binned_rows import tiles
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["ForestRows", "Scales", "forest_rows", "gathered", "scaled"]
@@ -68,6 +70,10 @@ class ForestRows:
     def n_bytes(self) -> int:
         """Bytes that travel where it is gathered."""
         return sum(a.nbytes for a in (self.rows, self.numbers, self.weight, self.slot, self.more))
+
+
+#: Makes a number of each of some rows.
+Make = Callable[[ForestRows, slice], Array]
 
 
 @dataclass(frozen=True)
@@ -180,50 +186,67 @@ def scaled(
     scales = Scales(bits, weight)
     if criterion.of_classes:
         for room in rooms:
-            room.slot, room.more = _slots(room.y, classes)
+            room.slot, room.more = _slots(rows, room.y, classes)
         return scales
     return _targets(rows, rooms, criterion, scales, 62 - spare)
 
 
-def _slots(y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
+def _slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
     """Classes of the first output, and the sums that those of the others add to."""
-    slots = y.reshape(len(y), -1).astype(np.int32) + np.append(0, np.cumsum(classes[:-1]))
-    more = np.full((len(y), len(classes) // 2 * 2), -1, np.int64)
-    more[:, : len(classes) - 1] = slots[:, 1:]
-    return np.ascontiguousarray(slots[:, 0], np.int32), more
+    first = np.append(0, np.cumsum(classes[:-1]))
+    slot = rows.room((len(y),), np.int32)
+    more = rows.room((len(y), len(classes) // 2 * 2), np.int64)
+    for at in tiles(len(y)):
+        slots = y[at].reshape(-1, len(classes)).astype(np.int32) + first
+        slot[at], more[at] = slots[:, 0], -1
+        more[at, : len(classes) - 1] = slots[:, 1:]
+    return slot, more
 
 
 def _weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
     """Make the weights whole numbers; their scale."""
     facts = np.zeros(3)
     for room in rooms:
-        if room.given is not None:
-            odd = (room.given % 1).any()
-            facts = np.maximum(facts, [1.0, room.given.max(initial=0.0), odd])
+        room.weight = rows.room((len(room.y),), np.int64)
+        if (given := room.given) is None:
+            continue
+        for at in tiles(len(given)):
+            odd = (given[at] % 1).any()
+            facts = np.maximum(facts, [1.0, given[at].max(initial=0.0), odd])
     weighted, largest, odd = rows.largest(facts)
     if not weighted:
         for room in rooms:
-            room.weight = np.ones(len(room.y), np.int64)
+            room.weight[:] = 1
         return 1.0
     if not 0 < largest < np.inf:
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
-    scale = _scale(rows, [r.given if r.given is not None else np.ones(len(r.y)) for r in rooms],
-                   largest, bits)  # fmt: skip
+
+    scale = _scale(rows, rooms, _given, largest, bits)
     if not odd and scale >= 1:
         scale = 1.0
     for room in rooms:
-        given = np.ones(len(room.y)) if room.given is None else room.given
-        room.weight = np.rint(given * scale).astype(np.int64)
+        for at in tiles(len(room.y)):
+            room.weight[at] = np.rint(_given(room, at) * scale)
     return scale
 
 
-def _scale(rows: OwnRows, parts: Sequence[Array], largest: float, bits: int) -> float:
+def _given(room: ForestRows, at: slice) -> Array:
+    return np.ones(len(room.y[at])) if room.given is None else room.given[at]
+
+
+def _scale(
+    rows: OwnRows, rooms: Sequence[ForestRows], make: Make, largest: float, bits: int
+) -> float:
     """The largest power of two that brings the sum of some numbers, all positive, below 2**bits."""
     if not largest > 0:
         return 1.0
     # Whole numbers, so that the bound is the same in any order.
     rough = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
-    total = sum(int(np.ceil(part * rough).astype(np.int64).sum()) for part in parts)
+    total = sum(
+        int(np.ceil(make(room, at) * rough).astype(np.int64).sum())
+        for room in rooms
+        for at in tiles(len(room.y))
+    )
     total = int(rows.sum(np.array([total]))[0])
     return float(np.ldexp(rough, bits - total.bit_length() - 1))
 
@@ -241,25 +264,52 @@ def _targets(
         # Digits that all targets share would cost bits.
         apart = np.maximum(abs(top), abs(bottom)) > 16 * (top - bottom)
         centre[apart] = np.rint((top + bottom) / 2)[apart]
-    lowered = [room.y.reshape(len(room.y), -1) - centre for room in rooms]
-    scaled = []
-    for make in (np.asarray, lambda y: criterion.terms(y).sum(axis=1, keepdims=True)):
-        parts = [make(y) * r.weight[:, None] for y, r in zip(lowered, rooms, strict=True)]
-        most = rows.largest(
-            np.array([max((np.abs(p).max(initial=0.0) for p in parts), default=0.0)])
+    k = len(centre)
+    for room in rooms:
+        room.slot = rows.room((len(room.y),), np.int32)
+        room.more = rows.room((len(room.y), 2 * k + 1), np.int64)
+        room.more[:, k + 1 :] = room.y.reshape(len(room.y), -1).view(np.int64)
+    target, term = (
+        _whole(rows, rooms, partial(_weighted, made, centre), columns, bits)
+        for made, columns in (
+            (_as_they_are, slice(0, k)),
+            (partial(_terms, criterion), slice(k, k + 1)),
         )
-        if not np.isfinite(most[0]):
-            raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
-        scale = _scale(rows, [np.abs(part) for part in parts], most[0] * parts[0].shape[1], bits)
-        scaled.append((scale, [np.rint(part * scale).astype(np.int64) for part in parts]))
-    (target, values), (term, terms) = scaled
-    if criterion.needs_rows:
-        term = target
-    for i, room in enumerate(rooms):
-        room.slot = np.zeros(len(room.y), np.int32)
-        own = np.ascontiguousarray(room.y).reshape(len(room.y), -1).view(np.int64)
-        room.more = np.column_stack([values[i], terms[i], own])
-    return Scales(scales.bits, scales.weight, target, term, centre)
+    )
+    return Scales(
+        scales.bits, scales.weight, target, target if criterion.needs_rows else term, centre
+    )
+
+
+def _as_they_are(y: Array) -> Array:
+    return y
+
+
+def _terms(criterion: Criterion, y: Array) -> Array:
+    return np.asarray(criterion.terms(y)).sum(axis=1, keepdims=True)
+
+
+def _weighted(made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice) -> Array:
+    """What is made of some targets, by their weights; a column or more."""
+    y = room.y[at]
+    return np.asarray(made(y.reshape(len(y), -1) - centre)) * room.weight[at, None]
+
+
+def _whole(
+    rows: OwnRows, rooms: Sequence[ForestRows], make: Make, columns: slice, bits: int
+) -> float:
+    """Make whole numbers, columns of `ForestRows.more`; their scale."""
+    parts = ((room, at) for room in rooms for at in tiles(len(room.y)))
+    own = max((np.abs(make(room, at)).max(initial=0.0) for room, at in parts), default=0.0)
+    most = rows.largest(np.array([own]))[0]
+    if not np.isfinite(most):
+        raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
+    width = columns.stop - columns.start
+    scale = _scale(rows, rooms, lambda room, at: np.abs(make(room, at)), most * width, bits)
+    for room in rooms:
+        for at in tiles(len(room.y)):
+            room.more[at, columns] = np.rint(make(room, at) * scale)
+    return scale
 
 
 def _reach(y: Array) -> Array:
@@ -283,12 +333,16 @@ def _check_poisson(top: Array, bottom: Array) -> None:
 def gathered(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
     """The rows of all lanes of all trainers."""
     own = [
-        np.concatenate([getattr(room, name) for room in rooms])
+        _joined([getattr(room, name) for room in rooms])
         for name in ("rows", "numbers", "weight", "slot", "more")
     ]
     every = rows.gather(own) if rows.size > 1 else [own]
     bins, numbers, weight, slot, more = (
-        np.ascontiguousarray(np.concatenate(parts)) for parts in zip(*every, strict=True)
+        np.ascontiguousarray(_joined(parts)) for parts in zip(*every, strict=True)
     )
     first = rooms[0]
     return ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -159,6 +159,14 @@ class Engine(ABC):
         """Reading of the blocks in each pass, known with the lanes; None where they are kept."""
         return None
 
+    def leave(self, share: float) -> None:  # noqa: B027 (all are held without a cluster)
+        """Leave a share of the budget to what trainers make of blocks; before the survey."""
+
+    @property
+    def budget(self) -> float:
+        """Bytes of blocks that are held, and of what is made of rows, on one worker."""
+        return float("inf")
+
     @property
     def on_one_host(self) -> bool:
         """Whether the workers of the lanes are several, and may share memory."""

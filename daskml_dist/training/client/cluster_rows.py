@@ -68,6 +68,8 @@ class ClusterRows:
         self._collection = collection
         self._given_budget = memory_budget
         self._device = device
+        #: Share of the budget that blocks may take.
+        self.share = 1.0
         self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
         self.membership = Membership(client)
         self._held = HeldBlocks(client, collection, self.membership)
@@ -106,7 +108,7 @@ class ClusterRows:
 
     @property
     def budget(self) -> float:
-        """Bytes of blocks on one worker; infinite where its memory has no limit."""
+        """Bytes of rows on one worker; infinite where its memory has no limit."""
         if self._given_budget is not None:
             return self._given_budget
         budget = _AUTO_BUDGET * self.memory_limit
@@ -167,7 +169,7 @@ class ClusterRows:
             done = min(done + wave, len(bundles))
             if fit:
                 continue
-            room = self.budget * len(self.threads())
+            room = self.share * self.budget * len(self.threads())
             used = sum(info.nbytes for info in self.infos)
             if used > room:
                 self._stream()
@@ -183,7 +185,7 @@ class ClusterRows:
 
     def _surely_fit(self) -> bool:
         """Whether all blocks fit in the budget, whatever their rows are."""
-        room = self.budget * len(self.membership.ready)
+        room = self.share * self.budget * len(self.membership.ready)
         return surely_fit(self._client, self._collection, room, persisted=bool(self.homes))
 
     def _stream(self) -> None:
@@ -357,7 +359,7 @@ class ClusterRows:
                 "memory_budget."
             )
         # A read takes about three times the block (file, frame, array) while it lasts.
-        room = self.budget - 3 * largest.nbytes * n_lanes
+        room = self.share * self.budget - 3 * largest.nbytes * n_lanes
         return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:

@@ -173,6 +173,17 @@ class ClusterEngine(Engine):
             return {}
         return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
+    def leave(self, share: float) -> None:
+        """Leave a share of the budget to what trainers make of blocks; before the survey."""
+        self._rows.share = 1.0 - share
+
+    @property
+    def budget(self) -> float:
+        """Bytes of blocks that are held, and of what is made of rows, on one worker."""
+        rows = self._rows
+        # Streamed blocks are not held, and take their share as they come.
+        return rows.budget * (1.0 - rows.share if rows.streamed else 1.0)
+
     @property
     def on_one_host(self) -> bool:
         """Whether the workers of the lanes are several, and may share memory."""
