@@ -45,7 +45,7 @@ class TreesClassifier(BaseClassifier):
 
     @property
     def _ends(self) -> list[int]:
-        """Where the probabilities of each output lie."""
+        """Columns at which the probabilities of each output begin, and their number."""
         return [0, *np.cumsum(self.n_classes_).tolist()]
 
     def predict(self, X: Any) -> Any:

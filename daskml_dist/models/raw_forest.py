@@ -13,7 +13,7 @@ from scipy import sparse
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.models.tree_view import numbers_of
+from daskml_dist.models.node_numbers import numbers_of
 from daskml_dist.models.trees import Trees
 
 __all__ = ["ForestLeaves", "RawForest"]

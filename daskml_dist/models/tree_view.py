@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from daskml_dist.models.node_numbers import numbers_of
+from daskml_dist.models.raw_forest import ForestLeaves
 from daskml_dist.models.trees import Trees
 
-__all__ = ["TreeView", "node_paths", "numbers_of", "view_of"]
+__all__ = ["TreeView", "node_paths", "view_of"]
 
 Array = NDArray[Any]
 
@@ -85,8 +87,6 @@ class TreeView:
 
     def apply(self, X: Any) -> Array:
         """Leaves that rows of shape (n, n_features) end in, by their numbers."""
-        from daskml_dist.models.raw_forest import ForestLeaves
-
         return ForestLeaves(self.trees)(X)[:, 0]
 
     def decision_path(self, X: Any) -> csr_matrix:
@@ -129,14 +129,6 @@ def view_of(
         n_classes=np.array(n_classes),
         trees=trees,
     )
-
-
-def numbers_of(trees: Trees) -> Array:
-    """Number of each node in its tree as users see it: a left child follows its parent."""
-    from daskml_dist.backends.tree_order import depth_first
-
-    found: Array = depth_first(trees.roots, trees.nodes.left)
-    return found
 
 
 def node_paths(trees: Trees, leaves: Array) -> csr_matrix:

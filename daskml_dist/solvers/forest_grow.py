@@ -212,7 +212,7 @@ class Growing:
 
 
 def times_drawn(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:
-    """How often a tree draws each of `n` rows; see :class:`ForestGrowth` for `rate`."""
+    """Numbers of times that a tree draws each of `n` rows; `rate` is that of `ForestGrowth`."""
     if rate is None:
         return np.ones(n, np.int64)
     draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROWS))

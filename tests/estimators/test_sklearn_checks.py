@@ -48,8 +48,6 @@ EXPECTED = {
     "BisectingKMeans": WEIGHTS,
     "KMeans": WEIGHTS,
     "MiniBatchKMeans": WEIGHTS,
-    "ExtraTreesClassifier": WEIGHTS,
-    "ExtraTreesRegressor": WEIGHTS,
     "RandomForestClassifier": WEIGHTS,
     "RandomForestRegressor": WEIGHTS,
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
