@@ -286,7 +286,8 @@ def _as_they_are(y: Array) -> Array:
 
 
 def _terms(criterion: Criterion, y: Array) -> Array:
-    return np.asarray(criterion.terms(y)).sum(axis=1, keepdims=True)
+    terms: Array = criterion.terms(y).sum(axis=1, keepdims=True)
+    return terms
 
 
 def _weighted(made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice) -> Array:
