@@ -11,8 +11,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.csr_order import Source
-
 __all__ = ["in_rows", "pull_ranks", "pull_smallest"]
 
 Array = NDArray[Any]
@@ -27,7 +25,7 @@ _fast = numba.njit(
 
 
 def in_rows(
-    some: Source,
+    some: Any,
     indptr: NDArray[np.int64],
     uses: NDArray[np.int64],
     place: NDArray[np.int32],

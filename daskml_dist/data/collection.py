@@ -97,7 +97,7 @@ class Collection:
         return None
 
     def share(self, number: int) -> tuple[int, int] | None:
-        """Whose share of all blocks one is, of how many; None: of nobody's in particular."""
+        """Owner of the share of blocks that one is, of how many; None: nobody's in particular."""
         if self.columns is None:
             return None
         n_parts = len(self.columns) - 1

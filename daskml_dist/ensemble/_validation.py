@@ -24,7 +24,7 @@ Inputs = tuple[Any, Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class FitRows:
-    """Which of joined rows are those of the fit: the first.
+    """Rows of the fit among joined ones: the first.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class FitRows:
     weight: Any
 
     def n_rows(self, survey: Survey) -> int:
-        """How many they are."""
+        """Number of them."""
         return self._survey(survey).n_rows if self.of_blocks else self.n
 
     def label_weights(self, survey: Survey, classes: NDArray[Any]) -> NDArray[np.float64]:

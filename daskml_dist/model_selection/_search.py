@@ -8,7 +8,9 @@ from typing import Any, Self
 
 from sklearn import model_selection
 from sklearn.base import clone
+from sklearn.metrics import check_scoring, get_scorer
 
+from daskml_dist._exported import Exported
 from daskml_dist._stacks import can_stack
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
@@ -22,7 +24,7 @@ __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
 Candidates = Sequence[Mapping[str, Any]]
 
 
-class SearchOnDask:
+class SearchOnDask(Exported):
     """Base class of searches that know Dask collections, and stack what can be stacked.
 
     All else, of rows in memory, is scikit-learn's affair.
@@ -71,6 +73,19 @@ class SearchOnDask:
         if self.refit:
             self._refit(X, y, params)
         return self
+
+    def _as_sklearns(self) -> Any:
+        """The same search as one of scikit-learn's classes."""
+        theirs: Any = next(
+            kind for kind in type(self).__mro__ if kind.__module__.startswith("sklearn.")
+        )
+        found = theirs.__new__(theirs)
+        vars(found).update(vars(self))
+        if hasattr(self, "best_estimator_") and not self.multimetric_:
+            found.scorer_ = check_scoring(found.best_estimator_, self.scoring)
+        elif hasattr(self, "scorer_") and (names := self._names()) is not None:
+            found.scorer_ = {name: get_scorer(given) for name, given in names.items()}
+        return found
 
     def _candidates(self) -> Candidates:
         """Parameters to try."""

@@ -64,7 +64,7 @@ class RowsOfSplits:
         return both
 
     def mask(self, split: int, role: int) -> da.Array:
-        """Whether each row plays a role in a split; a lazy array of bool, chunked as X is."""
+        """Rows that play a role in a split: a lazy array of bool, chunked as X is."""
         one = delayed(partial(_mask, self.roles, split, role), pure=False)
         counts: list[Any] = self.columns.row_counts or [np.nan] * len(self.columns.parts)
         parts = [

@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class Fitted:
-    """What one fit on the training rows of a split gave.
+    """Result of one fit on the training rows of a split.
 
     Parameters
     ----------

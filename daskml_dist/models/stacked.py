@@ -19,7 +19,7 @@ NEITHER, TRAIN, TEST = 0, 1, 2
 
 
 class Roles(ABC):
-    """What rows of some codes are to each split. Picklable.
+    """Roles of rows, by their codes, in each split. Picklable.
 
     Attributes
     ----------

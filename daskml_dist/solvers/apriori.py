@@ -161,7 +161,7 @@ class _Progress:
         self.new_sets, self.new_counts, self.position = [], [], 0
 
     def found(self) -> str:
-        """How many there are of each length, in words."""
+        """Numbers of each length, in words."""
         each = (f"{len(sets):,} of length {k}" for k, sets in enumerate(self.sets, 1))
         return ", ".join(each)
 

@@ -291,7 +291,7 @@ def _terms(criterion: Criterion, y: Array) -> Array:
 
 
 def _weighted(made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice) -> Array:
-    """What is made of some targets, by their weights; a column or more."""
+    """Numbers made of some targets, by their weights; a column or more."""
     y = room.y[at]
     return np.asarray(made(y.reshape(len(y), -1) - centre)) * room.weight[at, None]
 

@@ -294,7 +294,7 @@ class Together:
             yield some
 
     def _parts(self, small: list[_Node]) -> list[GrownTree]:
-        """What grows of some small nodes."""
+        """Growth of some small nodes."""
         size, rank = self._rows.size, self._rows.rank
         given = [self._sent(small[to::size]) for to in range(size)]
         if size > 1:

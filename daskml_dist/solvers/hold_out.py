@@ -42,7 +42,7 @@ class Aside(Protocol):
     of_fit: ClassVar[bool]
 
     def n_left(self, n_rows: int) -> float:
-        """How many of so many rows are left, roughly."""
+        """Rough number of rows that are left, of so many."""
 
     def reader(self) -> IsAside:
         """Function for one pass over rows, those of each block in their order."""

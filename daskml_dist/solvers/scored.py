@@ -65,7 +65,7 @@ class ScoredRows:
         return list(zip(self._rooms, self._at, strict=True))
 
     def _gathered(self, parts: list[NDArray]) -> NDArray:  # type: ignore[type-arg]
-        """What all trainers have of the rows, on the first; the own elsewhere."""
+        """Rows of all trainers, on the first; the own elsewhere."""
         own = np.ascontiguousarray(np.concatenate(parts))
         others = [own if rank == 0 else own[:0] for rank in range(self._rows.size)]
         found = self._rows.deal(others)

@@ -156,6 +156,20 @@ def test_groups_and_indices_of_the_users_own(client: Any) -> None:
         np.testing.assert_allclose(found, expected)
 
 
+def test_searches_become_scikit_learns(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    estimator, grid = linear_model.LogisticRegression(), {"C": [0.1, 1.0]}
+    for scoring in (None, "neg_log_loss", ["accuracy", "neg_log_loss"]):
+        refit = "accuracy" if isinstance(scoring, list) else True
+        options = {"cv": 3, "scoring": scoring, "refit": refit}
+        ours = model_selection.GridSearchCV(estimator, grid, **options).fit(rows, labels)
+        twin = ours.to_sklearn()
+        assert type(twin) is truth.GridSearchCV
+        assert type(twin.best_estimator_) is truths.LogisticRegression
+        np.testing.assert_array_equal(twin.predict(X), ours.predict(X))
+        assert twin.score(X, BINARY) == pytest.approx(ours.score(rows, labels))
+
+
 def test_random_search_on_dask_collections(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(NUMBERS, chunks=250)
     options = {"n_iter": 3, "random_state": 0, "cv": 3}

@@ -19,7 +19,9 @@ def finish(estimator: Any, twin: Any) -> None:
 
 
 def stand_in(estimator: Any) -> Any:
-    """Transformer that an estimator wraps, whose twin is its own; None where it wraps nothing."""
+    """Thing that an estimator wraps, or stands for, whose twin is its own; None without."""
+    if hasattr(estimator, "_as_sklearns"):
+        return estimator._as_sklearns()
     return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
 
 

@@ -72,7 +72,7 @@ class Lane:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Which rows of which blocks it has."""
+        """Rows and blocks that it has."""
         return self._rows.segments
 
     def put_away(self) -> None:

@@ -1,4 +1,4 @@
-"""What trainers that all run the solver share: where they go on, iterations, bytes moved."""
+"""Parts that trainers who all run the solver share: where they go on, iterations, bytes moved."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Together:
     def _furthest(
         self, n_iter: int, state: Callable[[], Array], reports: Sequence[Array]
     ) -> tuple[int, Array, list[Array]] | None:
-        """Where a new generation goes on: the furthest iteration of any trainer, given to all.
+        """Start of a new generation: the furthest iteration of any trainer, given to all.
 
         Parameters
         ----------
