@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from daskml_dist.errors import InvalidTypeError
 from daskml_dist.metrics._columns import Columns, is_lazy
 
 __all__ = ["face"]
@@ -32,6 +33,8 @@ object
 
 Raises
 ------
+InvalidTypeError
+    There is no such argument, or one is missing.
 InvalidParameterError
     An option has no meaning here.
 InvalidDataError
@@ -78,7 +81,7 @@ def face(
     callable
         With scikit-learn's name and signature.
     """
-    theirs = inspect.signature(source)
+    name, theirs = source.__name__, inspect.signature(source)
     parameters = list(theirs.parameters.values())
     first, second = (parameter.name for parameter in parameters[:2])
     if own is not None:
@@ -86,7 +89,10 @@ def face(
     signature = theirs.replace(parameters=parameters)
 
     def metric(*args: Any, **kwargs: Any) -> Any:
-        options = dict(signature.bind(*args, **kwargs).arguments)
+        try:
+            options = dict(signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise InvalidTypeError(f"{name}(): {error}. Its arguments are {signature}.") from error
         y_true, y_pred = options.pop(first), options.pop(second)
         weight = options.pop("sample_weight", None)
         if is_lazy(y_true, y_pred, weight):
@@ -97,7 +103,6 @@ def face(
 
     others = [p.name for p in theirs.parameters.values()][2:]
     others = [f"`{name}`" for name in others if name != "sample_weight"]
-    name = source.__name__
     metric.__doc__ = _DOC.format(
         summary=summary,
         names=f"{first}, {second}",

@@ -36,8 +36,8 @@ Notes
 -----
 One pass makes the runs of :func:`daskml_dist.metrics.roc_auc_score`. Up to `max_thresholds`
 distinct scores the curve is exact. Of more, neighbours are summed into bins, each a threshold; a
-point's shares of either label are then off by about ``levels / max_thresholds`` at most, levels
-being how often runs were merged (each time up to 16).
+point's share of either label is then off by ``2 * levels / max_thresholds`` at most, levels being
+how often runs were cut: once, and once for each time that up to 16 were merged.
 """
 
 

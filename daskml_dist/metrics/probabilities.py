@@ -154,7 +154,8 @@ def brier_score_loss(
         (n_rows, n_classes), with columns in the order of the sorted labels.
     sample_weight : like `y_true`, or a float, or None
     pos_label : label, optional
-        The positive one of two: by default 1 of numbers from -1, 0 and 1, else the larger number.
+        The positive one of two, which must be there; by default 1 of numbers from -1, 0 and 1,
+        else the larger number.
     labels : array-like of shape (n_classes,), optional
         All labels, where `y_true` may lack some.
     scale_by_half : bool or "auto", default="auto"
@@ -190,6 +191,8 @@ def _all_distances(
     """Distances of all rows, and whether they are of one column of probabilities."""
     if not is_lazy(y_true, y_proba, sample_weight):
         rows = COLUMNS.read(None, y_proba, y_true, sample_weight)
+        if not len(rows.y_true):
+            raise InvalidDataError("y_true and y_proba have no rows. Look at where they come from.")
         return _distances(rows, classes), rows.y_pred.ndim == 1
     collection = COLUMNS.align(y_true, y_proba, sample_weight)
     found = COLUMNS.reduce(partial(_distances, classes=classes), join_columns, collection)

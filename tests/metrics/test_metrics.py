@@ -45,7 +45,7 @@ CASES = [(n, k, w) for n in METRICS for k in KINDS for w in WEIGHTS if w == "non
 QUICK = [
     case
     for case in CASES
-    if case[0] in READERS or case[1:] in (("unknown", "float"), ("empty partition", "none"))
+    if case[0] in READERS or case[1:] == ("unknown", "float" if case[0] in WEIGHED else "none")
 ]
 
 
