@@ -1,8 +1,12 @@
-"""Time of gradient boosting on two worker processes, beside LightGBM, xgboost and scikit-learn."""
+"""Time of gradient boosting on two worker processes, beside LightGBM, xgboost and scikit-learn.
+
+With ``DASKML_DIST_BOOSTING=scores`` scores on real data (`DASKML_DIST_DATA`), in their place.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -26,6 +30,10 @@ Fit = Callable[[], Any]
 
 def run(tiny: bool = False) -> str:
     """Fits beside the peers', and predictions."""
+    if os.environ.get("DASKML_DIST_BOOSTING") == "scores":
+        from benchmarks._boosting_scores import tables
+
+        return tables()
     n, n_test, d, rounds = TINY if tiny else SHAPE
     X, y = rows(n + n_test, d)
     X_test, y_test = X[n:], y[n:]

@@ -22,6 +22,8 @@ from daskml_dist.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 #: Rows, features, clusters; the first shape is that of the default fits too.
 SHAPES = {"low": (2_000_000, 28, 20), "high": (500_000, 100, 100)}
 TINY = (4_000, 5, 4)
+#: Of dask-ml, which is too slow for more rows.
+FEWER = (500_000, 28, 20)
 #: Of steps along batches, and of splits.
 OTHERS = (500_000, 28, 20)
 STEPS, BLOCKS = 20, 8
@@ -42,16 +44,22 @@ Fit = Callable[[], Any]
 def run(tiny: bool = False) -> str:
     """Print the tables row by row; ``DASKML_DIST_CLUSTERS=low,growth`` names those to make.
 
-    ``low`` and ``high``: k-means of few features and clusters, and of many; ``growth``: how time
-    grows; ``batches``: steps along batches; ``splits``: bisecting k-means.
+    ``low`` and ``high``: k-means of few features and clusters, and of many; ``dask-ml``: beside
+    that; ``growth``: how time grows (``growth-clusters``: with these alone); ``batches``: steps
+    along batches; ``splits``: bisecting k-means.
     """
     shapes = dict.fromkeys(SHAPES, TINY) if tiny else SHAPES
-    asked = os.environ.get("DASKML_DIST_CLUSTERS", "low,high,growth,batches,splits").split(",")
+    asked = os.environ.get("DASKML_DIST_CLUSTERS", "low,high,dask-ml,growth,batches,splits").split(
+        ","
+    )
     for name in asked:
         if name in shapes:
             _beside_peers(*shapes[name])
-        elif name == "growth":
-            _growth(TINY, (1,)) if tiny else _growth(BASE, GROWTH)
+        elif name.startswith("growth"):
+            of = name.partition("-")[2]
+            _growth(TINY, (1,), of) if tiny else _growth(BASE, GROWTH, of)
+        elif name == "dask-ml":
+            _beside_dask_ml(*(TINY if tiny else FEWER))
         else:
             _others(name, *(TINY if tiny else OTHERS))
     return ""
@@ -112,10 +120,28 @@ def _beside_peers(n: int, d: int, k: int) -> None:
         once = {"random_state": 0, "max_iter": 1}
         told("first centres and one step", lambda: KMeans(k, **once).fit(lazy))
         told("one step", lambda: KMeans(k, init=init, max_iter=1).fit(lazy))
-        if importlib.util.find_spec("dask_ml"):
-            same = {"init": init, **given}
-            told("same start, dask-ml", lambda: _dask_ml(lazy, k, **same))
-            told("default, dask-ml", lambda: _dask_ml(lazy, k, random_state=0))
+
+
+def _beside_dask_ml(n: int, d: int, k: int) -> None:
+    """k-means beside dask-ml's, where that is installed: 20 steps, and default arguments."""
+    X, init = blobs(n, d, k)
+    title = f"k-means of {n:,} x {d} float32, k={k}, persisted, 2 worker processes"
+    _head(title, ["", "seconds of a fit", "steps", "inertia of 20,000 rows"])
+    with processes(2):
+        lazy = persisted(X, BLOCKS)
+        wait(lazy)
+        same = {"init": init, "max_iter": STEPS, "tol": 0.0}
+        for first in ({"init": init}, {"random_state": 0}):  # kernels are loaded
+            KMeans(k, max_iter=1, **first).fit(lazy)
+        for what, given in (("same start", same), ("default", {"random_state": 0})):
+            fits = {"": lambda given=given: KMeans(k, **given).fit(lazy)}
+            if importlib.util.find_spec("dask_ml"):
+                fits[", dask-ml"] = lambda given=given: _dask_ml(lazy, k, **given)
+            for whose, fit in fits.items():
+                since = time.perf_counter()
+                model = fit()
+                taken = time.perf_counter() - since
+                _row(f"{what}{whose}", f"{taken:.2f}", model.n_iter_, f"{_inertia(model, X):.4g}")
 
 
 def _others(name: str, n: int, d: int, k: int) -> None:
@@ -165,11 +191,13 @@ def _inertia(model: Any, X: Any) -> float:
     return float(squares.min(axis=1).sum())
 
 
-def _growth(base: tuple[int, int, int], by: tuple[int, ...]) -> None:
+def _growth(base: tuple[int, int, int], by: tuple[int, ...], of: str = "") -> None:
     """Seconds of 20 steps from rows drawn as the data is, without the reading of them."""
     head = ["", "rows", "features", "clusters", "1 worker", "2 workers"]
     _head(f"{STEPS} steps, as the sizes grow, seconds", head)
     for number, what in enumerate(("rows", "features", "clusters")):
+        if of not in ("", what):
+            continue
         for factor in by:
             n, d, k = (size * (factor if i == number else 1) for i, size in enumerate(base))
             X, init = blobs(n, d, k)

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.recommender --growth``: how the time grows with ratings, rank and workers.
 ``python -m benchmarks.recommender --memory 1GiB``: 19 million ratings and factors of rank 64 on
-workers of so much memory each, and the most that these took.
+workers of so much memory each, and the most that these took (``--workers``, ``--users``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import resource
 import statistics
+import tempfile
 import time
 import warnings
 from typing import Any
@@ -79,18 +80,22 @@ def growth() -> str:
     return markdown("ALS as it grows (ratings in thousands)", head, table)
 
 
-def memory(limit: str) -> str:
+def memory(limit: str, workers: int, n_users: int) -> str:
     """A table: the most memory of each worker, whose factors and ratings lie on all of them."""
-    users, items, given, shape = ratings(19_000_000, 2_000_000, 27_000)
+    users, items, given, shape = ratings(19_000_000, n_users, 27_000)
     frame = pd.DataFrame({"user": users, "item": items, "rating": given})
+    del users, items, given
     cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, memory_limit=limit, host="127.0.0.1",
+        n_workers=workers, threads_per_worker=1, memory_limit=limit, host="127.0.0.1",
         dashboard_address=":0",
     )  # fmt: skip
-    with cluster, Client(cluster) as client:
-        lazy = _lazy(frame, 40)
+    with tempfile.TemporaryDirectory() as folder, cluster, Client(cluster) as client:
+        # As users have them: ratings in a graph would stay in the workers' memory with it.
+        for i, rows in enumerate(np.array_split(np.arange(len(frame)), 40)):
+            frame.iloc[rows[0] : rows[-1] + 1].to_pickle(f"{folder}/{i}")
+        lazy = dd.from_map(pd.read_pickle, [f"{folder}/{i}" for i in range(40)]).persist()
         wait(lazy)
-        del frame, users, items, given
+        del frame
         since = time.perf_counter()
         model = ALS(64, implicit=True, max_iter=2, random_state=0).fit(lazy)
         taken = time.perf_counter() - since
@@ -165,5 +170,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--memory", metavar="LIMIT")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--users", type=float, default=2e6)
     chosen = parser.parse_args()
-    print(memory(chosen.memory) if chosen.memory else growth() if chosen.growth else run())
+    if chosen.memory:
+        print(memory(chosen.memory, chosen.workers, int(chosen.users)))
+    else:
+        print(growth() if chosen.growth else run())

@@ -140,5 +140,9 @@ def _check_labels(y: Any) -> None:
     check_no_missing(labels, "y")
     try:
         check_classification_targets(labels)
+    except TypeError as error:
+        raise InvalidDataError(
+            f"The labels in y are of different types ({error}). Make them one type: y.astype(str)."
+        ) from error
     except ValueError as error:
         raise InvalidDataError(f"{error} Use a regressor for a continuous target.") from error

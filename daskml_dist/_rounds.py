@@ -37,6 +37,9 @@ class BaseRounds(BaseOnRows):
         "on_lost_data",
     )
 
+    #: Share of the memory for rows that is left to what trainers make of them, and keep.
+    _made_share = 0.0
+
     @abstractmethod
     def _check_params(self) -> None:
         """Check every parameter, before any work is started."""
@@ -104,11 +107,14 @@ class BaseRounds(BaseOnRows):
         class_weight = self._params()["class_weight"]
         collection = self._collection(X, y, sample_weight, reset=reset)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
+            engine.leave(self._made_share)
             rows = self._rows(engine, run, classes, class_weight, weighted)
             model, solver = self._problem(rows)
             start = self._start(model, rows)
             lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=solver.max_passes)
-            fit = make_solver_fit(model, solver, rows, lanes, start, engine.streaming, run)
+            fit = make_solver_fit(
+                model, solver, rows, lanes, start, engine.streaming, run, budget=engine.budget
+            )
             callbacks = self._callbacks(None, aside=(Checkpoint,))
             if (checkpoint := self._checkpoint()) is None:
                 result = engine.train(fit, callbacks)

@@ -43,7 +43,7 @@ class Run:
         Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
         memory limit, and 60 % of the memory of a GPU that it uses. Rows that were not persisted
         and do not fit are read again in each pass, the next blocks ahead of time, and dropped
-        after use.
+        after use. Trees leave half of it to the bins that they make of rows.
     on_lost_data : {"raise", "skip"}, default="raise"
         What to do when rows go with the only worker that held them, and no recipe can make them
         again (data that was scattered, without a replica): raise `DataLostError`, or go on

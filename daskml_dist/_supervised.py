@@ -14,7 +14,7 @@ from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["Supervised", "as_column"]
+__all__ = ["Supervised", "as_column", "as_columns"]
 
 
 class Supervised(BaseOnRows):
@@ -32,8 +32,38 @@ class Supervised(BaseOnRows):
         return X, y, sample_weight
 
 
+def as_columns(y: Any) -> Any:
+    """Targets; those of one column as one dimension, with scikit-learn's warning in memory."""
+    if not is_dask(y):
+        _check_not_sparse(y)
+        if 0 in (columns := _columns_of(y)):
+            raise InvalidDataError("y has no columns. Pass at least one target.")
+        return as_column(y) if columns == (1,) else y
+    if is_dataframe_like(y):
+        return y[y.columns[0]] if len(y.columns) == 1 else y
+    return y[:, 0] if y.shape[1:] == (1,) else y
+
+
+def _columns_of(y: Any) -> tuple[int, ...]:
+    if is_dataframe_like(y):
+        return (len(y.columns),)
+    try:
+        shape: tuple[int, ...] = getattr(y, "shape", None) or np.asarray(y).shape
+        return shape[1:]
+    except ValueError as error:
+        raise InvalidDataError(f"y is not an array: {error}. Pass rows of equal length.") from error
+
+
+def _check_not_sparse(y: Any) -> None:
+    if hasattr(y, "tocsr"):
+        raise InvalidDataError(
+            "sparse multilabel-indicator for y is not supported. Pass y.toarray()."
+        )
+
+
 def as_column(y: Any) -> Any:
     """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
+    _check_not_sparse(y)
     y = to_host(y)
     if is_dataframe_like(y) and len(y.columns) == 1:
         column_or_1d(np.empty((1, 1)), warn=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from math import ceil
 from numbers import Integral, Real
@@ -11,7 +12,14 @@ import numpy as np
 
 from daskml_dist._checks import check_class_weight, check_number, check_one_of
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.criteria import Criterion, Entropy, Gini, Poisson, SquaredError
+from daskml_dist.models.criteria import (
+    AbsoluteError,
+    Criterion,
+    Entropy,
+    Gini,
+    Poisson,
+    SquaredError,
+)
 
 __all__ = ["CRITERIA", "check_tree_params", "is_count", "is_share", "rows_of"]
 
@@ -23,6 +31,7 @@ CRITERIA: dict[str, Criterion] = {
     "squared_error": SquaredError(),
     "friedman_mse": SquaredError(),
     "poisson": Poisson(),
+    "absolute_error": AbsoluteError(),
 }
 
 
@@ -34,13 +43,17 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
     InvalidParameterError
         Naming what is valid.
     """
-    if p["criterion"] == "absolute_error":
-        raise InvalidParameterError(
-            'criterion="absolute_error" needs medians of the targets, which are no sums: a '
-            'histogram does not hold them. Use "squared_error" or "poisson".'
-        )
     names = [name for name, c in CRITERIA.items() if c.of_classes == classification]
     check_one_of("criterion", p["criterion"], names)
+    if p["criterion"] == "friedman_mse":
+        warnings.warn(
+            'Value "friedman_mse" for `criterion` is deprecated: it makes the splits of '
+            '"squared_error". Use that.',
+            FutureWarning,
+            stacklevel=6,
+        )
+    if CRITERIA[p["criterion"]].needs_rows:
+        _check_together(p)
     for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
         value = p[name]
         if value is not None and (not is_count(value) or value < least):
@@ -67,8 +80,25 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
             'CuPy on the GPU where they lie. Use device="cpu" or "auto"; boosting grows on a GPU.'
         )
     check_one_of("device", p["device"], ("auto", "cpu"))
-    if p["class_weight"] != "balanced_subsample" or "bootstrap" not in p:
-        check_class_weight(p["class_weight"])
+    weights = p["class_weight"]
+    for weight in weights if isinstance(weights, list) else [weights]:
+        if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
+            check_class_weight(weight)
+
+
+def _check_together(p: Mapping[str, Any]) -> None:
+    """Check what needs a node's rows together."""
+    why = f"criterion={p['criterion']!r} needs medians of the targets, which are no sums"
+    if p["decomposition"] == "data":
+        raise InvalidParameterError(
+            f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '
+            '"auto", or criterion="squared_error".'
+        )
+    if p["monotonic_cst"] is not None:
+        raise InvalidParameterError(
+            f"{why}, by which monotonic_cst bounds children. Use "
+            'criterion="squared_error", or monotonic_cst=None.'
+        )
 
 
 def is_count(value: Any) -> bool:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from daskml_dist._checks import seed_of
-from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._rounds import BaseRounds
+from daskml_dist._supervised import as_columns
 from daskml_dist._tree_params import CRITERIA, check_tree_params, is_count, is_share, rows_of
+from daskml_dist._tree_weights import class_weights, one_of
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.predict import map_rows
@@ -31,7 +32,7 @@ from daskml_dist.training.engine import Engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import Rows
 
-__all__ = ["BaseTrees", "TreesClassifier", "TreesRegressor"]
+__all__ = ["BaseTrees", "TreesRegressor"]
 
 
 class BaseTrees(BaseRounds):
@@ -43,11 +44,12 @@ class BaseTrees(BaseRounds):
     _impurity: NDArray[np.float64]
     #: Whether thresholds are drawn.
     _random_cuts: Any = False
+    _made_share = 0.5
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
-        tags.input_tags.sparse = False
+        tags.target_tags.multi_output = True
         return tags
 
     # -- parameters ----------------------------------------------------------------------------
@@ -89,21 +91,33 @@ class BaseTrees(BaseRounds):
         """Facts of the rows, whose weights stay as they are."""
         if class_weight == "balanced_subsample":
             class_weight = None if self._rate(1) is not None else "balanced"
-        rows = super()._rows(engine, run, classes, class_weight, weighted)
-        if any(info.sparse for info in rows.survey.infos):
-            raise InvalidDataError(
-                "X is sparse, and trees need dense rows. Convert it: X.map_blocks(lambda b: "
-                "b.toarray())."
-            )
+        rows = super()._rows(engine, run, classes, None, weighted)
+        self._of_outputs: tuple[NDArray[np.float64], ...] = ()
+        if rows.survey.n_targets is not None:
+            self._of_outputs = class_weights(class_weight, rows.survey)
+        elif class_weight is not None:
+            (only,) = [class_weight] if not isinstance(class_weight, list) else one_of(class_weight)
+            rows = Rows.of(rows.survey, rows.classes, only, weighted)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
+
+    def _columns(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+        """Sorted labels of each output; none in regression."""
+        if rows.classes is None:
+            return ()
+        if rows.survey.n_targets is None:
+            return (rows.classes,)
+        return tuple(labels for labels, _ in rows.survey.label_columns)
 
     def _problem(self, rows: Rows) -> tuple[Any, Any]:
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
         leaf = rows_of(p["min_samples_leaf"], n)
-        n_classes = 0 if rows.classes is None else len(rows.classes)
+        columns = self._columns(rows)
+        n_classes = tuple(len(labels) for labels in columns)
+        n_outputs = rows.survey.n_targets or 1
         growth = ForestGrowth(
             criterion=CRITERIA[p["criterion"]],
-            n_classes=n_classes,
+            classes=n_classes,
+            n_outputs=n_outputs,
             max_depth=p["max_depth"],
             max_leaf_nodes=p["max_leaf_nodes"],
             min_samples_split=max(2, rows_of(p["min_samples_split"], n), 2 * leaf),
@@ -114,10 +128,15 @@ class BaseTrees(BaseRounds):
             ccp_alpha=float(p["ccp_alpha"]),
             rate=self._rate(n),
             random_cuts=self._random_cuts,
-            signs=self._signs(d, n_classes),
+            signs=self._signs(d, n_classes, n_outputs),
             balanced=p["class_weight"] == "balanced_subsample" and self._rate(n) is not None,
         )
-        begin = self._begin(n_classes)
+        if growth.balanced and n_outputs > 1:
+            raise InvalidParameterError(
+                'class_weight="balanced_subsample" weighs the classes of one output in the rows '
+                'that each tree draws, and y has several. Use class_weight="balanced".'
+            )
+        begin = self._begin(growth.n_values)
         if begin is None:
             self._seed = seed_of(self.random_state)
         solver = ForestSolver(
@@ -126,26 +145,31 @@ class BaseTrees(BaseRounds):
             max_bins=int(p["max_bins"]),
             seed=self._seed,
             decomposition=p.get("decomposition", "auto"),
-            budget=self._run_settings().memory_budget,
             out_of_bag=bool(p.get("oob_score", False)),
             begin=begin,
+            class_weight=self._of_outputs,
         )
-        return Grown(d), solver
+        return Grown(d, columns if n_outputs > 1 else ()), solver
 
-    def _signs(self, d: int, n_classes: int) -> NDArray[np.int8]:
+    def _signs(self, d: int, n_classes: tuple[int, ...], n_outputs: int) -> NDArray[np.int8]:
         given = self.monotonic_cst
         if given is None:
             return np.zeros(d, np.int8)
-        if n_classes > 2:
+        if n_outputs > 1:
+            raise InvalidParameterError(
+                "Monotonicity constraints are not supported with multiple outputs. Fit one output "
+                "at a time, or use monotonic_cst=None."
+            )
+        if n_classes and n_classes[0] > 2:
             raise InvalidParameterError(
                 "Monotonicity constraints are not supported with multiclass classification. Use "
                 "two classes, or monotonic_cst=None."
             )
-        signs = np.asarray(given)
+        signs = np.atleast_1d(np.asarray(given))
         if signs.shape != (d,):
             raise InvalidParameterError(
-                f"monotonic_cst has shape {len(signs)} but the input data X has {d} features. "
-                "Give one of -1, 0 and 1 a feature."
+                f"monotonic_cst has shape {' x '.join(map(str, signs.shape))} but the input data X "
+                f"has {d} features. Give one of -1, 0 and 1 a feature."
             )
         if not np.isin(signs, (-1, 0, 1)).all():
             raise InvalidParameterError(
@@ -154,14 +178,14 @@ class BaseTrees(BaseRounds):
             )
         return signs.astype(np.int8)
 
-    def _begin(self, n_classes: int) -> dict[str, NDArray[Any]] | None:
+    def _begin(self, n_values: int) -> dict[str, NDArray[Any]] | None:
         """State of the forest before, where this one goes on from it."""
         return None
 
     def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
         self._trees, self._impurity = Trees.unpacked(solution.extra), solution.extra["impurity"]
         self.n_features_in_ = model.n_features
-        self.n_outputs_ = 1
+        self.n_outputs_ = rows.survey.n_targets or 1
         self.max_features_ = self._features_of(model.n_features)
 
     def _set_n_iter(self, solution: Solution) -> None:
@@ -220,40 +244,15 @@ class BaseTrees(BaseRounds):
         return node_paths(self._trees, leaves), self._trees.roots
 
 
-class TreesClassifier(BaseClassifier):
-    """Base class of classifying trees and forests: probabilities of the classes."""
-
-    _min_classes = 1
-    _trees: Trees
-
-    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
-        assert rows.classes is not None
-        self.classes_: NDArray[Any] = rows.classes
-        self.n_classes_ = len(rows.classes)
-        super()._set_fitted(solution, model, rows)
-
-    def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes: means of their shares in the trees' leaves.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of float64 of shape (n_rows, n_classes)
-        """
-        self._check_fitted(X)
-        return self._map(None, X, np.float64, len(self.classes_))
-
-    def predict_log_proba(self, X: Any) -> Any:
-        """Logarithms of :meth:`predict_proba`."""
-        self._check_fitted(X)
-        return self._map(_write_logs, X, np.float64, len(self.classes_))
-
-
 class TreesRegressor(BaseRegressor):
     """Base class of trees and forests of regression: means of the trees' answers."""
+
+    _multi_output = True
+    n_outputs_: int
+
+    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._taken(X, y, sample_weight)
+        return X, as_columns(y), sample_weight
 
     def predict(self, X: Any) -> Any:
         """Means of the trees' answers.
@@ -264,15 +263,11 @@ class TreesRegressor(BaseRegressor):
 
         Returns
         -------
-        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        ndarray or lazy dask Array of float64
+            Of shape (n_rows,), or (n_rows, n_outputs) of several.
         """
         self._check_fitted(X)
-        return self._map(None, X, np.float64, None)
+        return self._map(None, X, np.float64, self.n_outputs_ if self.n_outputs_ > 1 else None)
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return np.asarray
-
-
-def _write_logs(raw: NDArray[Any], out: NDArray[Any]) -> None:
-    with np.errstate(divide="ignore"):
-        np.log(raw, out=out)

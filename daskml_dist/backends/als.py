@@ -8,18 +8,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LeastSquares", "Ratings", "Regressors"]
+__all__ = ["PIECE", "LeastSquares", "Ratings", "Regressors", "System"]
 
 #: Numbers to whole ones of which factors are padded.
 _VECTOR = 16
 #: Bytes of a cache line, which a vector fills.
 _LINE = 64
 #: Ratings of a row above which it is worked on in pieces of so many.
-_PIECE = 1 << 15
+PIECE = 1 << 15
 #: Smallest pivot of its diagonal entry, by the bytes of a number.
 _LEAST = {4: 1e-4, 8: 1e-13}
 #: Square of a residual, of the first one's, at which conjugate gradients end.
 _ENOUGH = {4: 1e-13, 8: 1e-30}
+
+
+#: Matrix, its upper triangle, and right side (of one row) of a row's normal equations.
+System = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Ratings(NamedTuple):
@@ -59,9 +63,14 @@ class Regressors(NamedTuple):
         """Numbers of a user or an item, and zeros behind them."""
         return int(self.factors.shape[1])
 
+    @property
+    def whole_width(self) -> int:
+        """Numbers up to whole vectors."""
+        return -(-self.width // _VECTOR) * _VECTOR
+
     def padded(self, dtype: Any) -> Regressors:
         """The same in a dtype, with zeros up to whole vectors; copies what is not so."""
-        width = -(-self.width // _VECTOR) * _VECTOR
+        width = self.whole_width
         factors, gram = self.factors, self.gram.astype(dtype, copy=False)
         if factors.dtype != dtype or width > self.width or factors.ctypes.data % _LINE:
             factors = _on_lines((len(factors), width), dtype)
@@ -111,21 +120,60 @@ class LeastSquares:
             self._conjugate(ratings, by, out)
             return np.empty(0, np.intp)
         sizes = np.diff(ratings.indptr)
-        long = np.flatnonzero(sizes > _PIECE)
+        long = np.flatnonzero(sizes > PIECE)
         starts, stops = [0, *(long + 1).tolist()], [*long.tolist(), len(sizes)]
         found = [self._cholesky(ratings, by, out, at) for at in zip(starts, stops, strict=True)]
         found += [np.array([row]) for row in long.tolist() if not self._long(row, ratings, by, out)]
         return np.sort(np.concatenate(found))
 
-    def errors(self, ratings: Ratings, by: Regressors, rows: NDArray[Any]) -> float:
-        """Sum over the ratings of what they add to the loss, `rows` having these factors.
+    def errors(
+        self, ratings: Ratings, by: Regressors, rows: NDArray[Any], out: NDArray[np.float64]
+    ) -> None:
+        """Add to each row's entry of `out` what its ratings add to the loss.
 
-        Squared errors of explicit ones; ``c (p - s)**2 - s**2`` of implicit ones, since a pair
-        without a rating has ``s**2``.
+        Squared errors of explicit ones, the rows having the factors `rows`; of implicit ones
+        ``c (p - s)**2 - s**2``, since a pair without a rating has ``s**2``.
         """
         kernels, by = _kernels(), by.padded(rows.dtype)
         told, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
-        return float(kernels.errors_of_rows(*ratings, by.factors, by.offsets, *told, room, rows))
+        kernels.errors_of_rows(*ratings, by.factors, by.offsets, *told, room, rows, out)
+
+    # -- one long row --------------------------------------------------------------------------
+
+    def opened(self, by: Regressors) -> System:
+        """A system to which no rating was added."""
+        A, b = _system(by, np.float64)
+        A[: len(by.gram), : len(by.gram)] += by.gram
+        return A, b
+
+    def add(self, system: System, ratings: Ratings, by: Regressors, width: int, dtype: Any) -> None:
+        """Add ratings of one row: sums of pieces of them are added up in float64.
+
+        Where they are added in several calls, all but the last have whole pieces (`PIECE`).
+        """
+        kernels, by = _kernels(), by.padded(dtype)
+        A, b = system
+        given = ratings.indices, ratings.values, by.factors, by.offsets, self.implicit, self.alpha
+        (start, stop), (room, _) = ratings.indptr.tolist(), _room(by, dtype)
+        for at in range(start, stop, PIECE):
+            matrix, side = _system(by, dtype)
+            last = min(at + PIECE, stop)
+            kernels.add_ratings(*given, matrix, side, room, width, at, last)
+            A += matrix
+            b += side
+
+    def closed(self, system: System, n: int, out: NDArray[Any]) -> bool:
+        """Solve for the factors `out` of a row of n ratings; False: the system is singular."""
+        (A, b), width = system, len(out)
+        shift = self.reg * (1 if self.implicit else n)
+        room, order = (
+            np.zeros((3, max(_kernels().CHUNK, len(A)))),
+            np.arange(len(A), dtype=np.int32),
+        )
+        solved = bool(_kernels().solve_system(A, b, shift, _LEAST[8], room, order, width))
+        if solved:
+            out[:] = b[0, :width]
+        return solved
 
     def _cholesky(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int]
@@ -134,8 +182,18 @@ class LeastSquares:
         failed = self._rows(ratings, by, out, at, out.dtype)
         if out.dtype == np.float64:
             return failed
-        again = (self._rows(ratings, by, out, (row, row + 1), np.float64) for row in failed)
-        return np.concatenate([failed[:0], *again])
+        wrong = [row for row in failed.tolist() if not self._exactly(row, ratings, by, out)]
+        return np.array(wrong, np.intp)
+
+    def _exactly(self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> bool:
+        """Solve for a row in float64, of which its own regressors alone are copied."""
+        some = slice(*ratings.indptr[row : row + 2].tolist())
+        at = ratings.indices[some]
+        n = len(at)
+        own = Ratings(np.array([0, n]), np.arange(n, dtype=np.int32), ratings.values[some])
+        offsets = by.offsets[at] if len(by.offsets) else by.offsets
+        its = Regressors(by.factors[at], offsets, by.gram)
+        return not len(self._rows(own, its, out[row : row + 1], (0, 1), np.float64))
 
     def _rows(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
@@ -151,26 +209,10 @@ class LeastSquares:
         return failed[:n]
 
     def _long(self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> bool:
-        """Solve for a row of many ratings: sums of pieces are added up in float64."""
-        kernels, width = _kernels(), out.shape[1]
-        start, stop = ratings.indptr[row : row + 2].tolist()
-        whole = by.padded(np.float64)
-        by = by.padded(out.dtype)
-        A, b = _system(by, np.float64)
-        A += whole.gram
-        given = ratings.indices, ratings.values, by.factors, by.offsets, self.implicit, self.alpha
-        room, _ = _room(by, out.dtype)
-        for at in range(start, stop, _PIECE):
-            matrix, side = _system(by, out.dtype)
-            last = min(at + _PIECE, stop)
-            kernels.add_ratings(*given, matrix, side, room, width, at, last)
-            A += matrix
-            b += side
-        shift = self.reg * (1 if self.implicit else stop - start)
-        solved = bool(kernels.solve_system(A, b, shift, _LEAST[8], *_room(by, A.dtype), width))
-        if solved:
-            out[row] = b[0, :width]
-        return solved
+        """Solve for a row of many ratings."""
+        system, bounds = self.opened(by), ratings.indptr[row : row + 2]
+        self.add(system, ratings._replace(indptr=bounds), by, out.shape[1], out.dtype)
+        return self.closed(system, int(bounds[1] - bounds[0]), out[row])
 
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
         kernels, by = _kernels(), by.padded(out.dtype)
@@ -189,7 +231,7 @@ def _kernels() -> Any:
 
 def _system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Zeros for a matrix and its right side."""
-    A, b = _on_lines((by.width, by.width), dtype), _on_lines((1, by.width), dtype)
+    A, b = _on_lines((by.whole_width, by.whole_width), dtype), _on_lines((1, by.whole_width), dtype)
     A[...], b[...] = 0, 0
     return A, b
 

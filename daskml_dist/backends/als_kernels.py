@@ -265,15 +265,15 @@ def _add_products(
 @_fast
 def errors_of_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    x: Any, X: Any,
-) -> float:  # fmt: skip
-    """Sum over the ratings of what they add to the loss; `x` is room for a row of padded factors.
+    x: Any, X: Any, out: Any,
+) -> None:  # fmt: skip
+    """Add to `out` what the ratings of each row add to the loss.
 
-    Explicit ratings: squared errors. Implicit ones: ``c (p - s)**2 - s**2`` of a score s, since a
-    pair that is not there has ``s**2``.
+    `x` is room for a row of padded factors. Explicit ratings: squared errors. Implicit ones:
+    ``c (p - s)**2 - s**2`` of a score s, since a pair that is not there has ``s**2``.
     """
-    total = 0.0
     for row in range(len(indptr) - 1):
+        total = float(out[row])
         for j in range(X.shape[1]):
             x[0, j] = X[row, j]
         for i in range(indptr[row], indptr[row + 1]):
@@ -287,4 +287,4 @@ def errors_of_rows(
                 if len(offsets):
                     error -= offsets[indices[i]]
                 total += error * error
-    return total
+        out[row] = total

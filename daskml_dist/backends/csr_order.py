@@ -2,45 +2,98 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["in_rows"]
+__all__ = ["MANY", "Entries", "Source", "in_rows", "uses_of"]
 
 Array = NDArray[Any]
 
 #: Entries from which compiled counting is worth loading numba for.
-_MANY = 1 << 18
+MANY = 1 << 18
 
 
-def in_rows(
-    rows: Array, columns: Array, values: Array | None, shape: tuple[int, int]
-) -> tuple[NDArray[np.int64], Array, Array | None]:
-    """Entries as a CSR matrix; those of the same row and column stay apart, in their order.
+class Entries(NamedTuple):
+    """Some entries, whose rows and columns are told by codes of their own.
 
     Parameters
     ----------
     rows, columns : ndarray of int32 of shape (n_entries,)
-    values : ndarray of shape (n_entries,), or None
-    shape : tuple of int
+        Codes.
+    values : ndarray of float of shape (n_entries,), or None
+    row_of, column_of : ndarray of int32
+        Row and column of the matrix that each code stands for.
+    """
+
+    rows: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    values: Array | None
+    row_of: NDArray[np.int32]
+    column_of: NDArray[np.int32]
+
+
+#: Makes all entries, some at a time, in the same order whenever it is called.
+Source = Callable[[], Iterable[Entries]]
+
+
+def uses_of(some: Source, n_columns: int) -> NDArray[np.int64]:
+    """Number of entries in each column."""
+    uses = np.zeros(n_columns, np.int64)
+    for part in some():
+        # No column has two codes.
+        uses[part.column_of] += np.bincount(part.columns, minlength=len(part.column_of))
+    return uses
+
+
+def in_rows(
+    some: Source,
+    n_rows: int,
+    uses: NDArray[np.int64],
+    place: NDArray[np.int32],
+    dtype: Any,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], Array | None]:
+    """Entries as a CSR matrix; those of the same row and column stay apart, in their order.
+
+    Beside `some` and what is returned there are some rows' entries once more at a time.
+
+    Parameters
+    ----------
+    some : callable
+        Makes the entries.
+    n_rows : int
+    uses : ndarray of int64 of shape (n_columns,)
+        Of all of them, as of `uses_of`.
+    place : ndarray of int32 of shape (n_columns,)
+        What stands for each column in the matrix.
+    dtype : dtype or None
+        Of the values; None: there are none.
 
     Returns
     -------
     indptr : ndarray of int64 of shape (n_rows + 1,)
     indices : ndarray of int32 of shape (n_entries,)
+        In the order of the columns in each row, not of what stands for them.
     values : ndarray or None
     """
-    if len(rows) < _MANY:
-        order = _sorted(columns, shape[1])
-        order = order[_sorted(rows[order], shape[0])]
-        indptr = np.zeros(shape[0] + 1, np.int64)
-        np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
-        return indptr, columns[order], None if values is None else values[order]
-    from daskml_dist.backends import graph_kernels
+    indptr = np.zeros(n_rows + 1, np.int64)
+    for part in some():
+        indptr[1:][part.row_of] += np.bincount(part.rows, minlength=len(part.row_of))
+    np.cumsum(indptr, out=indptr)
+    if indptr[-1] >= MANY:
+        from daskml_dist.backends import graph_kernels
 
-    return graph_kernels.in_rows(rows, columns, values, shape)
+        return indptr, *graph_kernels.in_rows(some, indptr, uses, place, dtype)
+    rows = np.concatenate([part.row_of[part.rows] for part in some()])
+    columns = np.concatenate([part.column_of[part.columns] for part in some()])
+    order = _sorted(columns, len(uses))
+    order = order[_sorted(rows[order], n_rows)]
+    values = None
+    if dtype is not None:
+        values = np.concatenate([part.values for part in some()]).astype(dtype, copy=False)[order]
+    return indptr, place[columns[order]], values
 
 
 def _sorted(keys: Array, n_keys: int) -> NDArray[np.intp]:

@@ -16,12 +16,12 @@ from typing import Any
 import numba
 import numpy as np
 
-__all__ = ["ENTROPY", "GINI", "POISSON", "SQUARED", "middle", "worth"]
+__all__ = ["ABSOLUTE", "ENTROPY", "GINI", "POISSON", "SQUARED", "middle", "worth"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 #: Numbers of the criteria; from `SQUARED` on they are of regression.
-GINI, ENTROPY, SQUARED, POISSON = 0, 1, 2, 3
+GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
 
 
 @_exact
@@ -33,21 +33,25 @@ def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     kind : int
         Number of the criterion.
     sums : ndarray of int64
-        Of each class, weight and rows packed; or, in regression, these of all rows, and the sum of
-        weighted targets.
+        Of each class of each output, weight and rows packed; or, in regression, these of all rows,
+        and the sums of weighted targets.
     total : int
         Weight and rows of the node, packed.
     bits : int
         Of a packed number that count rows.
     """
     weight = np.float64(total >> bits)
-    if kind == SQUARED:
-        s = np.float64(sums[1])
-        return s * s / weight
-    if kind == POISSON:
-        s = np.float64(sums[1])
-        return s * math.log(s / weight) if s > 0 else -np.inf
     found = 0.0
+    if kind == SQUARED:
+        for k in range(1, len(sums)):
+            s = np.float64(sums[k])
+            found += s * s / weight
+        return found
+    if kind == POISSON:
+        for k in range(1, len(sums)):
+            s = np.float64(sums[k])
+            found += s * math.log(s / weight) if s > 0 else -np.inf
+        return found
     if kind == GINI:
         for c in range(len(sums)):
             w = np.float64(sums[c] >> bits)

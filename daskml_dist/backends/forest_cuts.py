@@ -15,13 +15,19 @@ from daskml_dist.backends.forest_criteria import middle, worth
 __all__ = [
     "ANYWHERE",
     "BITS",
+    "FEATURES",
+    "FIRST",
     "FOUND",
     "KIND",
     "LEAST_ROWS",
     "LEAST_WEIGHT",
+    "MAX_DEPTH",
+    "MIN_SPLIT",
     "MISSING",
+    "OUTPUTS",
     "D",
     "best_cut",
+    "drawn_cut",
     "occupied",
     "random_cut",
     "share_of",
@@ -30,8 +36,11 @@ __all__ = [
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 #: Where the facts of a fit are, in an array of int64: criterion, bits of counts, least rows and
-#: weight of a child, whether cuts are drawn, bin of missing values, features.
+#: weight of a child, whether cuts are drawn, bin of missing values, features; features of a node at
+#: least, depth, rows of a node that is split; how many of the first sums add up to the rows, and
+#: outputs.
 KIND, BITS, LEAST_ROWS, LEAST_WEIGHT, ANYWHERE, MISSING, D = 0, 1, 2, 3, 4, 5, 6
+FEATURES, MAX_DEPTH, MIN_SPLIT, FIRST, OUTPUTS = 7, 8, 9, 10, 11
 #: Numbers that tell of a cut: last bin on the left, first on the right (-1: missing values alone),
 #: whether missing values go left.
 FOUND = 3
@@ -105,7 +114,6 @@ def best_cut(
     work : ndarray of int64 of shape (2, n_sums)
     """
     missing, n_sums = facts[MISSING], len(sums)
-    of_class = facts[KIND] < 2
     left, right = work[0], work[1]
     there = False
     for v in range(n_sums):
@@ -115,14 +123,14 @@ def best_cut(
         left[:] = 0
         if side == 1:
             left[:] = hist[missing]
-            for v in range(n_sums if of_class else 1):
+            for v in range(facts[FIRST]):
                 l_total += hist[missing, v]
         for k in range(n if there and side == 0 else n - 1):
             b = places[k]
             for v in range(n_sums):
                 left[v] += hist[b, v]
                 right[v] = sums[v] - left[v]
-            for v in range(n_sums if of_class else 1):
+            for v in range(facts[FIRST]):
                 l_total += hist[b, v]
             r_total = total - l_total
             if not _fits(facts, left, l_total, right, r_total, sign, bounds):
@@ -138,6 +146,25 @@ def best_cut(
                 left_found[:n_sums] = left
                 left_found[n_sums] = l_total
     return best
+
+
+@_exact
+def drawn_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, float]:
+    """A cut drawn between the smallest and the largest value of a feature; see `random_cut`.
+
+    The last of the bins that hold rows that goes left, and the threshold.
+    """
+    cut, at = 0, np.nan
+    if n > 1:
+        at = low[places[0]] + share_of(draw) * (high[places[n - 1]] - low[places[0]])
+        while cut + 1 < n - 1:
+            b = places[cut + 1]
+            if high[b] > at and not (low[b] + high[b]) / 2 <= at:
+                break
+            cut += 1
+        if not (high[places[cut]] <= at < low[places[cut + 1]]):
+            at = np.nan
+    return cut, at
 
 
 @_exact
@@ -159,21 +186,11 @@ def random_cut(
         Where the drawn value goes; NaN where the cut is to lie between two bins.
     """
     missing, n_sums = facts[MISSING], len(sums)
-    of_class = facts[KIND] < 2
     left, right = work[0], work[1]
     there = False
     for v in range(n_sums):
         there = there or hist[missing, v] != 0
-    cut, at = 0, np.nan
-    if n > 1:
-        at = low[places[0]] + share_of(draw) * (high[places[n - 1]] - low[places[0]])
-        while cut + 1 < n - 1:
-            b = places[cut + 1]
-            if high[b] > at and not (low[b] + high[b]) / 2 <= at:
-                break
-            cut += 1
-        if not (high[places[cut]] <= at < low[places[cut + 1]]):
-            at = np.nan
+    cut, at = drawn_cut(low, high, places, n, draw)
     side = np.int64(draw & np.uint64(1)) if there and n > 1 else 0
     for v in range(n_sums):
         left[v] = hist[missing, v] * side
@@ -183,7 +200,7 @@ def random_cut(
     l_total = np.int64(0)
     for v in range(n_sums):
         right[v] = sums[v] - left[v]
-    for v in range(n_sums if of_class else 1):
+    for v in range(facts[FIRST]):
         l_total += left[v]
     r_total = total - l_total
     if not _fits(facts, left, l_total, right, r_total, sign, bounds):

@@ -15,16 +15,21 @@ from daskml_dist.backends.forest_criteria import SQUARED, middle, worth
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
     BITS,
+    FEATURES,
     KIND,
     LEAST_ROWS,
     LEAST_WEIGHT,
+    MAX_DEPTH,
+    MIN_SPLIT,
     MISSING,
+    OUTPUTS,
     D,
     best_cut,
     occupied,
     random_cut,
 )
 from daskml_dist.backends.forest_kernels import (
+    add_line,
     add_rows,
     child_of,
     draw_feature,
@@ -33,13 +38,12 @@ from daskml_dist.backends.forest_kernels import (
     part_lines,
     swap_back,
 )
+from daskml_dist.backends.forest_medians import median_split, note_medians
 
-__all__ = ["FEATURES", "MAX_DEPTH", "MIN_SPLIT", "cut_of", "grow", "halve", "may_split"]
+__all__ = ["cut_of", "grow", "halve", "may_split"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-#: Further facts of a fit: features of a node at least, depth, rows of a node that is split.
-FEATURES, MAX_DEPTH, MIN_SPLIT = 7, 8, 9
 #: Rows of a node below which only bins that hold some are looked at.
 _FEW = 192
 #: Position of the lowest bit of 2**k times this number.
@@ -58,11 +62,14 @@ def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
     if w < 2 * facts[LEAST_WEIGHT] or w == 0:
         return False
     if facts[KIND] >= SQUARED:
-        return -reach[0] != reach[1]
+        for k in range(facts[OUTPUTS]):
+            if -reach[2 * k] != reach[2 * k + 1]:
+                return True
+        return False
     there = 0
     for c in range(len(sums) - 2):
         there += (sums[c] >> bits) > 0
-    return there > 1
+    return there > facts[OUTPUTS]
 
 
 @_exact
@@ -70,16 +77,18 @@ def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, mis
     """As `add_rows` and `occupied`, at the price of the rows."""
     seen = np.zeros(4, np.uint64)
     one = np.uint64(1)
-    plain = lines.shape[1] == 2
+    width = lines.shape[1]
     for q in range(len(lines)):
         at = lines[q, 0]
         b = np.int64(rows[at & 0xFFFFFFFF, feature])
         seen[b >> 6] |= one << np.uint64(b & 63)
-        if plain:
+        if width == 2:
             hist[b, at >> 32] += lines[q, 1]
-        else:
+        elif width == 5:
             hist[b, 0] += lines[q, 1]
             hist[b, 1] += lines[q, 2]
+        else:
+            add_line(lines[q], hist[b])
     n = 0
     for k in range(4):
         word = seen[k]
@@ -158,9 +167,9 @@ def _split(
 
 @_exact
 def grow(
-    facts: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any, depth: Any,
-    bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any, threshold: Any,
-    left: Any, depths: Any, sums: Any, gain: Any, between: Any,
+    facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any,
+    depth: Any, bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any,
+    threshold: Any, left: Any, depths: Any, sums: Any, gain: Any, between: Any,
 ) -> Any:  # fmt: skip
     """Grow a tree from a node; how many nodes it has.
 
@@ -168,6 +177,8 @@ def grow(
     ----------
     facts : ndarray of int64
         Of the fit; see `forest_cuts`.
+    scale : float or None
+        Of targets, where splits are by medians. Numba then compiles these, and else does not.
     least_gain : float
         What a split must gain at least, in units of worth.
     rows : ndarray of uint8 of shape (n_rows, width)
@@ -191,7 +202,7 @@ def grow(
     hist = np.zeros((256, n_sums), np.int64)
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
     found, of_left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
-    features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2)
+    features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2 * facts[OUTPUTS])
     own = bounds.copy()
     # Nodes that wait: number, first line, last line.
     stack = np.zeros((64, 3), np.int64)
@@ -209,18 +220,28 @@ def grow(
         reach[:] = -np.inf
         sums[node] = 0
         node_sums(some, sums[node], reach)
+        if scale is not None:
+            note_medians(facts, scale, some, sums[node])
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
             own[:2] = between[node]
         if not may_split(facts, sums[node], reach, depths[node]):
             continue
-        j, best = _split(
-            facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
-            swaps, found, of_left, at, work,
-        )  # fmt: skip
+        if scale is not None:
+            j, best = median_split(
+                facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
+                found, at,
+            )  # fmt: skip
+            before = -sums[node, n_sums + 1 :].view(np.float64)[0]
+        else:
+            j, best = _split(
+                facts, rows, some, sums[node], path, signs, own, low, high, features, hist, places,
+                swaps, found, of_left, at, work,
+            )  # fmt: skip
+            before = worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits)
         if j < 0:
             continue
-        more = max(best - worth(facts[KIND], sums[node, :n_sums], sums[node, n_sums], bits), 0.0)
+        more = max(best - before, 0.0)
         if more < least_gain:
             continue
         n_left = part_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)

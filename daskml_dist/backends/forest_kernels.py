@@ -1,6 +1,10 @@
 """Compiled loops of forests' rows: draws, histograms, sums and partitions of a node.
 
-A drawn row is a line of whole numbers (`LINE`): which row, its class, and what it adds to sums.
+A drawn row is a line of whole numbers: which row, its class, and what it adds to sums. Its first
+two are row and class (of the first output), and weight and count, packed. Lines of classes are of
+an even width: behind these are the sums that the classes of further outputs add to (-1: none).
+Those of regression are of an odd one: of each output the weighted target, then what impurity is
+made of, then the targets' bits.
 Importing this module loads numba, so it is imported at first use.
 """
 
@@ -12,15 +16,11 @@ import numba
 import numpy as np
 
 __all__ = [
-    "LINE", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of", "node_sums",
-    "part_lines", "swap_back",
+    "add_line", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of",
+    "node_sums", "part_lines", "swap_back",
 ]  # fmt: skip
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
-
-#: Numbers of a line: row and class, weight and count; in regression the weighted target, what its
-#: impurity is made of, and the target.
-LINE = (2, 5)
 
 
 @_exact
@@ -68,13 +68,14 @@ def draw_rows(
         More weight of each class; empty: none.
     slot : ndarray of int32 of shape (n,)
         Classes.
-    more : ndarray of int64 of shape (n, 0 or 3)
-        Weighted targets, what impurity is made of, and the bits of targets.
+    more : ndarray of int64 of shape (n, n_line - 2)
+        The rest of the lines, of one draw.
     bits : int
         That count rows.
     lines : ndarray of int64 of shape (n, n_line)
     """
-    m = 0
+    m, width = 0, more.shape[1]
+    summed = width // 2 + 1 if width % 2 else 0
     for i in range(len(numbers)):
         w = weight[i]
         if w == 0:
@@ -88,10 +89,8 @@ def draw_rows(
             w *= factor[slot[i]]
         lines[m, 0] = i | (np.int64(slot[i]) << 32)
         lines[m, 1] = ((w * times) << bits) + 1
-        if more.shape[1]:
-            lines[m, 2] = more[i, 0] * times
-            lines[m, 3] = more[i, 1] * times
-            lines[m, 4] = more[i, 2]
+        for k in range(width):
+            lines[m, 2 + k] = more[i, k] * times if k < summed else more[i, k]
         m += 1
     return m
 
@@ -123,15 +122,34 @@ def swap_back(features: Any, k: Any, swaps: Any) -> None:
 @_exact
 def add_rows(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
     """Add the histogram of a feature of some lines."""
-    if lines.shape[1] == 2:
+    width = lines.shape[1]
+    if width == 2:
         for q in range(len(lines)):
             at = lines[q, 0]
             hist[rows[at & 0xFFFFFFFF, feature], at >> 32] += lines[q, 1]
-    else:
+    elif width == 5:
         for q in range(len(lines)):
             b = rows[lines[q, 0], feature]
             hist[b, 0] += lines[q, 1]
             hist[b, 1] += lines[q, 2]
+    else:
+        for q in range(len(lines)):
+            add_line(lines[q], hist[rows[lines[q, 0] & 0xFFFFFFFF, feature]])
+
+
+@_exact
+def add_line(line: Any, sums: Any) -> None:
+    """Add a line to the sums of a bin, whatever the outputs."""
+    width = len(line)
+    if width % 2:
+        sums[0] += line[1]
+        for k in range((width - 3) // 2):
+            sums[1 + k] += line[2 + k]
+    else:
+        sums[line[0] >> 32] += line[1]
+        for k in range(2, width):
+            if line[k] >= 0:
+                sums[line[k]] += line[1]
 
 
 @_exact
@@ -143,22 +161,28 @@ def node_sums(lines: Any, sums: Any, reach: Any) -> None:
     lines : ndarray of int64 of shape (n, n_line)
     sums : ndarray of int64 of shape (n_sums + 2,)
         Those of `forest_criteria.worth`, the packed total, and of what impurity is made.
-    reach : ndarray of float64 of shape (2,)
-        Minus the smallest, and the largest target; lowered and raised.
+    reach : ndarray of float64 of shape (2 * n_outputs,)
+        Of each output minus the smallest, and the largest target; lowered and raised.
     """
-    total = len(sums) - 2
-    if lines.shape[1] == 2:
+    total, width = len(sums) - 2, lines.shape[1]
+    if width % 2 == 0:
         for q in range(len(lines)):
             sums[lines[q, 0] >> 32] += lines[q, 1]
             sums[total] += lines[q, 1]
+            for k in range(2, width):
+                if lines[q, k] >= 0:
+                    sums[lines[q, k]] += lines[q, 1]
         return
-    targets = lines[:, 4].view(np.float64)
+    n_outputs = (width - 3) // 2
+    for k in range(n_outputs):
+        targets = lines[:, 3 + n_outputs + k].view(np.float64)
+        for q in range(len(lines)):
+            sums[1 + k] += lines[q, 2 + k]
+            reach[2 * k] = max(reach[2 * k], -targets[q])
+            reach[2 * k + 1] = max(reach[2 * k + 1], targets[q])
     for q in range(len(lines)):
         sums[0] += lines[q, 1]
-        sums[1] += lines[q, 2]
-        sums[total + 1] += lines[q, 3]
-        reach[0] = max(reach[0], -targets[q])
-        reach[1] = max(reach[1], targets[q])
+        sums[total + 1] += lines[q, 2 + n_outputs]
     sums[total] = sums[0]
 
 

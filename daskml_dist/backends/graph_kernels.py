@@ -11,9 +11,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.csr_order import Source
+
 __all__ = ["in_rows", "pull_ranks", "pull_smallest"]
 
 Array = NDArray[Any]
+
+#: Entries of rows that are sorted together.
+_TOGETHER = 1 << 24
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 _fast = numba.njit(
@@ -22,40 +27,86 @@ _fast = numba.njit(
 
 
 def in_rows(
-    rows: Array, columns: Array, values: Array | None, shape: tuple[int, int]
-) -> tuple[NDArray[np.int64], Array, Array | None]:
-    """As `csr_order.in_rows`: sorted by counting, by columns first and then by rows."""
-    weighted = values is not None
-    given = np.empty(0) if values is None else values
-    _, rows, columns, given = _counted(columns, rows, given, shape[1], weighted)
-    indptr, columns, _, given = _counted(rows, columns, given, shape[0], weighted)
-    return indptr, columns, given if weighted else None
+    some: Source,
+    indptr: NDArray[np.int64],
+    uses: NDArray[np.int64],
+    place: NDArray[np.int32],
+    dtype: Any,
+) -> tuple[NDArray[np.int32], Array | None]:
+    """As `csr_order.in_rows`, of known `indptr`: sorted by columns first and then by rows."""
+    n, weighted = int(indptr[-1]), dtype is not None
+    kind = np.dtype(np.float64 if dtype is None else dtype)
+    indices, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
+    at, row = indptr[:-1].copy(), 0
+    while row < len(at):
+        stop = max(int(np.searchsorted(indptr, indptr[row] + _TOGETHER, side="right")) - 1, row + 1)
+        m = int(indptr[stop] - indptr[row])
+        whole = m == n
+        starts = np.zeros(len(uses) + 1, np.int64)
+        if whole:
+            np.cumsum(uses, out=starts[1:])
+        for part in () if whole else some():
+            codes = _plain(part.rows), _plain(part.columns)
+            _count_columns(*codes, part.row_of, part.column_of, row, stop, starts[1:])
+        if not whole:
+            np.cumsum(starts, out=starts)
+        rows, its = np.empty(m, np.int32), np.empty(m if weighted else 0, kind)
+        for part in some():
+            codes = _plain(part.rows), _plain(part.columns)
+            given = its[:0] if part.values is None else part.values.astype(kind, copy=False)
+            own = _plain(given)
+            _by_columns(*codes, own, part.row_of, part.column_of, row, stop, starts, rows, its)
+        _by_rows(starts, rows, its, place, at, indices, values)
+        row = stop
+    return indices, values if weighted else None
+
+
+def _plain(array: Array) -> Array:
+    """An array of the one kind that loops are compiled for: what was sent is of other ones."""
+    return array if array.flags.aligned and array.flags.writeable else array.copy()
 
 
 @_exact
-def _counted(keys: Any, others: Any, values: Any, n_keys: int, weighted: bool) -> Any:
-    """Bounds of each key's entries; the others, the keys and the values in the keys' order.
+def _count_columns(
+    rows: Any, columns: Any, row_of: Any, column_of: Any, first: int, stop: int, counts: Any
+) -> None:
+    """Count the entries of each column, of rows from `first` to `stop` alone."""
+    for i in range(len(rows)):
+        if first <= row_of[rows[i]] < stop:
+            counts[column_of[columns[i]]] += 1
 
-    Entries of one key stay in the order in which they come.
-    """
-    n = len(keys)
-    ends = np.zeros(n_keys + 1, np.int64)
-    for i in range(n):
-        ends[keys[i] + 1] += 1
-    for k in range(n_keys):
-        ends[k + 1] += ends[k]
-    at = ends[:-1].copy()
-    own, rest = np.empty(n, others.dtype), np.empty(n, keys.dtype)
-    sorted_values = np.empty(len(values), values.dtype)
-    for i in range(n):
-        k = keys[i]
-        j = at[k]
-        at[k] = j + 1
-        own[j] = others[i]
-        rest[j] = k
-        if weighted:
-            sorted_values[j] = values[i]
-    return ends, own, rest, sorted_values
+
+@_exact
+def _by_columns(
+    rows: Any, columns: Any, given: Any, row_of: Any, column_of: Any, first: int, stop: int,
+    at: Any, found: Any, values: Any,
+) -> None:  # fmt: skip
+    """Put the rows and values of entries where the next of their columns belong, `at`."""
+    for i in range(len(rows)):
+        row = row_of[rows[i]]
+        if first <= row < stop:
+            k = column_of[columns[i]]
+            j = at[k]
+            at[k] = j + 1
+            found[j] = row
+            if len(values):
+                values[j] = given[i]
+
+
+@_exact
+def _by_rows(
+    ends: Any, rows: Any, given: Any, place: Any, at: Any, indices: Any, values: Any
+) -> None:
+    """Put entries, which are in the order of their columns, where the next of their rows belong."""
+    j = 0
+    for k in range(len(place)):
+        while j < ends[k]:
+            i = at[rows[j]]
+            at[rows[j]] = i + 1
+            indices[i] = place[k]
+            if len(values):
+                values[i] = given[j]
+            j += 1
 
 
 @_fast

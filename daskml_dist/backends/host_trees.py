@@ -128,7 +128,10 @@ class HostRows:
         from daskml_dist.backends.tree_kernels import sum_all
 
         room = self._room
-        room.extra["index"][:] = np.arange(room.n, dtype=np.int32)
+        index = room.extra["index"]
+        for start in range(0, room.n, _TILE):
+            stop = min(room.n, start + _TILE)
+            index[start:stop] = np.arange(start, stop, dtype=np.int32)
         out, packed = self._zeros(1), room.extra["packed"][output]
         sum_all(mode, room.rows, packed, self._one, self._two, out[:, 0])
         return out

@@ -165,7 +165,7 @@ class LaneRows:
         self._shuffle = shuffle
         self._fraction = fraction
         self._size = group or GROUP
-        self._segments = spec.segments
+        self.segments = spec.segments
         self._held = [held_out_rows(segment, fraction) for segment in spec.segments]
         self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._remember = group is None
@@ -178,13 +178,13 @@ class LaneRows:
     @property
     def numbers(self) -> list[int]:
         """Numbers of the blocks, those without rows too."""
-        return [segment.block for segment in self._segments]
+        return [segment.block for segment in self.segments]
 
     def _split(self, i: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Rows held out and rows to train on, of segment i."""
         if i in self._splits:
             return self._splits[i]
-        segment, count = self._segments[i], self._held[i]
+        segment, count = self.segments[i], self._held[i]
         order = self._random(0, segment).permutation(len(segment)) + segment.start
         split = np.sort(order[:count]), np.sort(order[count:])
         if self._remember:
@@ -194,7 +194,7 @@ class LaneRows:
     @property
     def held_out(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
         """Blocks and their rows for validation."""
-        for i, segment in enumerate(self._segments):
+        for i, segment in enumerate(self.segments):
             if self._held[i]:
                 yield segment.block, self._split(i)[0]
 
@@ -207,23 +207,23 @@ class LaneRows:
 
     def _visit(self, pass_: int) -> list[list[int]]:
         """Segments in the order of a pass, in groups that are shuffled together."""
-        visit = [i for i, segment in enumerate(self._segments) if len(segment)]
+        visit = [i for i, segment in enumerate(self.segments) if len(segment)]
         if self._n_steps == 1:
             # A full batch needs no order; views of the blocks, one after the other, are enough.
             return [[i] for i in visit]
         if self._shuffle and len(visit) > self._size:
-            first = self._segments[visit[0]]
+            first = self.segments[visit[0]]
             visit = [visit[i] for i in self._random(pass_, first).permutation(len(visit))]
         return [visit[i : i + self._size] for i in range(0, len(visit), self._size)]
 
     def blocks(self, pass_: int) -> list[list[int]]:
         """Blocks in the order in which a pass needs them, in groups needed at the same time."""
-        return [[self._segments[i].block for i in group] for group in self._visit(pass_)]
+        return [[self.segments[i].block for i in group] for group in self._visit(pass_)]
 
     def _whole(self, groups: list[list[int]]) -> Iterator[Drawn]:
         """Each segment at once, in the order in which it lies."""
         for (i,) in groups:
-            segment = self._segments[i]
+            segment = self.segments[i]
             whole = slice(segment.start, segment.stop)
             yield segment.block, self._split(i)[1] if self._held[i] else whole
 
@@ -254,9 +254,9 @@ class LaneRows:
             yield []
 
     def _group(self, pass_: int, group: list[int]) -> tuple[int, _Take]:
-        segments = [self._segments[i] for i in group]
+        segments = [self.segments[i] for i in group]
         kept = [self._split(i)[1] if self._held[i] else None for i in group]
-        sizes = [len(self._segments[i]) - self._held[i] for i in group]
+        sizes = [len(self.segments[i]) - self._held[i] for i in group]
         order: NDArray[np.intp] | None = None
         if self._shuffle:
             order = self._random(pass_, *segments).permutation(sum(sizes) // self._run)

@@ -46,6 +46,10 @@ class BlockInfo:
         Sorted unique labels (classification only).
     label_weights : ndarray of float64, or None
         Sum of the sample weights of each label; its rows where there are none.
+    label_rows : ndarray of int64, or None
+        Rows of each label.
+    columns : tuple of (ndarray, ndarray), or None
+        The labels of each column, where there are several, and the sums of their weights.
     y_min, y_max : float or None
         Of the targets (regression only); None in an empty block.
     targets : Spread or None
@@ -69,6 +73,8 @@ class BlockInfo:
     weight_sum: float
     labels: NDArray[Any] | None = None
     label_weights: NDArray[np.float64] | None = None
+    label_rows: NDArray[np.int64] | None = None
+    columns: tuple[tuple[NDArray[Any], NDArray[np.float64]], ...] | None = None
     y_min: float | None = None
     y_max: float | None = None
     targets: Spread | None = None
@@ -156,19 +162,29 @@ def _joined(parts: Sequence[BlockInfo]) -> BlockInfo:
 
 
 def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
-    if y.ndim == 2:  # several labels a row, which have no weights of their own
-        return {"labels": np.unique(y), "n_targets": y.shape[1]}
     weights = block.sample_weight
+    several = y.ndim == 2
     try:
-        labels, _, sums = _count_numbers(y, weights) or _count_any(y, weights)
+        columns = [
+            _count_numbers(of, weights) or _count_any(of, weights)
+            for of in (y.T if several else [y])
+        ]
+        labels = columns[0][0]
+        if several:
+            labels = np.unique(np.concatenate([found for found, _, _ in columns]))
     except TypeError as error:
         raise InvalidDataError(
             f"Block {block.index}: the labels in y are of different types ({error}). Make them "
             "one type, for example y.astype(str)."
         ) from error
+    if several:
+        found = tuple((labels, sums.astype(np.float64)) for labels, _, sums in columns)
+        return {"labels": labels, "n_targets": y.shape[1], "columns": found}
+    _, counts, sums = columns[0]
     return {
         "labels": labels,
         "label_weights": sums.astype(np.float64),
+        "label_rows": counts.astype(np.int64),
     }
 
 

@@ -92,6 +92,18 @@ class Collection:
         return [(i,) for i in range(len(self.parts))]
 
     @property
+    def wave(self) -> int | None:
+        """Bundles that are made at once, where what they are made of takes much; None: all."""
+        return None
+
+    def share(self, number: int) -> tuple[int, int] | None:
+        """Whose share of all blocks one is, of how many; None: of nobody's in particular."""
+        if self.columns is None:
+            return None
+        n_parts = len(self.columns) - 1
+        return number * n_parts // len(self.parts), n_parts
+
+    @property
     def n_features(self) -> int | None:
         """Columns of X, where known."""
         return None if self.row_shape is None else self.row_shape[0]

@@ -28,8 +28,9 @@ _TRIES = 4
 
 def reduce_parts(
     collection: Collection,
-    summarise: Callable[[int, Any, Any, Any], S],
+    summarise: Callable[..., S],
     merge: Callable[[list[S]], S],
+    *shared: Any,
 ) -> S:
     """Summarise every part of a collection and merge the summaries; one pass, nothing gathered.
 
@@ -42,6 +43,8 @@ def reduce_parts(
     merge : callable
         Makes one summary of a list of one or more, which follow each other in the order of the
         parts. Associative. Picklable.
+    *shared : object or dask.delayed.Delayed
+        Further arguments of `summarise`, the same for all parts.
 
     Returns
     -------
@@ -49,8 +52,8 @@ def reduce_parts(
         The summary of all parts, the same whatever the workers.
     """
     if collection.kind == "memory":
-        return merge([summarise(i, *part) for i, part in enumerate(collection.parts)])
-    result: S = _tried(lambda: _merged(collection, summarise, merge))
+        return merge([summarise(i, *part, *shared) for i, part in enumerate(collection.parts)])
+    result: S = _tried(lambda: _merged(collection, summarise, merge, shared))
     return result
 
 
@@ -133,10 +136,10 @@ def _client() -> Any:
     return client if getattr(client, "status", "") == "running" else None  # else Dask says so
 
 
-def _merged(collection: Collection, summarise: Any, merge: Any) -> Any:
+def _merged(collection: Collection, summarise: Any, merge: Any, shared: Any) -> Any:
     """The summary of all parts, lazy."""
     one, join = delayed(summarise, pure=False), delayed(merge, pure=False)
-    level = [one(i, *part) for i, part in enumerate(collection.parts)]
+    level = [one(i, *part, *shared) for i, part in enumerate(collection.parts)]
     while True:
         level = [join(level[i : i + _FAN_IN]) for i in range(0, len(level), _FAN_IN)]
         if len(level) == 1:

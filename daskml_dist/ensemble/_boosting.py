@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends.devices import DEVICES
-from daskml_dist.data.collection import Collection, take_columns
+from daskml_dist.data.collection import Collection
 from daskml_dist.ensemble._categories import categories_of, numbered, which_are_categorical
 from daskml_dist.ensemble._constraints import groups_of, signs_of
-from daskml_dist.ensemble._validation import joined
+from daskml_dist.ensemble._scoring import check_scoring, scorer_of
+from daskml_dist.ensemble._validation import FitRows, held_out, joined
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.grown import Grown
 from daskml_dist.models.raw_trees import RawTrees
@@ -26,6 +27,7 @@ from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boost import BoostSolver
 from daskml_dist.solvers.boost_losses import BoostLoss
+from daskml_dist.solvers.hold_out import Aside, LastRows
 from daskml_dist.solvers.leaves import Growth
 from daskml_dist.solvers.stopping import Stopping
 from daskml_dist.training.engine import Engine
@@ -55,14 +57,21 @@ class BaseBoosting(BaseRounds):
     _categories: dict[Any, NDArray[Any]]
     categorical_features: Any
     max_bins: int
-    #: How many rows, or blocks, come before those held out by the user, during a fit.
-    _before_held: tuple[str, int] | None = None
+    _made_share = 0.5
+    #: During a fit: the rows that the user holds out, and which are not among them.
+    _held: tuple[Any, Any, Any] | None = None
+    _of_fit: FitRows | None = None
+    _is_numbered: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.sparse = False
         return tags
+
+    def _link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """From raw predictions to targets, for a regressor."""
+        return np.asarray
 
     @abstractmethod
     def _boost_loss(self, rows: Rows) -> BoostLoss:
@@ -71,13 +80,24 @@ class BaseBoosting(BaseRounds):
     # -- categories ----------------------------------------------------------------------------
 
     def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
-        self._learn_categories(take_columns(X, y, sample_weight)[0])
-        return super()._collection(X, y, sample_weight, reset=reset)
+        X, y, sample_weight = self._taken(X, y, sample_weight)
+        goes_on = self._goes_on
+        if not goes_on:
+            self._learn_categories(X)
+        reset = reset and not goes_on
+        if self._held is None:
+            X = self._numbered(X, known=not goes_on)
+            self._is_numbered = True
+            return super()._collection(X, y, sample_weight, reset=reset)
+        X_val, *others = self._taken(*self._held)
+        # Those of the fit alone are known: others in X_val count as missing, as in a prediction.
+        fit_rows = self._numbered(X, known=not goes_on), y, sample_weight
+        rows, self._of_fit = joined(fit_rows, (self._numbered(X_val), *others))
+        self._is_numbered = True
+        return super()._collection(*rows, reset=reset)
 
     def _learn_categories(self, X: Any) -> None:
         """Find which features are categories, and those of a frame."""
-        if self.warm_start and "_trees" in vars(self):
-            return
         X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
         self._mask, self._categories = None, {}
         if len(getattr(X, "shape", (0, 0))) != 2:
@@ -87,7 +107,17 @@ class BaseBoosting(BaseRounds):
             self._categories = categories_of(X, self._mask, int(self.max_bins))
 
     def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
-        return super()._aligned(numbered(X, self._categories), y, sample_weight)
+        X = X if self._is_numbered else self._numbered(X)
+        return super()._aligned(X, y, sample_weight)
+
+    def _numbered(self, X: Any, known: bool = False) -> Any:
+        X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
+        return numbered(X, self._categories, known)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a fit goes on from the trees of the one before."""
+        return self.warm_start and "_trees" in vars(self)
 
     def _known_categories(self, rows: Rows) -> tuple[NDArray[np.float64] | None, ...]:
         """Categories of each feature, None where it is a number; none where they are looked for."""
@@ -141,15 +171,14 @@ class BaseBoosting(BaseRounds):
                     "X_val and y_val are passed to fit while at the same time early_stopping is "
                     'False. Set it to True or "auto".'
                 )
-            rows, self._before_held = joined(
-                (X, y, sample_weight), (X_val, y_val, sample_weight_val)
-            )
-            X, y, sample_weight = rows
+            self._held = X_val, y_val, sample_weight_val
         try:
             self._forget()
             self._fit(X, y, sample_weight, client)
         finally:
-            self.__dict__.pop("_before_held", None)
+            self.__dict__.pop("_held", None)
+            self.__dict__.pop("_of_fit", None)
+            self.__dict__.pop("_is_numbered", None)
         return self
 
     def _forget(self) -> None:
@@ -177,11 +206,7 @@ class BaseBoosting(BaseRounds):
         check_flag("warm_start", p["warm_start"])
         if not (isinstance(p["early_stopping"], str) and p["early_stopping"] == "auto"):
             check_flag("early_stopping", p["early_stopping"])
-        if p["scoring"] != "loss":
-            raise InvalidParameterError(
-                f'scoring={p["scoring"]!r}: early stopping knows "loss" alone, which is exact on '
-                "any number of workers."
-            )
+        check_scoring(p["scoring"])
         self._check_fraction(p["validation_fraction"])
         check_count("n_iter_no_change", p["n_iter_no_change"])
         check_number("tol", p["tol"])
@@ -196,27 +221,40 @@ class BaseBoosting(BaseRounds):
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> Rows:
         """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
+        weighted |= self._held is not None and self._held[2] is not None
         rows = super()._rows(engine, run, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
             raise InvalidDataError(
                 "X is sparse, and trees need dense rows. Convert it: X.map_blocks(lambda b: "
                 "b.toarray())."
             )
+        if self._of_fit is not None and rows.classes is not None:
+            sums = self._of_fit.label_weights(rows.survey, rows.classes)
+            if class_weight == "balanced":
+                balanced = np.zeros(len(sums))
+                np.divide(sums.sum(), len(sums) * sums, out=balanced, where=sums > 0)
+                rows = replace(rows, class_weight=balanced)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
     def _problem(self, rows: Rows) -> tuple[Any, Any]:
         p, d = self._params(), rows.survey.n_features
         loss = self._boost_loss(rows)
+        signs = signs_of(self, p["monotonic_cst"], d, loss.n_outputs)
+        if self._mask is not None and (signs[self._mask] != 0).any():
+            raise InvalidParameterError(
+                "Categorical features cannot have monotonic constraints: they have no order. Set "
+                "those of monotonic_cst to 0."
+            )
         growth = Growth(
             max_leaf_nodes=p["max_leaf_nodes"],
             max_depth=p["max_depth"],
             min_samples_leaf=int(p["min_samples_leaf"]),
             l2_regularization=float(p["l2_regularization"]),
             max_features=float(p["max_features"]),
-            signs=signs_of(self, p["monotonic_cst"], d, loss.n_outputs),
+            signs=signs,
             groups=groups_of(p["interaction_cst"], d),
         )
-        begin = self._begin(loss)
+        begin = self._begin(loss, rows)
         if begin is None:
             self._seed = seed_of(self.random_state)
         solver = BoostSolver(
@@ -232,59 +270,55 @@ class BaseBoosting(BaseRounds):
         )
         return Grown(d), solver
 
-    def _begin(self, loss: BoostLoss) -> dict[str, NDArray[Any]] | None:
+    def _begin(self, loss: BoostLoss, rows: Rows) -> dict[str, NDArray[Any]] | None:
         """State of the fit before, where this one goes on from it."""
-        trees: Trees | None = vars(self).get("_trees")
-        if trees is None or not self.warm_start:
+        if not self._goes_on:
             return None
+        trees = self._trees
         if self.max_iter < self.n_iter_:
             raise InvalidParameterError(
                 f"max_iter={self.max_iter} must be larger than or equal to n_iter_={self.n_iter_} "
-                "when warm_start=True. Raise it, or set warm_start=False."
+                "when warm_start==True. Raise it, or set warm_start=False."
             )
-        if trees.n_per_iteration != loss.n_outputs:
+        known = vars(self).get("classes_", np.empty(0))
+        if trees.n_per_iteration != loss.n_outputs or (
+            rows.classes is not None and not np.array_equal(known, rows.classes)
+        ):
             raise InvalidDataError(
                 "warm_start=True goes on with the classes of the fit before, and y has others. "
                 "Set warm_start=False."
             )
-        return {
-            **trees.packed(),
-            "baseline": self._baseline,
-            "train_score": self.train_score_,
-            "validation_score": self.validation_score_,
+        # Scores of another kind are not to be compared with.
+        alike = self._scored_by == self.scoring
+        scores = {
+            name: vars(self)[f"{name}_"] if alike else np.empty(0)
+            for name in ("train_score", "validation_score")
         }
+        return {**trees.packed(), "baseline": self._baseline, **scores}
 
     def _stopping(self, rows: Rows) -> Stopping | None:
         p, n_rows = self._params(), rows.survey.n_rows
-        n_train = self._n_train(rows)
+        n_fit = n_rows if self._of_fit is None else self._of_fit.n_rows(rows.survey)
         stops = p["early_stopping"]
         if isinstance(stops, str):
-            stops = (n_train or n_rows) > _MANY_ROWS
+            stops = n_fit > _MANY_ROWS
         self.do_early_stopping_ = bool(stops)
         if not stops:
             return None
-        share = p["validation_fraction"]
-        if share is not None and share >= 1:
-            share = min(float(share) / n_rows, 1.0)
-        if n_train is not None:
-            share = None
-        return Stopping(int(p["n_iter_no_change"]), float(p["tol"]), share, n_train)
-
-    def _n_train(self, rows: Rows) -> int | None:
-        """Rows before those that the user holds out; None where there are none."""
-        if self._before_held is None:
-            return None
-        kind, n = self._before_held
-        if kind == "rows":
-            return n
-        infos = sorted(rows.survey.infos, key=lambda info: info.index)
-        return sum(info.n_rows for info in infos[:n])
+        aside: Aside | None = None
+        if self._of_fit is not None:
+            aside = LastRows(n_fit, rows.class_weight)
+        elif p["validation_fraction"] is not None:
+            aside = held_out(rows.survey, rows.classes, p["validation_fraction"], self._seed)
+        scorer = scorer_of(p["scoring"], rows.classes, self._link())
+        return Stopping(int(p["n_iter_no_change"]), float(p["tol"]), aside, scorer)
 
     def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
         state = solution.extra
         self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
+        self._scored_by = self.scoring
         self.n_features_in_ = model.n_features
         categorical = self._trees.bins.categorical
         self.is_categorical_ = categorical if categorical.any() else None

@@ -37,14 +37,16 @@ def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_]:
     if by_dtype:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
     features = np.asarray(given)
-    kinds = sorted({type(one).__name__ for one in features.tolist()})
-    if features.dtype.kind not in "ibUO" or (features.dtype.kind == "O" and kinds != ["str"]):
+    if features.size == 0:
+        return np.zeros(n, bool)
+    kinds = [features.dtype.name]
+    if features.dtype.kind == "O":
+        kinds = sorted({type(one).__name__ for one in features.tolist()})
+    if features.dtype.kind not in "iubUO" or (features.dtype.kind == "O" and kinds != ["str"]):
         raise InvalidParameterError(
             "categorical_features must be an array-like of bool, int or str, got: "
             f"{', '.join(kinds)}. Give a mask, numbers or names of features."
         )
-    if features.size == 0:
-        return np.zeros(n, bool)
     mask = np.zeros(n, bool)
     if features.dtype.kind in "UO":
         if not is_frame:
@@ -61,7 +63,7 @@ def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_]:
                     "some of these."
                 )
             mask[names.index(name)] = True
-    elif features.dtype.kind == "i":
+    elif features.dtype.kind in "iu":
         if features.max() >= n or features.min() < 0:
             raise InvalidParameterError(
                 "categorical_features set as integer indices must be in [0, n_features - 1], and "
@@ -95,11 +97,35 @@ def categories_of(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
         column = X[name]
         if not _is_category(column.dtype):
             column = column.astype("category")
-        if is_dask(column):
-            column = (column if column.cat.known else column.cat.as_known())._meta
-        found[name] = np.sort(np.asarray(column.cat.categories))
+        known = _known(column, max_bins)
+        try:
+            found[name] = np.sort(np.asarray(known))
+        except TypeError as error:
+            raise InvalidDataError(
+                f"Categories of {name!r} are of different types ({error}). Make them one: "
+                f"X[{name!r}].astype(str).astype('category')."
+            ) from error
         check_cardinality(repr(name), len(found[name]), max_bins)
     return found
+
+
+def _known(column: Any, max_bins: int) -> Any:
+    """Categories of a column: in memory those of its rows, of Dask those that it declares.
+
+    Of Dask too those of its rows, where it declares none, or more than bins.
+    """
+    if not is_dask(column):
+        return column.cat.remove_unused_categories().cat.categories
+    try:
+        known = column if column.cat.known else column.cat.as_known()
+        if len(known._meta.cat.categories) > max_bins:
+            return known.dropna().astype(object).unique().compute()
+        return known._meta.cat.categories
+    except ValueError as error:
+        raise InvalidDataError(
+            f"Categories of {column.name!r} could not be found: {error}. Give every partition the "
+            "columns and dtypes of the frame's meta."
+        ) from error
 
 
 def check_cardinality(name: str, n: int, max_bins: int) -> None:
@@ -118,21 +144,34 @@ def check_cardinality(name: str, n: int, max_bins: int) -> None:
         )
 
 
-def numbered(X: Any, categories: Mapping[Any, NDArray[Any]]) -> Any:
-    """A frame with the numbers of categories in place of these; NaN where there is no such one."""
+def numbered(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool = False) -> Any:
+    """A frame with the numbers of categories in place of these; NaN where there is no such one.
+
+    Parameters
+    ----------
+    X : any rows
+    categories : mapping of name to ndarray
+    known : bool, default=False
+        Whether there must be: rows of the fit itself hold no others.
+    """
     if not categories or not is_dataframe_like(X):
         return X
     if not is_dask(X):
-        return _numbered(X, categories)
+        return _numbered(X, categories, known)
     meta = X._meta.assign(**{name: np.empty(0) for name in categories})
-    return X.map_partitions(_numbered, dict(categories), meta=meta)
+    return X.map_partitions(_numbered, dict(categories), known, meta=meta)
 
 
-def _numbered(X: Any, categories: Mapping[Any, NDArray[Any]]) -> Any:
+def _numbered(X: Any, categories: Mapping[Any, NDArray[Any]], must: bool) -> Any:
     import pandas as pd
 
     columns = {}
     for name, known in categories.items():
         at = pd.Index(known).get_indexer(np.asarray(X[name], dtype=object))
+        if must and (strange := X[name][at < 0].dropna().unique().tolist()):
+            raise InvalidDataError(
+                f"Column {name!r} holds categories that the frame's meta does not declare: "
+                f"{strange[:5]}. Have them looked for: X[{name!r}].cat.as_unknown()."
+            )
         columns[name] = np.where(at < 0, np.nan, at)
     return X.assign(**columns)

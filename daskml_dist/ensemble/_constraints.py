@@ -29,34 +29,44 @@ def signs_of(estimator: Any, given: Any, n_features: int, n_outputs: int) -> NDA
             "monotonic constraints are not supported for multiclass classification. Leave "
             "monotonic_cst out, or fit a classifier a class."
         )
-    if not isinstance(given, dict) and len(given) != n_features:
+    if isinstance(given, dict):
+        return _signs_by_name(estimator, given, n_features)
+    if np.shape(given) != (n_features,):
         raise InvalidParameterError(
             f"monotonic_cst has shape {np.shape(given)} but the input data X has {n_features} "
             "features. Give a number a feature, or a dict of names."
         )
-    try:
-        if isinstance(given, dict):
-            names = getattr(estimator, "feature_names_in_", None)
-            if names is None:
-                raise ValueError(
-                    "estimator was not fitted on data with feature names: monotonic_cst is a dict"
-                )
-            of_name = {str(name): i for i, name in enumerate(names)}
-            found = np.zeros(n_features, np.int8)
-            for name, sign in given.items():
-                if name not in of_name:
-                    raise ValueError(f"monotonic_cst contains unexpected feature names: {name!r}")
-                found[of_name[name]] = _sign(sign)
-            return found
-        return np.array([_sign(sign) for sign in given], np.int8)
-    except ValueError as error:
-        raise InvalidParameterError(f"{error}. Use 1, 0 or -1 for each feature.") from error
+    strange = sorted({value for value in np.asarray(given).tolist() if value not in (-1, 0, 1)})
+    if strange:
+        raise InvalidParameterError(
+            "monotonic_cst must be an array-like of -1, 0 or 1. Observed values: "
+            f"{strange[:5]}. Use these for each feature: 1 rises, -1 falls, 0 is free."
+        )
+    return np.asarray(given).astype(np.int8)
 
 
-def _sign(value: Any) -> int:
-    if value not in (-1, 0, 1):
-        raise ValueError(f"monotonic_cst must be -1, 0 or 1, and holds {value!r}")
-    return int(value)
+def _signs_by_name(estimator: Any, given: dict[Any, Any], n_features: int) -> NDArray[np.int8]:
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        raise InvalidParameterError(
+            f"{type(estimator).__name__} was not fitted on data with feature names. Pass "
+            "monotonic_cst as an integer array instead."
+        )
+    numbers = {str(name): i for i, name in enumerate(names)}
+    if strange := sorted(str(name) for name in given if name not in numbers):
+        told = [*strange[:5], "..."] if len(strange) > 5 else strange
+        raise InvalidParameterError(
+            f"monotonic_cst contains {len(strange)} unexpected feature names: {told}. X has "
+            f"{list(numbers)[:8]}."
+        )
+    found = np.zeros(n_features, np.int8)
+    for name, sign in given.items():
+        if sign not in (-1, 0, 1):
+            raise InvalidParameterError(
+                f"monotonic_cst['{name}'] must be either -1, 0 or 1. Got {sign!r}."
+            )
+        found[numbers[name]] = sign
+    return found
 
 
 def groups_of(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None:

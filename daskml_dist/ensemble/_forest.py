@@ -13,14 +13,19 @@ from sklearn.metrics import r2_score
 from daskml_dist._checks import check_count, check_flag
 from daskml_dist._tree_params import is_count, is_share
 from daskml_dist._trees import BaseTrees
+from daskml_dist.ensemble._out_of_bag import accuracy, check_scored, shares_and_labels
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.grown import Grown
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
+from daskml_dist.solvers.forest_grow import times_drawn
 from daskml_dist.training.solver_plan import Rows
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = ["BaseForest"]
+
+#: Draws of a row by a tree that may be expected.
+_MOST_DRAWS = 4
 
 
 class BaseForest(BaseTrees):
@@ -62,17 +67,25 @@ class BaseForest(BaseTrees):
         given = self.max_samples
         if given is None:
             return 1.0
-        if is_count(given) and given >= 1:
-            if given > n_rows:
-                raise InvalidParameterError(
-                    f"`max_samples` must be <= n_samples={n_rows} but got value {given}. Lower it."
-                )
+        if is_count(given) and 1 <= given <= _MOST_DRAWS * n_rows:
             return int(given) / n_rows
-        if is_share(given) and 0 < given <= 1:
-            return max(round(n_rows * float(given)), 1) / n_rows
+        if is_share(given) and 0 < given <= _MOST_DRAWS:
+            return max(int(n_rows * float(given)), 1) / n_rows
         raise InvalidParameterError(
-            f"max_samples={given!r}: use an integer >= 1, a share of (0, 1], or None."
+            f"max_samples={given!r}: use an integer >= 1, a share of the rows above 0 (at most "
+            f"{_MOST_DRAWS} times the rows), or None for as many as there are."
         )
+
+    @property
+    def estimators_samples_(self) -> list[NDArray[Any]]:
+        """Numbers of the rows that each tree drew, as often as it did, made when asked for.
+
+        A list of ndarray of int32 (int64 from 2**31 rows on).
+        """
+        self._check_fitted()
+        n, rate, numbers = self._n_samples, self._drawn_rate, range(len(self))
+        rows = np.arange(n, dtype=np.int32 if n < 2**31 else np.int64)
+        return [np.repeat(rows, times_drawn(n, self._seed, t, rate)) for t in numbers]
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -81,7 +94,13 @@ class BaseForest(BaseTrees):
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
 
-    def _begin(self, n_classes: int) -> dict[str, NDArray[Any]] | None:
+    def _columns(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+        columns = super()._columns(rows)
+        if self.oob_score:
+            check_scored(columns)
+        return columns
+
+    def _begin(self, n_values: int) -> dict[str, NDArray[Any]] | None:
         trees: Trees | None = vars(self).get("_trees")
         if trees is None or not self.warm_start:
             return None
@@ -96,15 +115,18 @@ class BaseForest(BaseTrees):
                 UserWarning,
                 stacklevel=6,
             )
-        if trees.nodes.value.shape[1] != max(n_classes, 1):
+        if trees.nodes.value.shape[1] != n_values:
             raise InvalidDataError(
-                "warm_start=True goes on with the classes of the fit before, and y has others. "
+                "warm_start=True goes on with the classes and outputs of the fit before, and y has "
+                "others. "
                 "Set warm_start=False."
             )
         return {**trees.packed(), "impurity": self._impurity}
 
     def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
         super()._set_fitted(solution, model, rows)
+        self._n_samples = rows.survey.n_rows
+        self._drawn_rate = self._rate(self._n_samples)
         if "oob_times" in solution.extra:
             self._set_oob(solution.extra)
 
@@ -118,19 +140,16 @@ class BaseForest(BaseTrees):
                 UserWarning,
                 stacklevel=6,
             )
-        of = found["oob_sums"] / np.maximum(times, 1)[:, None]
+        answers = found["oob_sums"] / np.maximum(times, 1)[:, None]
+        score: Any = self.oob_score
         if self._classification:
-            labels = self.classes_[of.argmax(axis=1)]
-            y = self.classes_[y.astype(np.intp)]
-            self.oob_decision_function_ = of
-            self.oob_score_ = (
-                self.oob_score(y, labels) if callable(self.oob_score) else np.mean(y == labels)
-            )
+            shares, labels, y = shares_and_labels(answers, y, self.classes_)
+            self.oob_decision_function_ = shares
+            self.oob_score_ = float((score if callable(score) else accuracy)(y, labels))
         else:
-            self.oob_prediction_ = of[:, 0]
-            score = self.oob_score if callable(self.oob_score) else r2_score
-            self.oob_score_ = score(y, self.oob_prediction_)
-        self.oob_score_ = float(self.oob_score_)
+            self.oob_prediction_ = answers if answers.shape[1] > 1 else answers[:, 0]
+            scorer = score if callable(score) else r2_score
+            self.oob_score_ = float(scorer(y, self.oob_prediction_))
 
     # -- trees ---------------------------------------------------------------------------------
 
@@ -148,10 +167,12 @@ class BaseForest(BaseTrees):
         """The trees, each as an estimator of its own; of classes by their numbers."""
         self._check_fitted()
         kind = DecisionTreeClassifier if self._classification else DecisionTreeRegressor
-        shared: dict[str, Any] = {"n_features_in_": self.n_features_in_, "n_outputs_": 1}
+        n_outputs = self.n_outputs_
+        shared: dict[str, Any] = {"n_features_in_": self.n_features_in_, "n_outputs_": n_outputs}
         if self._classification:
-            n = len(self.classes_)
-            shared |= {"classes_": np.arange(n, dtype=np.float64), "n_classes_": n}
+            n = self.n_classes_
+            numbers = [np.arange(of, dtype=np.float64) for of in np.atleast_1d(n)]
+            shared |= {"classes_": numbers if n_outputs > 1 else numbers[0], "n_classes_": n}
         found, roots = [], self._trees.roots
         for k in range(len(self._trees)):
             tree = Trees.of([self._trees.tree(k)], 1, self._trees.bins)

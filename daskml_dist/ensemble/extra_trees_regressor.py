@@ -23,9 +23,11 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
     ----------
     n_estimators : int, default=100
         Trees.
-    criterion : {"squared_error", "friedman_mse", "poisson"}, default="squared_error"
-        What a split is to lower: the variance (``"friedman_mse"`` finds the same splits), or half
-        of the Poisson deviance of targets >= 0.
+    criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
+        What a split is to lower: the variance; absolute errors from medians, for which a trainer
+        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
+        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
+        splits of ``"squared_error"``.
     max_depth : int or None, default=None
         Edges from the root to a leaf at most; None: until leaves are pure or small.
     min_samples_split : int or float, default=2
@@ -60,8 +62,8 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
         cut.
     max_samples : int, float or None, default=None
-        Rows that a tree is expected to draw; a float is a share of all rows. None: as many as there
-        are.
+        Rows that a tree is expected to draw; a float is a share of all rows. At most four times as
+        many as there are. None: as many.
     monotonic_cst : array-like of int of shape (n_features,) or None, default=None
         1: predictions rise with the feature, -1: they fall, 0: free.
     max_bins : int, default=255
@@ -78,11 +80,13 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
     ----------
     estimators_ : list of DecisionTreeRegressor
         The trees, made when they are asked for.
+    estimators_samples_ : list of ndarray of int32
+        Numbers of the rows that each tree drew, as often as it did.
     feature_importances_ : ndarray of float64 of shape (n_features,)
         Mean decrease of impurity by each feature; their sum is 1.
     oob_score_ : float
         With `oob_score`.
-    oob_prediction_ : ndarray of float64 of shape (n_rows,)
+    oob_prediction_ : ndarray of float64 of shape (n_rows,) or (n_rows, n_outputs)
         Means of each row by the trees that did not draw it; 0 where there are none. With
         `oob_score`.
     n_features_in_, n_outputs_, feature_names_in_, history_

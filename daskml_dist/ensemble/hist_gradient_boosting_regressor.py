@@ -81,11 +81,14 @@ default=None
         Go on from the trees of the fit before, in its bins.
     early_stopping : "auto" or bool, default="auto"
         Stop where the score has not become better; "auto": with more than 10,000 rows.
-    scoring : "loss", default="loss"
-        What tells whether it has.
+    scoring : str, callable or None, default="loss"
+        What tells whether it has: ``"loss"``; a name of scikit-learn's scorers or a function of
+        (estimator, X, y), which see the rows held out and some 10,000 of the others, gathered to
+        one worker; None: `score`.
     validation_fraction : float, int or None, default=0.1
-        Rows held out for it, as a share or their (rough) number; None: the training loss counts.
-        Which rows follows from `random_state` and a row's number alone.
+        Rows held out for it, as a share or their number, of each class by its share; None: the
+        rows trained on are scored. Which rows follows from `random_state` and the place of a row
+        among those of its class.
     n_iter_no_change : int, default=10
         Iterations without a better score, after which it stops.
     tol : float, default=1e-7
@@ -105,8 +108,8 @@ default=None
     n_trees_per_iteration_ : int
         Trees of an iteration: one, or one a class.
     train_score_, validation_score_ : ndarray of float64
-        With early stopping, minus the mean loss before the first tree and after each iteration, of
-        the rows trained on and of those held out; else empty.
+        With early stopping, the score (minus the mean loss) before the first tree and after each
+        iteration, of the rows trained on and of those held out; else empty.
     do_early_stopping_ : bool
     is_categorical_ : ndarray of bool of shape (n_features,), or None
     n_features_in_, feature_names_in_, history_
@@ -145,7 +148,7 @@ default=None
         interaction_cst: Any = None,
         warm_start: bool = False,
         early_stopping: bool | str = "auto",
-        scoring: str = "loss",
+        scoring: Any = "loss",
         validation_fraction: float | int | None = 0.1,
         n_iter_no_change: int = 10,
         tol: float = 1e-7,
@@ -207,6 +210,9 @@ default=None
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return np.exp if self.loss in _LOG else _same
+
+    def _link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return self._inverse_link()
 
     def predict(self, X: Any) -> Any:
         """Predicted targets.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist._run import Run
-from daskml_dist._trees import TreesClassifier
+from daskml_dist._trees_classifier import TreesClassifier
 from daskml_dist.ensemble._forest import BaseForest
 
 __all__ = ["RandomForestClassifier"]
@@ -55,15 +55,16 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
     warm_start : bool, default=False
         Keep the trees of the fit before, and add those that `n_estimators` asks for beyond them, in
         the same bins.
-    class_weight : dict, "balanced", "balanced_subsample" or None, default=None
-        Weights of the classes, beside those of the rows; ``"balanced_subsample"``: balanced among
-        the rows that each tree draws.
+    class_weight : dict, list of dict, "balanced", "balanced_subsample" or None, default=None
+        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
+        multiplied. ``"balanced_subsample"``: balanced among the rows that each tree draws, of one
+        output.
     ccp_alpha : float, default=0.0
         Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
         cut.
     max_samples : int, float or None, default=None
-        Rows that a tree is expected to draw; a float is a share of all rows. None: as many as there
-        are.
+        Rows that a tree is expected to draw; a float is a share of all rows. At most four times as
+        many as there are. None: as many.
     monotonic_cst : array-like of int of shape (n_features,) or None, default=None
         1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
         classes.
@@ -79,17 +80,21 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
 
     Attributes
     ----------
-    classes_ : ndarray of shape (n_classes,)
-    n_classes_ : int
+    classes_ : ndarray of shape (n_classes,), or a list of them
+        Of several outputs, each output's.
+    n_classes_ : int or list of int
     estimators_ : list of DecisionTreeClassifier
         The trees, made when they are asked for.
+    estimators_samples_ : list of ndarray of int32
+        Numbers of the rows that each tree drew, as often as it did.
     feature_importances_ : ndarray of float64 of shape (n_features,)
         Mean decrease of impurity by each feature; their sum is 1.
     oob_score_ : float
         With `oob_score`.
-    oob_decision_function_ : ndarray of float64 of shape (n_rows, n_classes)
-        Shares of the classes of each row by the trees that did not draw it; zeros where there
-        are none. With `oob_score`.
+    oob_decision_function_ : ndarray of float64
+        Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) of several: shares of the
+        classes of each row by the trees that did not draw it; zeros where there are none. With
+        `oob_score`.
     n_features_in_, n_outputs_, feature_names_in_, history_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 

@@ -21,6 +21,7 @@ __all__ = [
     "Roles",
     "TableRoles",
     "contiguous",
+    "label_codes",
     "spread",
 ]
 

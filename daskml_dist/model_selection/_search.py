@@ -17,7 +17,7 @@ from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._stacking import stacked_fits
 from daskml_dist.model_selection._validation import Fitted, Splits
 
-__all__ = ["GridSearchCV", "RandomizedSearchCV"]
+__all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
 
 Candidates = Sequence[Mapping[str, Any]]
 

@@ -36,10 +36,12 @@ from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows, la
 __all__ = [
     "GroupKFold",
     "KFold",
+    "OnDask",
     "ShuffleSplit",
     "StratifiedKFold",
     "StratifiedShuffleSplit",
     "TimeSeriesSplit",
+    "sizes_of",
 ]
 
 #: Splits whose roles fit one code.

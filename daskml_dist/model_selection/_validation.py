@@ -33,6 +33,7 @@ __all__ = [
     "cross_val_predict",
     "cross_val_score",
     "cross_validate",
+    "knows_dask",
     "score_sides",
 ]
 

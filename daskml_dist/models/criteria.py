@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Criterion", "Entropy", "Gini", "Poisson", "SquaredError"]
+__all__ = ["AbsoluteError", "Criterion", "Entropy", "Gini", "Poisson", "SquaredError"]
 
 Array = NDArray[Any]
 
@@ -22,26 +22,45 @@ class Criterion(ABC):
         Its number in `backends.forest_criteria`, where what it makes the most of is compiled.
     of_classes : bool
         Whether targets are numbers of classes.
+    needs_rows : bool
+        Whether a node's rows must be together: sums do not tell enough.
     """
 
     kind: ClassVar[int]
     of_classes: ClassVar[bool] = False
+    needs_rows: ClassVar[bool] = False
 
     def terms(self, y: Array) -> Array:
         """Terms of targets in the sum that impurity is made of; in regression alone."""
         return np.zeros_like(y)
 
-    @abstractmethod
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
-        """Impurity of nodes.
+    def means(self, sums: Array, weight: Array, scale: float) -> Array:
+        """Answers of nodes, of their outputs' sums of targets; in regression alone.
 
         Parameters
         ----------
+        sums : ndarray of int64 of shape (n, n_outputs)
         weight : ndarray of float64 of shape (n,)
+        scale : float
+            Of the targets.
+        """
+        return np.asarray(sums / (scale * weight)[:, None])
+
+    def term(self, sums: Array, weight: Array, scale: float) -> Array:
+        """Means of `terms`, of their sums."""
+        return np.asarray(sums / (scale * weight))
+
+    @abstractmethod
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
+        """Impurity of nodes: the mean of that of their outputs.
+
+        Parameters
+        ----------
         means : ndarray of float64 of shape (n, n_values)
-            Shares of the classes, or means of the targets.
+            Shares of the classes, output by output, or means of the targets.
         term : ndarray of float64 of shape (n,)
-            Means of `terms`.
+            Means of the sum of the outputs' `terms`.
+        n_outputs : int
         """
 
     def unit(self, scale: float) -> float:
@@ -55,9 +74,9 @@ class Gini(Criterion):
     kind = 0
     of_classes = True
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """One minus the sum of squared shares."""
-        return np.asarray(1 - (means**2).sum(axis=1))
+        return np.asarray(1 - (means**2).sum(axis=1) / n_outputs)
 
 
 class Entropy(Criterion):
@@ -66,10 +85,10 @@ class Entropy(Criterion):
     kind = 1
     of_classes = True
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """Minus the sum of shares times their logarithms."""
         logs = np.log2(means, out=np.zeros_like(means), where=means > 0)
-        return np.asarray(np.abs((means * logs).sum(axis=1)))
+        return np.asarray(np.abs((means * logs).sum(axis=1)) / n_outputs)
 
 
 class SquaredError(Criterion):
@@ -81,9 +100,9 @@ class SquaredError(Criterion):
         """Squares."""
         return y**2
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """Mean square minus the squared mean."""
-        return np.asarray(np.maximum(term - means[:, 0] ** 2, 0.0))
+        return np.asarray(np.maximum(term - (means**2).sum(axis=1), 0.0) / n_outputs)
 
     def unit(self, scale: float) -> float:
         """Squares of targets' units."""
@@ -99,11 +118,37 @@ class Poisson(Criterion):
         """Targets times their logarithms."""
         return np.asarray(y * np.log(y, out=np.zeros_like(y), where=y > 0))
 
-    def impurity(self, weight: Array, means: Array, term: Array) -> Array:
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
         """Mean of ``y log(y / mean)``."""
-        mean = means[:, 0]
-        logs = np.log(mean, out=np.zeros_like(mean), where=mean > 0)
-        return np.asarray(np.maximum(term - mean * logs, 0.0))
+        logs = np.log(means, out=np.zeros_like(means), where=means > 0)
+        return np.asarray(np.maximum(term - (means * logs).sum(axis=1), 0.0) / n_outputs)
+
+    def unit(self, scale: float) -> float:
+        """Targets' units."""
+        return 1.0 / scale
+
+
+class AbsoluteError(Criterion):
+    """Mean absolute distance from the median, which nodes answer."""
+
+    kind = 4
+    needs_rows = True
+
+    def terms(self, y: Array) -> Array:
+        """Targets: errors are summed in their scale."""
+        return y
+
+    def means(self, sums: Array, weight: Array, scale: float) -> Array:
+        """Medians, whose bits stand in the place of sums."""
+        return np.ascontiguousarray(sums).view(np.float64)
+
+    def term(self, sums: Array, weight: Array, scale: float) -> Array:
+        """Mean errors, of the bits of their sums."""
+        return np.asarray(np.ascontiguousarray(sums).view(np.float64) / (scale * weight))
+
+    def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
+        """Mean errors."""
+        return np.asarray(term / n_outputs)
 
     def unit(self, scale: float) -> float:
         """Targets' units."""

@@ -61,12 +61,15 @@ class Factors(Model):
         ndarray of shape (n, width)
             With biases of 0.
         """
-        number = np.arange(at.start + 1, at.stop + 1, dtype=np.uint64)[:, np.newaxis]
         column = np.arange(self.rank, dtype=np.uint64)
-        draw = mixed(mixed(number) + column + mixed(np.array([seed], np.uint64)))
-        uniform = (draw >> np.uint64(11)) * 2.0**-53
-        factors = np.zeros((len(number), self.width), self.dtype)
-        factors[:, : self.rank] = (uniform - 0.5) * np.sqrt(12 / self.rank)
+        factors = np.zeros((at.stop - at.start, self.width), self.dtype)
+        for start in range(0, len(factors), _ROWS):
+            own = factors[start : start + _ROWS, : self.rank]
+            first = at.start + start + 1
+            number = np.arange(first, first + len(own), dtype=np.uint64)[:, np.newaxis]
+            draw = mixed(mixed(number) + column + mixed(np.array([seed], np.uint64)))
+            uniform = (draw >> np.uint64(11)) * 2.0**-53
+            own[:] = (uniform - 0.5) * np.sqrt(12 / self.rank)
         return factors
 
     def gram(self, factors: NDArray[Any]) -> NDArray[np.float64]:
@@ -99,5 +102,5 @@ class Factors(Model):
         return Regressors(ones, offsets, gram).padded(factors.dtype)
 
 
-#: Factors that are squared in float64 at once.
+#: Users or items whose factors are drawn, or squared in float64, at once.
 _ROWS = 1 << 14

@@ -20,15 +20,21 @@ class Grown(Model):
     Parameters
     ----------
     n_features : int
+    columns : tuple of ndarray
+        Sorted labels of each of several outputs; empty where there is one, and in regression.
     """
 
     n_features: int
+    columns: tuple[NDArray[Any], ...] = ()
     takes_missing: ClassVar[bool] = True
     #: Trainers may keep to a share of the cores.
     starts_threads: ClassVar[bool] = False
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Targets in float64, labels by their numbers."""
+        if self.columns:
+            found = [np.searchsorted(c, of) for c, of in zip(self.columns, y.T, strict=True)]
+            return np.column_stack(found).astype(np.float64)
         if classes is not None:
             y = np.searchsorted(classes, y)
         return np.asarray(y, np.float64)

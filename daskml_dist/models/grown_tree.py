@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
+from daskml_dist.models.pruning import weakest_links
 from daskml_dist.models.trees import Tree
 
 __all__ = ["Answers", "GrownTree", "joined"]
@@ -103,30 +104,13 @@ class GrownTree:
         cost : ndarray of float64 of shape (n_nodes,)
             Impurity of each node times its share of the rows.
         """
-        n = len(self.left)
         inner = self.feature >= 0
-        parent = np.full(n, -1)
-        parent[self.left[inner]] = parent[self.left[inner] + 1] = np.flatnonzero(inner)
-        below, leaves = cost.copy(), np.ones(n, np.int64)
-        for node in np.flatnonzero(inner)[::-1]:
-            at = self.left[node]
-            below[node] = below[at] + below[at + 1]
-            leaves[node] = leaves[at] + leaves[at + 1]
-        alive, ends = inner.copy(), []
-        while alive.any():
-            nodes = np.flatnonzero(alive)
-            weakest = (cost[nodes] - below[nodes]) / (leaves[nodes] - 1)
-            k = int(weakest.argmin())
-            if weakest[k] > alpha:
+        left, right = np.where(inner, self.left, -1), np.where(inner, self.left + 1, -1)
+        ends = []
+        for weakest, node, _ in weakest_links(left, right, cost):
+            if weakest > alpha:
                 break
-            node = int(nodes[k])
             ends.append(node)
-            alive[_walk(self.left, node)] = False
-            less, fewer = cost[node] - below[node], leaves[node] - 1
-            while node >= 0:
-                below[node] += less
-                leaves[node] -= fewer
-                node = int(parent[node])
         return self._ended(np.array(ends, np.int64))
 
 
@@ -166,7 +150,10 @@ class Answers:
         Of a packed number that count rows.
     weight, target, term : float
         Scales.
-    centre : float
+    centre : float, or ndarray of float64 of shape (n_outputs,)
+    classes : tuple of int
+        Of each output; empty in regression.
+    n_outputs : int
     """
 
     criterion: Criterion
@@ -174,7 +161,9 @@ class Answers:
     weight: float
     target: float
     term: float
-    centre: float
+    centre: Any
+    classes: tuple[int, ...] = ()
+    n_outputs: int = 1
 
     def of(self, grown: GrownTree, bins: Bins, low: Array, high: Array) -> tuple[Tree, Array]:
         """The tree, and the impurity of each node.
@@ -189,14 +178,15 @@ class Answers:
         whole = (total >> self.bits).astype(np.float64)
         means, impurity = self.means(grown)
         inner = grown.feature >= 0
-        unit = self.criterion.unit(self.target) / max(whole[0], 1.0)
+        unit = self.criterion.unit(self.target) / max(whole[0], 1.0) / self.n_outputs
         values = means + self.centre
         if len(grown.between):
             values = self._clipped(values, grown.between)
+        last, threshold = _between_bins(grown, low, high)
         tree = Tree(
             feature=grown.feature,
-            bin=np.where(inner, grown.cut[:, 0], -1).astype(np.int32),
-            threshold=np.where(inner, _thresholds(grown, low, high), np.inf),
+            bin=last,
+            threshold=np.where(inner, threshold, np.inf),
             left=grown.left,
             missing_left=inner & (grown.cut[:, 2] > 0),
             category=np.full(len(whole), -1, np.int32),
@@ -216,11 +206,12 @@ class Answers:
         each = np.where(whole > 0, whole, 1.0)
         if self.criterion.of_classes:
             means = (grown.sums[:, :-2] >> self.bits) / each[:, None]
-            means[whole == 0] = 1 / means.shape[1]  # a tree that drew no row knows nothing
-            return means, self.criterion.impurity(whole, means, whole)
-        means = (grown.sums[:, 1] / (self.target * each))[:, None]
-        term = grown.sums[:, -1] / (self.term * each)
-        return means, self.criterion.impurity(whole, means, term)
+            # A tree that drew no row knows nothing.
+            means[whole == 0] = np.concatenate([np.full(n, 1 / n) for n in self.classes])
+            return means, self.criterion.impurity(means, whole, self.n_outputs)
+        means = self.criterion.means(grown.sums[:, 1:-2], each, self.target)
+        term = self.criterion.term(grown.sums[:, -1], each, self.term)
+        return means, self.criterion.impurity(means, term, self.n_outputs)
 
     def _clipped(self, values: Array, between: Array) -> Array:
         if not self.criterion.of_classes:
@@ -230,14 +221,45 @@ class Answers:
         return np.column_stack([1 - second, second])
 
 
+def _between_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
+    """The last bins that go left, of all rows, and thresholds that cut no bin in two.
+
+    Between the last bin that a node's own rows have on the left and the first that they have on the
+    right may be bins of other rows. These go where the middle of their values lies.
+    """
+    threshold = _thresholds(grown, low, high)
+    found = np.full(len(threshold), -1, np.int32)
+    cut = np.flatnonzero((grown.feature >= 0) & (grown.cut[:, 1] >= 0))
+    cut = cut[np.argsort(grown.feature[cut], kind="stable")]
+    features, starts = np.unique(grown.feature[cut], return_index=True)
+    for j, of in zip(features, np.split(cut, starts[1:]), strict=False):
+        filled = np.flatnonzero(low[j] <= high[j])
+        with np.errstate(invalid="ignore"):
+            middle = low[j, filled] / 2 + high[j, filled] / 2
+        first, last = (np.searchsorted(filled, grown.cut[of, k]) for k in (0, 1))
+        at = np.searchsorted(middle, threshold[of], side="right") - 1
+        at = np.clip(at, first, last - 1)
+        found[of] = filled[at]
+        a, b = high[j, filled[at]], low[j, filled[at + 1]]
+        cuts = (threshold[of] < a) | (threshold[of] >= b)
+        threshold[of[cuts]] = _midpoints(a[cuts], b[cuts])
+    # All values go left, missing ones alone right.
+    found[(grown.feature >= 0) & (grown.cut[:, 1] < 0)] = low.shape[1] - 1
+    return found, threshold
+
+
 def _thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
     """The largest values that go left."""
     inner = grown.feature >= 0
     feature = np.where(inner, grown.feature, 0)
     last, first = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
-    a, b = high[feature, last], low[feature, np.maximum(first, 0)]
-    with np.errstate(invalid="ignore", over="ignore"):
-        between = a / 2 + b / 2
-    between = np.where((between < a) | (between >= b) | ~np.isfinite(between), a, between)
+    between = _midpoints(high[feature, last], low[feature, np.maximum(first, 0)])
     between = np.where(first < 0, np.inf, between)
     return np.where(np.isnan(grown.threshold), between, grown.threshold)
+
+
+def _midpoints(a: Array, b: Array) -> Array:
+    """Numbers from `a` on and below `b`, in the middle where there are such."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        between = a / 2 + b / 2
+    return np.where((between < a) | (between >= b) | ~np.isfinite(between), a, between)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends import Backend
-from daskml_dist.models.tree_view import numbers_of
+from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.models.node_numbers import numbers_of
 from daskml_dist.models.trees import Trees
 
 __all__ = ["ForestLeaves", "RawForest"]
+
+#: Entries of sparse rows that are made dense at once.
+_ENTRIES = 1 << 20
 
 
 @dataclass(eq=False)
@@ -34,10 +39,10 @@ class RawForest:
         """Shares of classes, or means of targets, of shape (n, n_values)."""
         from daskml_dist.backends.forest_predict import add_answers
 
-        values, found = self._values, np.zeros((len(X), self._values.shape[1]))
-        X = np.ascontiguousarray(X)
+        values, found = self._values, np.zeros((X.shape[0], self._values.shape[1]))
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
-        add_answers(X, self.trees.roots, *nodes, self._depths, values, found)
+        for at, rows in _dense(X):
+            add_answers(rows, self.trees.roots, *nodes, self._depths, values, found[at])
         found /= len(self.trees)
         return found
 
@@ -104,7 +109,18 @@ class ForestLeaves:
         """Numbers of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.forest_predict import leaves_of
 
-        X = np.ascontiguousarray(X)
-        found = np.empty((len(X), len(self.trees)), np.int64)
-        leaves_of(X, self.trees.roots, *_woven(self.trees, X.dtype), numbers_of(self.trees), found)
+        found = np.empty((X.shape[0], len(self.trees)), np.int64)
+        nodes, numbers = _woven(self.trees, X.dtype), numbers_of(self.trees)
+        for at, rows in _dense(X):
+            leaves_of(rows, self.trees.roots, *nodes, numbers, found[at])
         return found
+
+
+def _dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Rows in one piece, where they are dense; else some at a time, made so."""
+    if not sparse.issparse(X):
+        yield slice(0, len(X)), np.ascontiguousarray(X)
+        return
+    n, d = X.shape
+    for at in row_slices(n, max(1, _ENTRIES // d)):
+        yield at, X[at].toarray()

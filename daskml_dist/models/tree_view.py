@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from daskml_dist.models.node_numbers import numbers_of
+from daskml_dist.models.raw_forest import ForestLeaves
 from daskml_dist.models.trees import Trees
 
-__all__ = ["TreeView", "node_paths", "numbers_of", "view_of"]
+__all__ = ["TreeView", "node_paths", "view_of"]
 
 Array = NDArray[Any]
 
@@ -33,8 +36,12 @@ class TreeView:
     impurity, weighted_n_node_samples : ndarray of float64 of shape (node_count,)
     n_node_samples : ndarray of int64 of shape (node_count,)
         Rows, each once however often it was drawn.
-    value : ndarray of float64 of shape (node_count, 1, n_values)
-        Shares of the classes, or the mean target.
+    value : ndarray of float64 of shape (node_count, n_outputs, n_values)
+        Shares of the classes (of outputs with fewer classes zeros come last), or the mean targets.
+    n_classes : ndarray of int64 of shape (n_outputs,)
+        1 in regression.
+    trees : Trees
+        That this is a view of.
     """
 
     n_features: int
@@ -50,6 +57,8 @@ class TreeView:
     n_node_samples: Array
     weighted_n_node_samples: Array
     value: Array
+    n_classes: Array
+    trees: Trees
 
     def compute_feature_importances(self, normalize: bool = True) -> Array:
         """Decrease of impurity by each feature, of shape (n_features,)."""
@@ -63,23 +72,46 @@ class TreeView:
 
     @property
     def n_outputs(self) -> int:
-        """Targets: one."""
-        return 1
+        """Targets."""
+        return len(self.n_classes)
 
     @property
-    def n_classes(self) -> Array:
-        """Values of a node, of each target."""
-        return np.array([self.value.shape[2]])
+    def max_n_classes(self) -> int:
+        """Classes of an output at most."""
+        return int(self.n_classes.max())
+
+    @property
+    def capacity(self) -> int:
+        """Nodes that there is room for: those that there are."""
+        return self.node_count
+
+    def apply(self, X: Any) -> Array:
+        """Leaves that rows of shape (n, n_features) end in, by their numbers."""
+        return ForestLeaves(self.trees)(X)[:, 0]
+
+    def decision_path(self, X: Any) -> csr_matrix:
+        """Nodes that rows come through, as a matrix of shape (n, node_count) of ones."""
+        return node_paths(self.trees, self.apply(X)[:, None])
+
+    def predict(self, X: Any) -> Array:
+        """The leaves' `value`, of shape (n, n_values), or (n, n_outputs, n_values) of several."""
+        found = self.value[self.apply(X)]
+        return found[:, 0] if self.n_outputs == 1 else found
 
 
-def view_of(trees: Trees, impurity: Array, n_features: int) -> TreeView:
-    """View of the first tree."""
+def view_of(
+    trees: Trees, impurity: Array, n_features: int, n_classes: Sequence[int] = (1,)
+) -> TreeView:
+    """View of the first tree; `n_classes` are those of each output, 1 in regression."""
     tree = trees.tree(0)
     number = numbers_of(trees)[: len(tree.feature)]
     order = np.argsort(number)
     leaf = tree.feature[order] < 0
     left = tree.left[order]
     right = np.minimum(left + 1, len(leaf) - 1)
+    value = np.zeros((len(leaf), len(n_classes), max(n_classes)))
+    for k, of_output in enumerate(np.split(tree.value[order], np.cumsum(n_classes)[:-1], axis=1)):
+        value[:, k, : of_output.shape[1]] = of_output
     return TreeView(
         n_features=n_features,
         node_count=len(leaf),
@@ -93,16 +125,10 @@ def view_of(trees: Trees, impurity: Array, n_features: int) -> TreeView:
         impurity=impurity[order],
         n_node_samples=tree.count[order],
         weighted_n_node_samples=tree.weight[order],
-        value=tree.value[order][:, None, :],
+        value=value,
+        n_classes=np.array(n_classes),
+        trees=trees,
     )
-
-
-def numbers_of(trees: Trees) -> Array:
-    """Number of each node in its tree as users see it: a left child follows its parent."""
-    from daskml_dist.backends.tree_order import depth_first
-
-    found: Array = depth_first(trees.roots, trees.nodes.left)
-    return found
 
 
 def node_paths(trees: Trees, leaves: Array) -> csr_matrix:

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._steps import BaseSteps
-from daskml_dist._supervised import Supervised, as_column
+from daskml_dist._supervised import Supervised, as_columns
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.predict import written
 from daskml_dist.models.base import StepModel
@@ -50,7 +48,7 @@ class BaseNetwork(BaseSteps, Supervised):
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         X, y, sample_weight = super()._taken(X, y, sample_weight)
-        return X, _flat(y), sample_weight
+        return X, as_columns(y), sample_weight
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -86,16 +84,6 @@ class BaseNetwork(BaseSteps, Supervised):
             return
         self.validation_scores_ = [float(score) for score in scores]
         self.best_validation_score_ = max(self.validation_scores_, default=-np.inf)
-
-
-def _flat(y: Any) -> Any:
-    """Targets; those of one column as one dimension, with scikit-learn's warning in memory."""
-    if not is_dask(y):
-        columns = np.shape(y)[1:] if not is_dataframe_like(y) else (len(y.columns),)
-        return as_column(y) if columns == (1,) else y
-    if is_dataframe_like(y):
-        return y[y.columns[0]] if len(y.columns) == 1 else y
-    return y[:, 0] if y.shape[1:] == (1,) else y
 
 
 class NetworkClassifier(BaseClassifier, BaseNetwork):

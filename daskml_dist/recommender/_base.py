@@ -336,7 +336,7 @@ def scored(
             (fitted.user_ids, fitted.item_ids), entries.ids, entries.codes, names, strict=True
         )
     )
-    values = np.ones(len(users)) if entries.values is None else entries.values
+    values = np.ones(len(users)) if entries.values is None else entries.values.astype(np.float64)
     return values, fitted.of_pairs(users, items)
 
 

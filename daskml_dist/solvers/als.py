@@ -11,13 +11,15 @@ RecSys 2011.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.als import LeastSquares, Ratings, Regressors
+from daskml_dist.backends.als import PIECE, LeastSquares, Ratings, Regressors, System
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.factors import Factors
 from daskml_dist.solvers.keyed import Keyed, KeyedRows, KeyedSolution, KeyedSolver, KeyRange, Side
@@ -92,8 +94,6 @@ class _Sweeps:
         #: The side that is solved for first, and the other one.
         self._sides = ("user", "item") if more_users else ("item", "user")
         self._n_ratings, self.mean, self._confidence = self._moments()
-        #: By side and lane: ratings that were made ready once.
-        self._ready: dict[tuple[str, int], Ratings] = {}
         self.n_iter, self.loss = keyed.n_done, np.inf
         self.factors = {side: self._first(side) for side in self._sides}
         if keyed.small is not None:
@@ -122,12 +122,12 @@ class _Sweeps:
     def make_one(self) -> None:
         """One sweep: the factors of both sides, and the loss."""
         first, last = self._sides
-        self._solve(first, self._regressors(first, self._gram))
+        self._solve(first, self._gram)
         others = self._gram_of(first)
-        by = self._regressors(last, others)
-        self._solve(last, by)
+        errors = np.zeros(len(self.factors[last]))
+        self._solve(last, others, errors)
         self._gram = self._gram_of(last)
-        self.loss = self._loss(last, by, others)
+        self.loss = self._loss(last, errors, others)
         self.n_iter += 1
         # Conjugate gradients go on from the factors of both sides.
         kept = self._sides if self._solver.equations.steps is not None else (last,)
@@ -142,53 +142,79 @@ class _Sweeps:
             return np.zeros((model.width, model.width))
         return self._keyed.sum(self._keyed.map(lambda rows: model.gram(_own(factors, rows)), side))
 
-    def _regressors(self, side: str, gram: NDArray[np.float64]) -> Regressors:
-        """Factors by which a side's ratings are explained; `gram` is of the other side's."""
-        touched = self._keyed.touched(side, self.factors[_OTHER[side]])
-        return self._model.regressors(touched, gram, self.mean)
+    def _parts(self, side: str, gram: NDArray[np.float64], again: bool = False) -> Iterator[Any]:
+        """Factors by which a side's ratings are explained, and what maps over these ratings.
 
-    def _solve(self, side: str, by: Regressors) -> None:
-        """Solve for the factors of a side."""
+        Of some rows at a time, where factors are many; `gram` is of all of the other side's.
+        """
+        equations, values = self._solver.equations, self.factors[_OTHER[side]]
+        ready = _summed if self._model.implicit else _plain
+        # Conjugate gradients go through the ratings of a row several times.
+        piece = PIECE if equations.steps is None else None
+        for touched, mapped in self._keyed.in_parts(side, values, ready, piece, again):
+            yield self._model.regressors(touched, gram, self.mean), mapped
+
+    def _solve(
+        self, side: str, gram: NDArray[np.float64], errors: NDArray[np.float64] | None = None
+    ) -> None:
+        """Solve for the factors of a side, and add what each one's ratings add to the loss."""
         equations, factors = self._solver.equations, self.factors[side]
+        #: By lane, the system of the row that has come in part.
+        open_: dict[int, System] = {}
 
-        def solve(rows: KeyedRows) -> None:
+        def add_errors(by: Regressors, rows: KeyedRows) -> None:
+            if errors is not None:
+                own, out = _own(factors, rows), errors[rows.range.own]
+                equations.errors(_ratings(rows), by, own, out)
+
+        def solve(by: Regressors, rows: KeyedRows) -> None:
             own = _own(factors, rows)
             with np.errstate(over="ignore", invalid="ignore"):  # looked for below
-                failed = equations.solve(self._ratings(side, rows), by, own)
-            if len(failed):
-                raise self._singular(side, rows, int(failed[0]))
+                if rows.of_row is None:
+                    failed = equations.solve(_ratings(rows), by, own).tolist()
+                else:
+                    failed = self._take_piece(rows, by, own, open_)
+            if failed:
+                raise self._singular(side, rows, failed[0])
             if not np.isfinite(own).all():
                 raise DivergedError(
                     f"The factors of some {side}s are not finite: ratings are too large for "
                     f"{own.dtype}. Scale them, or raise reg_param={equations.reg}."
                 )
+            if rows.of_row is None:
+                add_errors(by, rows)
 
-        self._keyed.map(solve, side)
+        for by, mapped in self._parts(side, gram):
+            mapped(partial(solve, by))
+        for by, mapped in self._parts(side, gram, again=True) if errors is not None else ():
+            mapped(partial(add_errors, by))
 
-    def _ratings(self, side: str, rows: KeyedRows) -> Ratings:
-        """Ratings of a lane; implicit ones of the same pair are summed."""
-        key = side, rows.range.lane
-        if key not in self._ready:
-            values = np.ones(len(rows.indices)) if rows.values is None else rows.values
-            plain = Ratings(rows.indptr, rows.indices, values)
-            self._ready[key] = _summed(rows, values) if self._model.implicit else plain
-        return self._ready[key]
+    def _take_piece(
+        self, rows: KeyedRows, by: Regressors, own: NDArray[Any], open_: dict[int, System]
+    ) -> list[int]:
+        """Take some ratings of a long row, which is solved with the last of them; as `solve`."""
+        equations, lane, ratings = self._solver.equations, rows.range.lane, _ratings(rows)
+        assert rows.of_row is not None
+        before, n = rows.of_row
+        if not before:
+            open_[lane] = equations.opened(by)
+        equations.add(open_[lane], ratings, by, own.shape[1], own.dtype)
+        if before + len(ratings.indices) < n:
+            return []
+        return [] if equations.closed(open_.pop(lane), n, own[0]) else [0]
 
     def _singular(self, side: str, rows: KeyedRows, row: int) -> DivergedError:
-        n, name = int(np.diff(rows.indptr)[row]), rows.range.ids[row : row + 1].tolist()[0]
+        n = int(np.diff(rows.indptr)[row]) if rows.of_row is None else rows.of_row[1]
+        name = rows.range.ids[row : row + 1].tolist()[0]
         return DivergedError(
             f"The least squares of {side} {name!r} are singular: there are {n} rating(s), "
             f"{self._model.width} unknowns, and reg_param={self._solver.equations.reg}. Raise "
             "reg_param, or lower rank; scale ratings that are huge."
         )
 
-    def _loss(self, side: str, by: Regressors, others: NDArray[np.float64]) -> float:
+    def _loss(self, side: str, errors: NDArray[np.float64], others: NDArray[np.float64]) -> float:
         """Root mean squared error; of implicit ratings the mean weighted square over all pairs."""
-        equations, factors = self._solver.equations, self.factors[side]
-        parts = self._keyed.map(
-            lambda rows: [equations.errors(self._ratings(side, rows), by, _own(factors, rows))],
-            side,
-        )
+        parts = [[errors[at.own].sum()] for at in self._keyed.ranges(side)]
         (total,) = self._keyed.sum(parts).tolist()
         if self._model.implicit:
             return float(max(total + (others * self._gram).sum(), 0.0) / self._confidence)
@@ -209,14 +235,27 @@ def _own(factors: NDArray[Any], rows: KeyedRows) -> NDArray[Any]:
     return factors[rows.range.own]
 
 
-def _summed(rows: KeyedRows, values: NDArray[np.float64]) -> Ratings:
+def _ratings(rows: KeyedRows) -> Ratings:
+    assert rows.values is not None
+    return Ratings(rows.indptr, rows.indices, rows.values)
+
+
+def _plain(rows: KeyedRows) -> KeyedRows:
+    """Ratings as they are, with values."""
+    return rows if rows.values is not None else replace(rows, values=np.ones(len(rows.indices)))
+
+
+def _summed(rows: KeyedRows) -> KeyedRows:
     """Ratings of which those of the same pair are added up; pairs are in order."""
-    of_row = np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))
+    rows = _plain(rows)
+    values, indices, starts = rows.values, rows.indices, rows.indptr[:-1]
+    assert values is not None
     is_first = np.ones(len(values), np.bool_)
-    is_first[1:] = (of_row[1:] != of_row[:-1]) | (rows.indices[1:] != rows.indices[:-1])
+    np.not_equal(indices[1:], indices[:-1], out=is_first[1:])
+    is_first[starts[starts < len(values)]] = True
     if is_first.all():
-        return Ratings(rows.indptr, rows.indices, values)
+        return rows
     (at,) = np.nonzero(is_first)
-    counts = np.bincount(of_row[at], minlength=len(rows.indptr) - 1)
-    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Ratings(indptr, rows.indices[at], np.add.reduceat(values, at))
+    sums = np.add.reduceat(values, at, dtype=np.float64)
+    indptr = np.searchsorted(at, rows.indptr).astype(np.int64)
+    return replace(rows, indptr=indptr, indices=indices[at], values=sums)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins, edges_of
 from daskml_dist.models.hashed import draws
-from daskml_dist.solvers.binned_rows import Aside, chosen
+from daskml_dist.solvers.binned_rows import chosen
+from daskml_dist.solvers.hold_out import Aside
 from daskml_dist.solvers.own_rows import OwnRows
+from daskml_dist.solvers.sampled_columns import dealt_columns
 
-__all__ = ["SAMPLE", "find_bins"]
+__all__ = ["SAMPLE", "EdgesBy", "find_bins"]
 
 Array = NDArray[Any]
+#: Edges of some values and their weights, for so many bins.
+EdgesBy = Callable[[Array, Array | None, int], Array]
 
 #: Rows of the sample; of fewer, all are looked at.
 SAMPLE = 200_000
@@ -33,6 +37,7 @@ def find_bins(
     seed: int,
     aside: Aside | None,
     n_used: float,
+    edges_by: EdgesBy = edges_of,
 ) -> Bins:
     """Bins of all features.
 
@@ -43,45 +48,51 @@ def find_bins(
     categories : sequence of ndarray of float64, or None
         Of each feature, sorted; empty where they are to be looked for. None: it is a number.
     seed : int
-    aside : callable or None
-        Tells rows that are not to be looked at.
+    aside : Aside or None
+        Rows that are not to be looked at.
     n_used : float
         How many the others are, roughly.
+    edges_by : callable
+        Makes the edges of a feature, of its values, weights (or None) and `max_bins`.
     """
-    categories = _categories(rows, max_bins, categories)
+    categories = _categories(rows, max_bins, categories, aside)
     share = 1.0 if n_used <= SAMPLE else min(1.0, _MORE * SAMPLE / n_used)
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     each = rows.map(lambda lane: _of_lane(rows, lane, seed, last, aside), rows.lanes)
-    X, weight, numbers = (
-        np.concatenate(parts) for parts in zip(*(p for parts in each for p in parts), strict=True)
-    )
+    found = [part for parts in each for part in parts]
+    sampled = [X for X, _, _ in found]
+    weight: Any = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
+    numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
     # Each trainer gets the columns that it finds edges of.
     ranges = rows.ranges(len(categories))
-    X = np.concatenate(rows.deal([np.ascontiguousarray(X[:, at]) for at in ranges]))
+    column = dealt_columns(rows, sampled, ranges)
     weight, numbers = (
         np.concatenate(parts) for parts in zip(*rows.gather([weight, numbers]), strict=True)
     )
+    if (weight == 1).all():
+        weight = weight[:0]
     at = np.argsort(numbers, kind="stable")
     if len(at) > SAMPLE:
         first = np.argsort(draws(numbers, seed, _DRAW), kind="stable")[:SAMPLE]
         at = first[np.argsort(numbers[first], kind="stable")]
     own = categories[ranges[rows.rank]]
+    weight = weight[at] if len(weight) else None
     edges = [
-        edges_of(X[at, j], weight[at] if len(weight) else None, max_bins) if c is None else c
-        for j, c in enumerate(own)
+        edges_by(column(j, at), weight, max_bins) if c is None else c for j, c in enumerate(own)
     ]
     return Bins(_joined(rows, edges), max_bins, np.array([c is not None for c in categories]))
 
 
 def _categories(
-    rows: OwnRows, max_bins: int, given: Sequence[NDArray[np.float64] | None]
+    rows: OwnRows, max_bins: int, given: Sequence[NDArray[np.float64] | None], aside: Aside | None
 ) -> list[NDArray[np.float64] | None]:
-    """Categories of all rows, where they are not known."""
+    """Categories of all rows that the user gave for the fit, where they are not known."""
     found = list(given)
     asked = [j for j, known in enumerate(given) if known is not None and not len(known)]
     if not asked:
         return found
-    each = rows.map(lambda lane: _distinct(rows, lane, asked, max_bins), rows.lanes)
+    strange = None if aside is None or aside.of_fit else aside
+    each = rows.map(lambda lane: _distinct(rows, lane, asked, max_bins, strange), rows.lanes)
     for number, j in enumerate(asked):
         parts = rows.gather([_union([of_lane[number] for of_lane in each])])
         every = _union([part for (part,) in parts])
@@ -96,12 +107,15 @@ def _categories(
     return found
 
 
-def _distinct(rows: OwnRows, lane: int, asked: list[int], max_bins: int) -> list[Array]:
+def _distinct(
+    rows: OwnRows, lane: int, asked: list[int], max_bins: int, strange: Aside | None
+) -> list[Array]:
     """Distinct values of some features of a lane, as many as tell that they are too many."""
-    found = [np.empty(0) for _ in asked]
-    for _, block in rows.blocks(lane):
+    found, is_strange = [np.empty(0) for _ in asked], None if strange is None else strange.reader()
+    for first, block in rows.blocks(lane):
+        X = block.X if is_strange is None else block.X[~is_strange(first, block.y)]
         for number, j in enumerate(asked):
-            values = np.unique(block.X[:, j]).astype(np.float64)
+            values = np.unique(X[:, j]).astype(np.float64)
             union = _union([found[number], values[~np.isnan(values)]])
             found[number] = union[: max_bins + 1]
     return found
@@ -124,14 +138,14 @@ def _of_lane(
     rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: Aside | None
 ) -> list[tuple[Array, Array, Array]]:
     """Rows of a lane, block by block, their weights (empty where there are none) and numbers."""
-    found = []
+    found, is_aside = [], None if aside is None else aside.reader()
     for first, block in rows.blocks(lane):
-        numbers = np.arange(first, first + len(block.X))
+        numbers = np.arange(first, first + block.X.shape[0])
         which = np.ones(len(numbers), bool)
         if last < np.uint64(2**64 - 1):
             which = draws(numbers, seed, _DRAW) <= last
-        if aside is not None:
-            which &= ~aside(numbers)
+        if is_aside is not None:
+            which &= ~is_aside(first, block.y)
         X, _, weight = chosen(block, which)
         weight = np.empty(0) if weight is None else weight.astype(np.float64)
         found.append((X, weight, numbers[which]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
+from daskml_dist.solvers.hold_out import Aside
 from daskml_dist.solvers.own_rows import OwnRows
 
-__all__ = ["Aside", "BinnedRows", "binned", "chosen"]
+__all__ = ["BinnedRows", "binned", "chosen", "tiles"]
 
 #: Rows of bins begin where a word does, so that few reach over a processor's lines.
 _WORD = 8
-#: Numbers of rows: says of each whether it is kept aside.
-Aside = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+#: Rows of which something is made at once.
+TILE = 2**16
 
 
 class BinnedRows:
@@ -31,6 +32,8 @@ class BinnedRows:
     bins : Bins
     room : callable
         As `OwnRows.room`.
+    numbered : bool, default=False
+        Whether the numbers of the rows are kept.
 
     Attributes
     ----------
@@ -46,13 +49,16 @@ class BinnedRows:
     weight : ndarray of float64 of shape (n,) or None
     salt : ndarray of uint32 of shape (n,)
         A hash of each row's number among all.
+    numbers : ndarray of int64 of shape (n,) or None
+        These, where they are kept.
     extra : dict
         What a solver keeps of them beside.
     """
 
     def __init__(
-        self, most: int, bins: Bins, room: Callable[[tuple[int, ...], Any], NDArray[Any]]
-    ) -> None:
+        self, most: int, bins: Bins, room: Callable[[tuple[int, ...], Any], NDArray[Any]],
+        numbered: bool = False,
+    ) -> None:  # fmt: skip
         d = bins.n_features
         self.n = 0
         self.missing = np.zeros(d, np.uint8)
@@ -63,6 +69,7 @@ class BinnedRows:
         self._y = room((most,), np.float64)
         self._weight: NDArray[Any] | None = None
         self._salt = room((most,), np.uint32)
+        self._numbers = room((most,), np.int64) if numbered else None
         self.extra: dict[str, Any] = {}
 
     def add(
@@ -81,6 +88,8 @@ class BinnedRows:
         )  # fmt: skip
         self._y[at] = y
         self._salt[at] = (draws(numbers) >> np.uint64(32)).astype(np.uint32)
+        if self._numbers is not None:
+            self._numbers[at] = numbers
         if weight is not None:
             if self._weight is None:
                 self._weight = self.room((len(self._y),), np.float64)
@@ -104,28 +113,41 @@ class BinnedRows:
         return self._salt[: self.n]
 
     @property
+    def numbers(self) -> NDArray[np.int64] | None:
+        return None if self._numbers is None else self._numbers[: self.n]
+
+    @property
     def weight(self) -> NDArray[np.float64] | None:
         return None if self._weight is None else self._weight[: self.n]
 
 
 def binned(
-    rows: OwnRows, lane: int, bins: Bins, aside: Aside | None
+    rows: OwnRows, lane: int, bins: Bins, aside: Aside | None, numbered: bool = False
 ) -> tuple[BinnedRows, BinnedRows | None]:
     """Bins of a lane's rows, and of those that are kept aside for validation."""
     most = rows.count(lane)
-    own = BinnedRows(most, bins, rows.room)
+    own = BinnedRows(most, bins, rows.room, numbered)
     if aside is None:
         for first, block in rows.blocks(lane):
             numbers = np.arange(first, first + len(block.X))
             own.add(block.X, block.y, block.weight, numbers)
         return own, None
-    held = BinnedRows(most, bins, rows.room)
+    held = BinnedRows(most, bins, rows.room, numbered)
+    is_aside = aside.reader()
     for first, block in rows.blocks(lane):
         numbers = np.arange(first, first + len(block.X))
-        is_held = aside(numbers)
-        for kept, which in ((own, ~is_held), (held, is_held)):
-            kept.add(*chosen(block, which), numbers[which])
+        is_held = is_aside(first, block.y)
+        own.add(*chosen(block, ~is_held), numbers[~is_held])
+        X, y, weight = chosen(block, is_held)
+        weight = None if weight is None else aside.own_weight(y, weight)
+        held.add(X, y, weight, numbers[is_held])
     return own, held
+
+
+def tiles(n: int) -> Iterator[slice]:
+    """Some of `n` rows at a time, so that what is made of them stays small."""
+    for start in range(0, n, TILE):
+        yield slice(start, min(n, start + TILE))
 
 
 def chosen(

@@ -14,7 +14,7 @@ T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,9 @@ from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.bin_sample import find_bins
 from daskml_dist.solvers.binned_rows import BinnedRows, binned
 from daskml_dist.solvers.boost_losses import BoostLoss
+from daskml_dist.solvers.boost_scores import BoostScores
 from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
+from daskml_dist.solvers.exact_sums import exact_sums
 from daskml_dist.solvers.gradients import Gradients
 from daskml_dist.solvers.grow import Grower
 from daskml_dist.solvers.leaves import Growth, Leaf
@@ -98,22 +100,23 @@ class _Boosting:
     def __init__(self, solver: BoostSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
         self._device = trees_on(rows.device)
-        stopping = solver.stopping
-        self._aside = None if stopping is None else stopping.aside(solver.seed)
+        aside = None if solver.stopping is None else solver.stopping.aside
+        self._aside = None if aside is None else aside.located(rows)
         kept = rows.kept or solver.begin
         self._before: list[Tree] = []
-        self._scores: dict[str, list[float]] = {"train_score": [], "validation_score": []}
-        bins = None
+        bins, scores = None, dict[str, list[float]](train_score=[], validation_score=[])
         if kept is not None:
             trees = Trees.unpacked(kept)
             bins, self._before = trees.bins, [trees.tree(i) for i in range(len(trees))]
-            self._scores = {name: kept[name].tolist() for name in self._scores}
+            scores = {name: kept[name].tolist() for name in scores}
+        self._scores = BoostScores(rows, solver.stopping, self._loss, scores)
         self._rooms, self._held = self._binned(bins)
         self._check_rows()
         bins = self._rooms[0].bins
         self._bins = bins
-        # A trainer's rows may all be held out.
-        weighted = float(any(room.weight is not None for room in self._rooms))
+        # Weights of 1 are as good as none. A trainer's rows may all be held out.
+        weights = [room.weight for room in self._rooms if room.weight is not None]
+        weighted = float(any((weight != 1).any() for weight in weights))
         self._weighted = bool(rows.largest(np.array([weighted]))[0])
         self._constant = self._loss.constant_hessian and not self._weighted
         self._missing = self._features_missing()
@@ -131,15 +134,15 @@ class _Boosting:
             bins = rows.memory.get("bins")
         # Who has come after a loss knows none.
         if rows.largest(np.array([float(bins is None)]))[0]:
-            stopping, n = solver.stopping, float(rows.n_rows)
-            n_used = n if stopping is None else stopping.n_used(rows.n_rows)
-            bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n_used)
+            n = float(rows.n_rows) if aside is None else aside.n_left(rows.n_rows)
+            bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n)
         assert bins is not None
         rows.memory["bins"] = bins
         for lane in set(made) - set(rows.lanes):
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
-        found = rows.map(lambda lane: binned(rows, lane, bins, aside), new)
+        numbered = solver.stopping is not None and solver.stopping.scorer is not None
+        found = rows.map(lambda lane: binned(rows, lane, bins, aside, numbered), new)
         made.update(zip(new, found, strict=True))
         own = [made[lane][0] for lane in rows.lanes]
         held = [made[lane][1] for lane in rows.lanes if made[lane][1] is not None]
@@ -172,37 +175,19 @@ class _Boosting:
             _add_tree(room, self._trees[number], number % k)
         extra["n_trees"] = len(self._trees)
 
-    # -- exact sums ----------------------------------------------------------------------------
-
-    def _totals(self, parts: Iterable[Array]) -> NDArray[np.float64]:
-        """Sums of columns over the rows of all trainers, the same in any order of rows.
-
-        Parameters
-        ----------
-        parts : iterable of ndarray of shape (n, m)
-        """
-        own = list(parts)
-        largest = self._rows.largest(
-            np.max([np.abs(p).max(axis=0, initial=0.0) for p in own], axis=0)
-        )
-        if not np.isfinite(largest).all():
-            return np.full(len(largest), np.nan)
-        # So many bits that no sum of so many numbers overflows.
-        bits = 61 - int(self._rows.n_rows).bit_length()
-        scales = np.ldexp(1.0, bits - np.frexp(largest)[1])
-        total = np.sum([np.rint(p * scales).astype(np.int64).sum(axis=0) for p in own], axis=0)
-        return np.asarray(self._rows.sum(total) / scales)
+    # -- starts and leaves ---------------------------------------------------------------------
 
     def _start(self) -> NDArray[np.float64]:
         """The raw prediction of no tree."""
         if self._loss.quantile is not None:
             whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
             return self._quantiles(whole, 1)
-        targets = [self._loss.of_target(room.y) for room in self._rooms]
-        weights = [_weight(room) for room in self._rooms]
-        sums = self._totals(
-            np.column_stack([t * w[:, None], w]) for t, w in zip(targets, weights, strict=True)
-        )
+
+        def targets(room: BinnedRows, at: slice) -> list[Array]:
+            weight = _weight(room, at)
+            return [*(self._loss.of_target(room.y[at]) * weight[:, None]).T, weight]
+
+        sums = exact_sums(self._rows, self._rooms, targets, self._loss.n_outputs + 1)
         if not sums[-1] > 0:
             raise InvalidDataError(
                 "All weights of the rows to train on are zero. Give some rows a positive weight."
@@ -237,10 +222,12 @@ class _Boosting:
         gradients = Gradients(
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
         )
-        if solver.stopping is not None and not self._scores["train_score"]:
-            self._score()
-        stopped = solver.stopping is not None and self._ends()
         n_iter = len(self._trees) // k
+        self._scores.begin(self._rooms, self._held, self._n_train, solver.seed)
+        if not self._scores.found["train_score"]:
+            self._score()
+        # A fit that goes on from another makes an iteration at least.
+        stopped = self._rows.kept is not None and self._scores.end()
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
             packed = gradients.make(n_iter * k)
             trees = []
@@ -256,16 +243,15 @@ class _Boosting:
                 self._answer(tree, leaves, output)
             self._trees = [*self._trees, *trees]
             n_iter += 1
-            if solver.stopping is not None:
-                self._rows.map(self._bring_up, self._held)
-                self._score()
-                stopped = self._ends()
+            self._rows.map(self._bring_up, self._held)
+            self._score()
+            stopped = self._scores.end()
             self._rows.keep(n_iter, self._state())
         return Solution(np.empty(0), n_iter, extra=self._state()())
 
     def _state(self) -> Any:
         """Function that makes the state as it is now."""
-        scores = {name: list(values) for name, values in self._scores.items()}
+        scores = {name: list(values) for name, values in self._scores.found.items()}
         return partial(
             _state, self._trees, self._loss.n_outputs, self._bins, self._baseline, scores
         )
@@ -281,31 +267,15 @@ class _Boosting:
 
         self._rows.map(add, range(len(self._rooms)))
 
-    # -- early stopping ------------------------------------------------------------------------
-
     def _score(self) -> None:
-        """Note minus the mean loss of the rows, and of those held out."""
-        self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
-        given = {"train_score": self._rooms}
-        if self._aside is not None:
-            given["validation_score"] = self._held
-        for name, rooms in given.items():
-            sums = self._totals(self._rows.map(self._losses_of, rooms) or [np.zeros((0, 2))])
-            self._scores[name].append(float(-sums[0] / sums[1]) if sums[1] else 0.0)
-
-    def _losses_of(self, room: BinnedRows) -> Array:
-        weight = _weight(room)
-        return np.column_stack([self._loss.losses(room.y, room.extra["raw"]) * weight, weight])
-
-    def _ends(self) -> bool:
-        stopping = self._solver.stopping
-        assert stopping is not None
-        name = "train_score" if self._aside is None else "validation_score"
-        return stopping.ends(self._scores[name])
+        """Score the rows as they are predicted now."""
+        if self._solver.stopping is not None:
+            self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
+            self._scores.add()
 
 
-def _weight(room: BinnedRows) -> Array:
-    return np.ones(room.n) if room.weight is None else room.weight
+def _weight(room: BinnedRows, at: slice) -> Array:
+    return np.ones(len(room.y[at])) if room.weight is None else room.weight[at]
 
 
 def _add_tree(room: BinnedRows, tree: Tree, output: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.models.bins import Bins
+from daskml_dist.models.forest_bins import forest_edges_of
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.bin_sample import find_bins
@@ -48,12 +49,12 @@ class ForestSolver(RowSolver):
     seed : int
     decomposition : str
         "functional", "data" or "auto".
-    budget : int or None
-        Bytes that rows may take on a trainer.
     out_of_bag : bool
         Whether rows are answered by the trees that did not draw them.
     begin : mapping of str to ndarray, or None
         State of a forest to go on from.
+    class_weight : tuple of ndarray of float64
+        Of the classes of each of several outputs; empty: none.
     """
 
     growth: ForestGrowth
@@ -61,9 +62,9 @@ class ForestSolver(RowSolver):
     max_bins: int
     seed: int
     decomposition: str = "auto"
-    budget: int | None = None
     out_of_bag: bool = False
     begin: Mapping[str, Array] | None = None
+    class_weight: tuple[Array, ...] = ()
 
     @property
     def max_passes(self) -> int:
@@ -97,8 +98,9 @@ class _Forest:
         growth = solver.growth
         self._rooms, self._bins = self._binned(bins)
         self._scales = scaled(
-            rows, self._rooms, growth.criterion, growth.rate is not None, growth.balanced
-        )
+            rows, self._rooms, growth.criterion, growth.classes, growth.rate is not None,
+            growth.balanced,
+        )  # fmt: skip
         first = self._rooms[0]
         self._growing = Growing(
             growth, self._bins, self._scales, first.low, first.high, solver.seed
@@ -113,23 +115,31 @@ class _Forest:
         if rows.largest(np.array([float(bins is None)]))[0]:
             n = solver.growth.signs
             bins = find_bins(
-                rows, solver.max_bins, (None,) * len(n), solver.seed, None, rows.n_rows
-            )
+                rows, solver.max_bins, (None,) * len(n), solver.seed, None, rows.n_rows,
+                forest_edges_of,
+            )  # fmt: skip
         rows.memory["bins"] = bins
         for lane in set(made) - set(rows.lanes):
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
-        found = rows.map(lambda lane: forest_rows(rows, lane, bins), new)
+        n_outputs, of_classes = solver.growth.n_outputs, solver.class_weight
+        found = rows.map(lambda lane: forest_rows(rows, lane, bins, n_outputs, of_classes), new)
         made.update(zip(new, found, strict=True))
         return [made[lane] for lane in rows.lanes], bins
 
     @property
     def _functional(self) -> bool:
         solver = self._solver
+        if solver.growth.criterion.needs_rows:
+            return True
         if solver.decomposition != "auto":
             return solver.decomposition == "functional"
-        n = self._rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0]
-        return bool(n <= (solver.budget or 2**31))
+        rows, growth = self._rows, solver.growth
+        n_bytes = int(rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0])
+        # They come in parts that are joined; the lines of a tree, for each lane's thread, and room
+        # to part them.
+        need = 2 * n_bytes + 16 * growth.n_line * rows.n_rows * len(rows.lanes)
+        return not rows.largest(np.array([float(need > rows.budget)]))[0]
 
     def run(self) -> Solution:
         """Grow the trees."""

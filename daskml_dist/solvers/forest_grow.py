@@ -12,11 +12,11 @@ from scipy.special import gammaln
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.grown_tree import Answers, GrownTree
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.hashed import draws, mixed
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, Scales
 
-__all__ = ["ForestGrowth", "Growing"]
+__all__ = ["ForestGrowth", "Growing", "times_drawn"]
 
 Array = NDArray[Any]
 
@@ -31,8 +31,9 @@ class ForestGrowth:
     Parameters
     ----------
     criterion : Criterion
-    n_classes : int
-        0 in regression.
+    classes : tuple of int
+        Of each output; empty in regression.
+    n_outputs : int
     max_depth, max_leaf_nodes : int or None
     min_samples_split, min_samples_leaf : int
     min_weight_fraction_leaf : float
@@ -49,7 +50,8 @@ class ForestGrowth:
     """
 
     criterion: Criterion
-    n_classes: int
+    classes: tuple[int, ...]
+    n_outputs: int
     max_depth: int | None
     max_leaf_nodes: int | None
     min_samples_split: int
@@ -66,12 +68,22 @@ class ForestGrowth:
     @property
     def n_sums(self) -> int:
         """Sums that the criterion needs."""
-        return self.n_classes or 2
+        return sum(self.classes) or 1 + self.n_outputs
+
+    @property
+    def n_values(self) -> int:
+        """Numbers that a tree answers."""
+        return sum(self.classes) or self.n_outputs
+
+    @property
+    def n_more(self) -> int:
+        """Numbers of a drawn row beside its number and weight; even where there are classes."""
+        return self.n_outputs // 2 * 2 if self.classes else 2 * self.n_outputs + 1
 
     @property
     def n_line(self) -> int:
         """Numbers of a drawn row."""
-        return 2 if self.n_classes else 5
+        return 2 + self.n_more
 
 
 class Growing:
@@ -97,8 +109,9 @@ class Growing:
         self.bounded = bool(growth.signs.any())
         weight = scales.weight * (2.0**FACTOR_BITS if growth.balanced else 1.0)
         self.answers = Answers(
-            growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre
-        )
+            growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre,
+            growth.classes, growth.n_outputs,
+        )  # fmt: skip
 
     def facts(self, weight: int) -> tuple[NDArray[np.int64], float]:
         """The facts that compiled loops ask for, and the least gain of a split.
@@ -115,8 +128,9 @@ class Growing:
             growth.criterion.kind, self.scales.bits, growth.min_samples_leaf, least,
             int(growth.random_cuts), self.bins.max_bins, self.bins.n_features,
             growth.max_features, depth, growth.min_samples_split,
+            growth.classes[0] if growth.classes else 1, growth.n_outputs,
         ]  # fmt: skip
-        unit = growth.criterion.unit(self.scales.target)
+        unit = growth.criterion.unit(self.scales.target) / growth.n_outputs
         gain = (growth.min_impurity_decrease - np.finfo(np.float64).eps) * weight / unit
         return np.array(facts, np.int64), max(gain, 0.0)
 
@@ -125,11 +139,14 @@ class Growing:
         rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROWS, _NODES))
         return rows, nodes
 
-    def lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
-        """The rows that a tree draws."""
+    def lines(
+        self, room: ForestRows, tree: int, factor: Array | None = None, found: Array | None = None
+    ) -> Array:
+        """The rows that a tree draws, in room for as many as there are, where that is given."""
         from daskml_dist.backends.forest_kernels import draw_rows
 
-        found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
+        if found is None:
+            found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
         n = draw_rows(
             room.numbers, self.keys(tree)[0], self.table, room.weight,
             np.empty(0, np.int64) if factor is None else factor, room.slot, room.more,
@@ -142,7 +159,7 @@ class Growing:
         from daskml_dist.backends.forest_kernels import node_sums
 
         sums = np.zeros(self.growth.n_sums + 2, np.int64)
-        node_sums(lines, sums, np.zeros(2))
+        node_sums(lines, sums, np.zeros(2 * self.growth.n_outputs))
         return sums[:-2] >> self.scales.bits
 
     def factor(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -172,12 +189,13 @@ class Growing:
         from daskml_dist.backends.forest_grow import grow
 
         n, growth = max(2 * len(lines) - 1, 1), self.growth
+        scale = float(self.scales.target) if growth.criterion.needs_rows else None
         if growth.max_depth is not None and growth.max_depth - depth < 30:
             n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
         room = GrownTree.room(n, growth.n_sums, self.bounded)
         found = grow(
-            facts, gain, rows, lines, np.empty_like(lines), path, depth, bounds, growth.signs,
-            self.low, self.high, *room.arrays,
+            facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
+            growth.signs, self.low, self.high, *room.arrays,
         )  # fmt: skip
         return room.first(found)
 
@@ -191,6 +209,14 @@ class Growing:
             cost = self.answers.means(grown)[1] * weight / max(weight[0], 1)
             grown = grown.pruned(growth.ccp_alpha, cost)
         return self.answers.of(grown, self.bins, self.low, self.high)
+
+
+def times_drawn(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:
+    """Numbers of times that a tree draws each of `n` rows; `rate` is that of `ForestGrowth`."""
+    if rate is None:
+        return np.ones(n, np.int64)
+    draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROWS))
+    return np.searchsorted(_draw_table(rate), draw, side="right").astype(np.int64)
 
 
 def _draw_table(rate: float | None) -> NDArray[np.uint64]:

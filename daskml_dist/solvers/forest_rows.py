@@ -6,16 +6,19 @@ scales follow from sums of all rows, so they are the same on any number of worke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.base import SparseRows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
+from daskml_dist.solvers.binned_rows import tiles
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["ForestRows", "Scales", "forest_rows", "gathered", "scaled"]
@@ -24,8 +27,8 @@ Array = NDArray[Any]
 
 #: Bytes of a row's bins are a multiple of this.
 _WORD = 8
-#: Rows that are binned together.
-_TILE = 16_384
+#: Rows that are binned together, at most and at least; and entries of dense rows.
+_TILE, _FEWEST, _ENTRIES = 16_384, 64, 1 << 23
 #: Bits for rows that are drawn many times, and for weights of classes.
 _DRAW_BITS, FACTOR_BITS = 5, 12
 
@@ -40,16 +43,17 @@ class ForestRows:
         Bins; behind them zeros.
     numbers : ndarray of int64 of shape (n,)
         Of the rows, among all.
-    y : ndarray of float64 of shape (n,)
+    y : ndarray of float64 of shape (n,), or (n, n_outputs) of several
     given : ndarray of float64 of shape (n,) or None
         The user's weights.
     low, high : ndarray of float64 of shape (n_features, 256)
-        Smallest and largest value of each bin; of some rows first, then of all.
+        Smallest and largest value of each bin, of rows that have a weight; of some rows first,
+        then of all.
     weight : ndarray of int64 of shape (n,)
     slot : ndarray of int32 of shape (n,)
-        Classes.
-    more : ndarray of int64 of shape (n, 0 or 3)
-        Weighted targets, what impurity is made of, bits of the targets.
+        Classes of the first output.
+    more : ndarray of int64 of shape (n, n_more)
+        The rest of a drawn row's line; see `backends.forest_kernels`.
     """
 
     rows: Array
@@ -68,6 +72,10 @@ class ForestRows:
         return sum(a.nbytes for a in (self.rows, self.numbers, self.weight, self.slot, self.more))
 
 
+#: Makes a number of each of some rows.
+Make = Callable[[ForestRows, slice], Array]
+
+
 @dataclass(frozen=True)
 class Scales:
     """Scales by which the numbers of rows became whole ones.
@@ -78,7 +86,7 @@ class Scales:
         Of a packed number that count rows.
     weight, target, term : float
         Factors.
-    centre : float
+    centre : float, or ndarray of float64 of shape (n_outputs,)
         What targets were lowered by.
     """
 
@@ -86,45 +94,78 @@ class Scales:
     weight: float
     target: float = 1.0
     term: float = 1.0
-    centre: float = 0.0
+    centre: Any = 0.0
 
 
-def forest_rows(rows: OwnRows, lane: int, bins: Bins) -> ForestRows:
-    """Bins of a lane's rows."""
+def forest_rows(
+    rows: OwnRows, lane: int, bins: Bins, n_outputs: int, class_weight: Sequence[Array]
+) -> ForestRows:
+    """Bins of a lane's rows; sparse ones are made dense some at a time.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    lane : int
+    bins : Bins
+    n_outputs : int
+    class_weight : sequence of ndarray of float64
+        Of each of several outputs, whose product a row's weight is multiplied by; empty: none.
+    """
     from daskml_dist.backends.forest_rows import reach_of
     from daskml_dist.backends.tree_bins import to_bins
 
     n, d = rows.count(lane), bins.n_features
     made = ForestRows(
         rows.room((n, -(-d // _WORD) * _WORD), np.uint8), rows.room((n,), np.int64),
-        rows.room((n,), np.float64), None, np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
+        rows.room((n,) if n_outputs == 1 else (n, n_outputs), np.float64), None,
+        np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
     )  # fmt: skip
-    columns, seen = np.empty((d, min(n, _TILE)), np.uint8), np.empty(d, np.uint8)
+    tile = min(_TILE, max(_FEWEST, _ENTRIES // d))
+    columns, seen = np.empty((d, min(n, tile)), np.uint8), np.empty(d, np.uint8)
     stop = 0
     for first, block in rows.blocks(lane):
-        for start in range(0, len(block.X), _TILE):
-            X = np.ascontiguousarray(block.X[start : start + _TILE])
+        for start in range(0, block.X.shape[0], tile):
+            X = block.X[start : start + tile]
+            X = X.toarray() if isinstance(X, SparseRows) else np.ascontiguousarray(X)
             at = slice(stop, stop + len(X))
             of = made.rows[at]
             to_bins(
                 X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
                 columns[:, : len(X)], seen,
             )  # fmt: skip
-            reach_of(X, of, made.low, made.high)
             made.numbers[at] = np.arange(first + start, first + start + len(X))
-            made.y[at] = block.y[start : start + _TILE]
-            if block.weight is not None:
+            made.y[at] = block.y[start : start + tile]
+            if block.weight is not None or class_weight:
                 if made.given is None:
                     made.given = rows.room((n,), np.float64)
-                made.given[at] = block.weight[start : start + _TILE]
+                made.given[at] = 1.0 if block.weight is None else block.weight[start : start + tile]
+                for k, of_class in enumerate(class_weight):
+                    made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
+                counts = made.given[at] > 0
+                X, of = X[counts], of[counts]
+            reach_of(X, of, made.low, made.high)
             stop = at.stop
     return made
 
 
 def scaled(
-    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, bootstrap: bool, factors: bool
-) -> Scales:
+    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, classes: Sequence[int],
+    bootstrap: bool, factors: bool,
+) -> Scales:  # fmt: skip
     """Make whole numbers of the targets and weights of all trainers' rows, and merge their bins.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    rooms : sequence of ForestRows
+        Of the own lanes.
+    criterion : Criterion
+    classes : sequence of int
+        Of each output; empty in regression.
+    bootstrap : bool
+        Whether rows may be drawn several times.
+    factors : bool
+        Whether trees weigh classes.
 
     Raises
     ------
@@ -145,43 +186,67 @@ def scaled(
     scales = Scales(bits, weight)
     if criterion.of_classes:
         for room in rooms:
-            room.slot = room.y.astype(np.int32)
-            room.more = np.empty((len(room.y), 0), np.int64)
+            room.slot, room.more = _slots(rows, room.y, classes)
         return scales
     return _targets(rows, rooms, criterion, scales, 62 - spare)
+
+
+def _slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
+    """Classes of the first output, and the sums that those of the others add to."""
+    first = np.append(0, np.cumsum(classes[:-1]))
+    slot = rows.room((len(y),), np.int32)
+    more = rows.room((len(y), len(classes) // 2 * 2), np.int64)
+    for at in tiles(len(y)):
+        slots = y[at].reshape(-1, len(classes)).astype(np.int32) + first
+        slot[at], more[at] = slots[:, 0], -1
+        more[at, : len(classes) - 1] = slots[:, 1:]
+    return slot, more
 
 
 def _weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
     """Make the weights whole numbers; their scale."""
     facts = np.zeros(3)
     for room in rooms:
-        if room.given is not None:
-            odd = (room.given % 1).any()
-            facts = np.maximum(facts, [1.0, room.given.max(initial=0.0), odd])
+        room.weight = rows.room((len(room.y),), np.int64)
+        if (given := room.given) is None:
+            continue
+        for at in tiles(len(given)):
+            odd = (given[at] % 1).any()
+            facts = np.maximum(facts, [1.0, given[at].max(initial=0.0), odd])
     weighted, largest, odd = rows.largest(facts)
     if not weighted:
         for room in rooms:
-            room.weight = np.ones(len(room.y), np.int64)
+            room.weight[:] = 1
         return 1.0
     if not 0 < largest < np.inf:
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
-    scale = _scale(rows, [r.given if r.given is not None else np.ones(len(r.y)) for r in rooms],
-                   largest, bits)  # fmt: skip
+
+    scale = _scale(rows, rooms, _given, largest, bits)
     if not odd and scale >= 1:
         scale = 1.0
     for room in rooms:
-        given = np.ones(len(room.y)) if room.given is None else room.given
-        room.weight = np.rint(given * scale).astype(np.int64)
+        for at in tiles(len(room.y)):
+            room.weight[at] = np.rint(_given(room, at) * scale)
     return scale
 
 
-def _scale(rows: OwnRows, parts: Sequence[Array], largest: float, bits: int) -> float:
+def _given(room: ForestRows, at: slice) -> Array:
+    return np.ones(len(room.y[at])) if room.given is None else room.given[at]
+
+
+def _scale(
+    rows: OwnRows, rooms: Sequence[ForestRows], make: Make, largest: float, bits: int
+) -> float:
     """The largest power of two that brings the sum of some numbers, all positive, below 2**bits."""
     if not largest > 0:
         return 1.0
     # Whole numbers, so that the bound is the same in any order.
     rough = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
-    total = sum(int(np.ceil(part * rough).astype(np.int64).sum()) for part in parts)
+    total = sum(
+        int(np.ceil(make(room, at) * rough).astype(np.int64).sum())
+        for room in rooms
+        for at in tiles(len(room.y))
+    )
     total = int(rows.sum(np.array([total]))[0])
     return float(np.ldexp(rough, bits - total.bit_length() - 1))
 
@@ -189,52 +254,96 @@ def _scale(rows: OwnRows, parts: Sequence[Array], largest: float, bits: int) -> 
 def _targets(
     rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, scales: Scales, bits: int
 ) -> Scales:
-    largest = [max((room.y.max(initial=-np.inf) for room in rooms), default=-np.inf),
-               max((-room.y.min(initial=np.inf) for room in rooms), default=-np.inf)]  # fmt: skip
-    top, bottom = rows.largest(np.array(largest))
+    found = [_reach(room.y.reshape(len(room.y), -1)) for room in rooms]
+    top, bottom = rows.largest(np.max(found, axis=0).ravel()).reshape(2, -1)
     bottom = -bottom
-    centre = 0.0
+    centre = np.zeros(len(top))
     if criterion.kind == 3:
-        if bottom < 0:
-            raise InvalidDataError(
-                "Some value(s) of y are negative which is not allowed for Poisson regression. "
-                'Use criterion="squared_error".'
-            )
-        if not top > 0:
-            raise InvalidDataError(
-                "Sum of y is not positive which is necessary for Poisson regression. Use "
-                'criterion="squared_error".'
-            )
-    elif max(abs(top), abs(bottom)) > 16 * (top - bottom):
+        _check_poisson(top, bottom)
+    elif not criterion.needs_rows:
         # Digits that all targets share would cost bits.
-        centre = float(np.rint((top + bottom) / 2))
-    lowered = [room.y - centre for room in rooms]
-    found = []
-    for make in (np.asarray, criterion.terms):
-        parts = [np.asarray(make(y)) * r.weight for y, r in zip(lowered, rooms, strict=True)]
-        most = rows.largest(
-            np.array([max((np.abs(p).max(initial=0.0) for p in parts), default=0.0)])
+        apart = np.maximum(abs(top), abs(bottom)) > 16 * (top - bottom)
+        centre[apart] = np.rint((top + bottom) / 2)[apart]
+    k = len(centre)
+    for room in rooms:
+        room.slot = rows.room((len(room.y),), np.int32)
+        room.more = rows.room((len(room.y), 2 * k + 1), np.int64)
+        room.more[:, k + 1 :] = room.y.reshape(len(room.y), -1).view(np.int64)
+    target, term = (
+        _whole(rows, rooms, partial(_weighted, made, centre), columns, bits)
+        for made, columns in (
+            (_as_they_are, slice(0, k)),
+            (partial(_terms, criterion), slice(k, k + 1)),
         )
-        if not np.isfinite(most[0]):
-            raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
-        scale = _scale(rows, [np.abs(part) for part in parts], most[0], bits)
-        found.append((scale, [np.rint(part * scale).astype(np.int64) for part in parts]))
-    (target, values), (term, terms) = found
-    for i, room in enumerate(rooms):
-        room.slot = np.zeros(len(room.y), np.int32)
-        room.more = np.column_stack([values[i], terms[i], room.y.view(np.int64)])
-    return Scales(scales.bits, scales.weight, target, term, centre)
+    )
+    return Scales(
+        scales.bits, scales.weight, target, target if criterion.needs_rows else term, centre
+    )
+
+
+def _as_they_are(y: Array) -> Array:
+    return y
+
+
+def _terms(criterion: Criterion, y: Array) -> Array:
+    terms: Array = criterion.terms(y).sum(axis=1, keepdims=True)
+    return terms
+
+
+def _weighted(made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice) -> Array:
+    """What is made of some targets, by their weights; a column or more."""
+    y = room.y[at]
+    return np.asarray(made(y.reshape(len(y), -1) - centre)) * room.weight[at, None]
+
+
+def _whole(
+    rows: OwnRows, rooms: Sequence[ForestRows], make: Make, columns: slice, bits: int
+) -> float:
+    """Make whole numbers, columns of `ForestRows.more`; their scale."""
+    parts = ((room, at) for room in rooms for at in tiles(len(room.y)))
+    own = max((np.abs(make(room, at)).max(initial=0.0) for room, at in parts), default=0.0)
+    most = rows.largest(np.array([own]))[0]
+    if not np.isfinite(most):
+        raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
+    width = columns.stop - columns.start
+    scale = _scale(rows, rooms, lambda room, at: np.abs(make(room, at)), most * width, bits)
+    for room in rooms:
+        for at in tiles(len(room.y)):
+            room.more[at, columns] = np.rint(make(room, at) * scale)
+    return scale
+
+
+def _reach(y: Array) -> Array:
+    """Largest target, and minus the smallest, of each output."""
+    return np.stack([y.max(axis=0, initial=-np.inf), -y.min(axis=0, initial=np.inf)])
+
+
+def _check_poisson(top: Array, bottom: Array) -> None:
+    if (bottom < 0).any():
+        raise InvalidDataError(
+            "Some value(s) of y are negative which is not allowed for Poisson regression. "
+            'Use criterion="squared_error".'
+        )
+    if not (top > 0).all():
+        raise InvalidDataError(
+            "Sum of y is not strictly positive which is necessary for Poisson regression. Use "
+            'criterion="squared_error".'
+        )
 
 
 def gathered(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
     """The rows of all lanes of all trainers."""
     own = [
-        np.concatenate([getattr(room, name) for room in rooms])
+        _joined([getattr(room, name) for room in rooms])
         for name in ("rows", "numbers", "weight", "slot", "more")
     ]
     every = rows.gather(own) if rows.size > 1 else [own]
     bins, numbers, weight, slot, more = (
-        np.ascontiguousarray(np.concatenate(parts)) for parts in zip(*every, strict=True)
+        np.ascontiguousarray(_joined(parts)) for parts in zip(*every, strict=True)
     )
     first = rooms[0]
     return ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -10,7 +10,7 @@ B. Panda et al., "PLANET: Massively parallel learning of tree ensembles with Map
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from daskml_dist.models.grown_tree import GrownTree, joined
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_grow import Growing
+from daskml_dist.solvers.forest_parts import flat, part_of
 from daskml_dist.solvers.forest_rows import ForestRows
 from daskml_dist.solvers.own_rows import OwnRows
 
@@ -29,8 +30,8 @@ Array = NDArray[Any]
 
 #: Bytes of the histograms of some nodes.
 _BYTES = 2**25
-#: Rows of a node that one trainer finishes.
-SMALL = 2**14
+#: Rows of a node that one trainer finishes, and bytes of those that travel together.
+SMALL, _SENT = 2**14, 2**27
 
 
 @dataclass(eq=False)
@@ -77,11 +78,13 @@ class Together:
     def __init__(self, rows: OwnRows, rooms: Sequence[ForestRows], growing: Growing) -> None:
         self._rows, self._rooms, self._growing = rows, rooms, growing
         self._growth = growing.growth
+        #: Of each lane: room for the lines of the trees that grow together, and for a partition's.
+        self._spaces: list[list[Array]] = [[] for _ in rooms]
 
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
         """Some trees, and the impurity of their nodes."""
         growing = self._growing
-        self._lines = [self._drawn(t) for t in numbers]
+        self._lines = [self._drawn(k, t) for k, t in enumerate(numbers)]
         self._tops = [_Top(growing) for _ in numbers]
         self._facts: list[tuple[Array, float]] = []
         level = [
@@ -97,15 +100,27 @@ class Together:
         parts = self._finished(small)
         return [growing.done(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)]
 
-    def _drawn(self, tree: int) -> list[Array]:
-        """The lines of the rows that a tree draws of each own lane."""
+    def _drawn(self, k: int, tree: int) -> list[Array]:
+        """The lines of the rows that the k-th tree draws of each own lane."""
         growing = self._growing
-        lines = self._rows.map(lambda room: growing.lines(room, tree), self._rooms)
+
+        def lines(i: int) -> Array:
+            return growing.lines(self._rooms[i], tree, factor, self._space(i, k + 1))
+
+        factor, lanes = None, range(len(self._rooms))
+        drawn = self._rows.map(lines, lanes)
         if not self._growth.balanced:
-            return lines
-        weights = np.sum([growing.class_weights(part) for part in lines], axis=0)
+            return drawn
+        weights = np.sum([growing.class_weights(part) for part in drawn], axis=0)
         factor = growing.factor(self._rows.sum(weights))
-        return self._rows.map(lambda room: growing.lines(room, tree, factor), self._rooms)
+        return self._rows.map(lines, lanes)
+
+    def _space(self, i: int, number: int) -> Array:
+        """Room for the lines of a lane; the first is for what partitions put aside."""
+        held, shape = self._spaces[i], (len(self._rooms[i].numbers), self._growth.n_line)
+        while len(held) <= number:
+            held.append(self._rows.room(shape, np.int64))
+        return held[number]
 
     # -- a level -------------------------------------------------------------------------------
 
@@ -142,13 +157,13 @@ class Together:
 
         growth = self._growth
         sums = np.zeros((len(level), growth.n_sums + 2), np.int64)
-        reach = np.full((len(level), 2), -np.inf)
+        reach = np.full((len(level), 2 * growth.n_outputs), -np.inf)
         for node, own, of in zip(level, sums, reach, strict=True):
             for lines, at in zip(self._lines[node.tree], node.at, strict=True):
                 node_sums(lines[at], own, of)
         if self._rows.size > 1:
             sums = self._rows.sum(sums)
-            if not growth.n_classes:
+            if not growth.classes:
                 reach = self._rows.largest(reach.ravel()).reshape(reach.shape)
         for node, own in zip(level, sums, strict=True):
             node.sums = own
@@ -244,7 +259,7 @@ class Together:
             some = lines[at]
             n_left = part_lines(
                 self._rooms[i].rows, some, node.feature, last, growing.bins.max_bins, missing_left,
-                np.empty_like(some),
+                self._space(i, 0)[: len(some)],
             )  # fmt: skip
             left.at.append(slice(at.start, at.start + n_left))
             right.at.append(slice(at.start + n_left, at.stop))
@@ -258,20 +273,39 @@ class Together:
 
     def _finished(self, small: list[_Node]) -> list[list[tuple[int, GrownTree]]]:
         """Parts of each tree that grow of small nodes."""
+        found: list[list[tuple[int, GrownTree]]] = [[] for _ in self._tops]
+        for some in self._groups(small):
+            for node, part in zip(some, self._parts(some), strict=True):
+                found[node.tree].append((node.number, part))
+        return found
+
+    def _groups(self, small: list[_Node]) -> Iterator[list[_Node]]:
+        """Nodes whose rows travel together."""
+        mask = (1 << self._growing.scales.bits) - 1
+        each = self._rooms[0].rows.shape[1] + 8 * self._growth.n_line
+        some, nbytes = [], 0
+        for node in small:
+            some.append(node)
+            nbytes += each * (int(node.sums[-2]) & mask)
+            if nbytes >= _SENT:
+                yield some
+                some, nbytes = [], 0
+        if some:
+            yield some
+
+    def _parts(self, small: list[_Node]) -> list[GrownTree]:
+        """What grows of some small nodes."""
         size, rank = self._rows.size, self._rows.rank
         given = [self._sent(small[to::size]) for to in range(size)]
-        flat = [array for arrays in given for array in arrays]
         if size > 1:
             taken = [self._rows.deal(list(arrays)) for arrays in zip(*given, strict=True)]
         else:
-            taken = [[array] for array in flat]
+            taken = [[array] for (arrays,) in [given] for array in arrays]
         grown = self._grown(small[rank::size], *taken)
-        found: list[list[tuple[int, GrownTree]]] = [[] for _ in self._tops]
-        every = self._rows.gather(_flat(grown, self._growing)) if size > 1 else None
-        for k, node in enumerate(small):
-            part = grown[k] if every is None else _part(every[k % size], k // size)
-            found[node.tree].append((node.number, part))
-        return found
+        if size == 1:
+            return grown
+        every = self._rows.gather(flat(grown, self._growing))
+        return [part_of(every[k % size], k // size) for k in range(len(small))]
 
     def _sent(self, nodes: list[_Node]) -> tuple[Array, Array, Array]:
         """The own rows of some nodes: how many of each, bins and lines."""
@@ -358,17 +392,3 @@ class _Top:
         made.left[:] = left
         made.gain[:] = self._gain
         return made
-
-
-def _flat(grown: list[GrownTree], growing: Growing) -> list[Array]:
-    """The arrays of some parts of trees behind each other, and how many nodes each has."""
-    empty = GrownTree.room(0, growing.growth.n_sums, growing.bounded)
-    n = np.array([0, *(len(part.left) for part in grown)], np.int64)
-    arrays = zip(empty.arrays, *(part.arrays for part in grown), strict=True)
-    return [n.cumsum(), *(np.concatenate(parts) for parts in arrays)]
-
-
-def _part(arrays: list[Array], k: int) -> GrownTree:
-    ends, *of = arrays
-    at = slice(ends[k], ends[k + 1])
-    return GrownTree(*(array[at] for array in of))

@@ -11,7 +11,7 @@ al. 2010).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -87,14 +87,18 @@ class KeyedRows:
         Of each entry, where the value of its column key lies in what :meth:`Keyed.touched` gives
         for the side. The entries of a row are in the order of their column keys; the same two keys
         may come several times.
-    values : ndarray of float64 of shape (n_entries,), or None
+    values : ndarray of float64 or float32 of shape (n_entries,), or None
         None: all are 1.
+    of_row : tuple of int, or None
+        Where rows are taken in parts, and these are but some of a row's entries: how many the row
+        has before them, and in all.
     """
 
     range: KeyRange
     indptr: NDArray[np.int64]
     indices: Array
-    values: NDArray[np.float64] | None
+    values: Array | None
+    of_row: tuple[int, int] | None = None
 
 
 class Keyed(Protocol):
@@ -151,6 +155,36 @@ class Keyed(Protocol):
         ndarray of shape (n_touched, ...)
             In the order that :attr:`KeyedRows.indices` speak of; good until the next call for the
             same side.
+        """
+
+    def in_parts(
+        self,
+        side: str,
+        values: Array,
+        ready: Callable[[KeyedRows], KeyedRows],
+        piece: int | None = None,
+        again: bool = False,
+    ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
+        """The same, of some rows at a time where there is no room for what all of them touch.
+
+        Parameters
+        ----------
+        side : str
+        values : ndarray of shape (n_own, ...)
+        ready : callable
+            Makes of each own lane's rows those that are taken in parts; called once a side.
+        piece : int, optional
+            Where one row's entries touch too many values, they come in several parts, cut at
+            multiples of so many entries. Default: rows are never cut.
+        again : bool, default=False
+            Parts with rows that are cut alone.
+
+        Yields
+        ------
+        touched : ndarray of shape (n_touched, ...)
+            Good until the next part.
+        map : callable
+            Applies a function to the part's rows of each own lane, as :meth:`map` does.
         """
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:

@@ -50,6 +50,9 @@ class OwnRows(Protocol):
         What a solver leaves for itself after a loss: it may come back with other lanes.
     rank, size : int
         Of this trainer, and how many there are.
+    budget : float
+        Bytes of memory that what is made of rows may take on this trainer, beside the blocks that
+        are held; infinite where its worker has no limit.
     device : {"auto", "cpu", "gpu"}
         That the user asked for. Rows are read in host memory, whichever it is.
     """
@@ -62,10 +65,14 @@ class OwnRows(Protocol):
     memory: dict[str, Any]
     rank: int
     size: int
+    budget: float
     device: str
 
     def count(self, lane: int) -> int:
         """Rows of an own lane."""
+
+    def firsts(self, lane: int) -> NDArray[np.int64]:
+        """Number of the first row of each part of a block that an own lane has."""
 
     def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
         """The rows of an own lane, some neighbours at a time, and the number of their first."""
@@ -74,7 +81,7 @@ class OwnRows(Protocol):
         """Apply a function to items (one a lane) in the trainer's compute threads."""
 
     def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Array of zeros for what is made of rows; on disk where these do not fit in memory."""
+        """Array of zeros for what is made of rows; in a mapped file beyond the budget."""
 
     def sum(self, array: Array) -> Array:
         """Sum of all trainers' arrays; of whole numbers, the same on any number of them."""

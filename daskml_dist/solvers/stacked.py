@@ -25,7 +25,14 @@ from daskml_dist.solvers.lock_step import Seat, in_lock_step
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.rows import row_tiles, to_rows
 
-__all__ = ["CodeWeights", "Column", "StackedSolver", "stacked_tiles"]
+__all__ = [
+    "CodeWeights",
+    "Column",
+    "OfSplits",
+    "StackedGradient",
+    "StackedSolver",
+    "stacked_tiles",
+]
 
 #: Raw predictions of a tile of rows that a processor's cache holds.
 _ENTRIES = 1 << 16
@@ -152,7 +159,7 @@ class StackedGradient(Statistic):
             part = rows.part(at, backend)
             with np.errstate(over="ignore", invalid="ignore"):
                 raw = model.each.raw_prediction(w, part.X, backend)
-                g = self._derivatives(model, raw, part, losses)
+                g = self._derivatives(model, raw, part, losses, backend)
                 model.each.add_products(part.X, g, gradient, backend)
         xp = namespace(out)
         out[:, 0] += losses
@@ -160,7 +167,9 @@ class StackedGradient(Statistic):
         out[:, 1:] += xp.reshape(xp.permute_dims(shares, (1, 0, 2)), (n_columns, -1))
         return float("nan")
 
-    def _derivatives(self, model: StackedLinear, raw: Any, rows: BatchRows, losses: Any) -> Any:
+    def _derivatives(
+        self, model: StackedLinear, raw: Any, rows: BatchRows, losses: Any, backend: Backend
+    ) -> Any:
         """Derivatives of the weighted losses; the losses are added up a column."""
         xp, n_splits = namespace(raw), model.roles.n_splits
         mask = cast(rows.y[:, 1:] == TRAIN, raw.dtype)
@@ -180,7 +189,7 @@ class StackedGradient(Statistic):
             raw.dtype,
         )
         values, g = model.each.loss.value_and_gradient(targets, each)
-        weight = xp.take(mask, xp.asarray(self.splits), axis=1)
+        weight = xp.take(mask, backend.to_device(self.splits), axis=1)
         losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
         return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
 

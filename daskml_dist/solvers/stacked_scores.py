@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, is_host, namespace, total
+from daskml_dist.backends.namespace import cast, is_host, namespace, ones, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
@@ -56,7 +56,7 @@ class StackedScores(Statistic):
             if is_host(raw) and width == 1 and model.each.loss.kernel == "log_loss":
                 self._by_kernel(model, raw[:, :, 0], part, out)
             else:
-                self._by_arrays(model, raw, part, out)
+                self._by_arrays(model, raw, part, out, backend)
         return float("nan")
 
     def _by_kernel(self, model: StackedLinear, raw: Any, rows: BatchRows, out: Any) -> None:
@@ -69,9 +69,11 @@ class StackedScores(Statistic):
         log_scores(raw, rows.y[:, 0], mask, stops, _MOST_LOSS, sums)
         out += sums.T
 
-    def _by_arrays(self, model: StackedLinear, raw: Any, rows: BatchRows, out: Any) -> None:
+    def _by_arrays(
+        self, model: StackedLinear, raw: Any, rows: BatchRows, out: Any, backend: Backend
+    ) -> None:
         xp = namespace(rows.y)
-        mask = xp.take(rows.y[:, 1:] == self.role, xp.asarray(self.splits), axis=1)
+        mask = xp.take(rows.y[:, 1:] == self.role, backend.to_device(self.splits), axis=1)
         weight = cast(mask, xp.float64)
         if rows.weight is not None:
             weight = weight * cast(rows.weight, xp.float64)[:, None]
@@ -81,7 +83,7 @@ class StackedScores(Statistic):
 
     def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
         xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
-        ones = xp.ones((n, n_columns), dtype=xp.float64)
+        each_row = ones((n, n_columns), xp.float64, raw)
         if width > 1:
             right = xp.argmax(raw, axis=2) == cast(y, xp.int64)[:, None]
             each = xp.reshape(raw, (n * n_columns, width))
@@ -91,12 +93,16 @@ class StackedScores(Statistic):
             each, targets = xp.reshape(raw, (n * n_columns,)), xp.repeat(y, n_columns)
         each = cast(each, xp.float64)
         losses = xp.reshape(loss.value(targets, each), right.shape)
-        return [ones, cast(right, xp.float64), xp.where(losses < _MOST_LOSS, losses, _MOST_LOSS)]
+        return [
+            each_row,
+            cast(right, xp.float64),
+            xp.where(losses < _MOST_LOSS, losses, _MOST_LOSS),
+        ]
 
     def _of_numbers(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
         xp = namespace(raw)
         y = cast(y, xp.float64)[:, None]
-        wide = xp.ones(raw.shape[:2], dtype=xp.float64)
+        wide = ones(raw.shape[:2], xp.float64, raw)
         residual = y - cast(model.each.loss.inverse_link(raw[:, :, 0]), xp.float64)
         return [wide, residual**2, xp.abs(residual), y * wide, y**2 * wide]
 

@@ -127,6 +127,11 @@ class Engine(ABC):
     def cut_keys(self, n_lanes: int | None) -> Collection:
         """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane; what came of it."""
 
+    @property
+    def room(self) -> int | None:
+        """Bytes that a trainer may take for values of others' keys; None: nothing limits them."""
+        return None
+
     @abstractmethod
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
         """Results of a function of each block, of those that are kept; it is picklable."""
@@ -153,6 +158,14 @@ class Engine(ABC):
     def streaming(self) -> Streaming | None:
         """Reading of the blocks in each pass, known with the lanes; None where they are kept."""
         return None
+
+    def leave(self, share: float) -> None:  # noqa: B027 (all are held without a cluster)
+        """Leave a share of the budget to what trainers make of blocks; before the survey."""
+
+    @property
+    def budget(self) -> float:
+        """Bytes of blocks that are held, and of what is made of rows, on one worker."""
+        return float("inf")
 
     @property
     def on_one_host(self) -> bool:

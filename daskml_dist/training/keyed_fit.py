@@ -108,7 +108,8 @@ class KeyedFit:
         engine, run = self.engine, replace(self._run, device="cpu")
         lanes = engine.lanes(run.n_lanes, share=None, passes=solver.max_passes)
         rows = RowsSpec("float64", "int32", training_rows(lanes), None, None, None)
-        work = KeyedWork(Unlabelled(0), solver, StoppingRule(solver.max_passes, None))
+        stopping = StoppingRule(solver.max_passes, None)
+        work = KeyedWork(Unlabelled(0), solver, stopping, room=engine.room)
         fit = FitSpec(rows, work, RunSpec.of(run, Survey(self.infos)))
         result = engine.train(fit, callbacks)
         if result.interrupted is not None:

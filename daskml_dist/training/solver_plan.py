@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -35,6 +36,7 @@ def make_solver_fit(
     streaming: Streaming | None,
     run: RunSettings,
     seed: int = 0,
+    budget: float = float("inf"),
 ) -> FitSpec:
     """Put the maths of a fit by a round solver together.
 
@@ -51,6 +53,8 @@ def make_solver_fit(
     run : RunSettings
     seed : int, default=0
         Of what statistics draw.
+    budget : float, default=inf
+        Bytes of blocks that are held, and of what is made of rows, on one worker.
 
     Raises
     ------
@@ -61,6 +65,9 @@ def make_solver_fit(
     spec = rows.spec(dtype, training_rows(lanes), streaming, 0.0, run.compute_dtype)
     if isinstance(solver, RowSolver):
         work = _on_own_rows(model, solver, rows, seed)
+        nbytes = 0 if streaming else sum(info.nbytes for info in rows.survey.infos)
+        row_bytes = nbytes / max(rows.survey.n_rows, 1)
+        work = replace(work, budget=budget, row_bytes=row_bytes)
         return FitSpec(spec, work, RunSpec.of(run, rows.survey))
     shape = model.parameters.shape if isinstance(model, StepModel) else None
     # In the order of the lanes, sums are gathered whole.

@@ -109,6 +109,10 @@ class OwnRowsWork(SolverWork):
     first_rows : ndarray of int64
         Of each block, the number of its first row among all.
     seed : int, default=0
+    budget : float, default=inf
+        Bytes of blocks that are held, and of what is made of rows, on one worker.
+    row_bytes : float, default=0
+        Bytes of a row in the blocks that are held.
     """
 
     model: Model
@@ -117,6 +121,13 @@ class OwnRowsWork(SolverWork):
     first_rows: NDArray[np.int64]
     seed: int = 0
     first_pass: int = 0
+    budget: float = float("inf")
+    row_bytes: float = 0.0
+
+    @property
+    def reads(self) -> int:
+        """Whoever reads the rows again begins anew."""
+        return 1
 
     #: The solver moves what it makes of rows.
     on_host: ClassVar[bool] = True
@@ -140,6 +151,9 @@ class KeyedWork(SolverWork):
     solver : KeyedSolver
     stopping : StoppingRule
     seed : int, default=0
+    room : int, optional
+        Bytes that a trainer may take for values of keys that its entries touch, beside those that
+        come of others meanwhile. Default: whatever there are.
     """
 
     model: Model
@@ -147,6 +161,7 @@ class KeyedWork(SolverWork):
     stopping: StoppingRule
     seed: int = 0
     first_pass: int = 0
+    room: int | None = None
 
     @property
     def name(self) -> str:

@@ -131,6 +131,19 @@ class Survey:
         return sums
 
     @property
+    def label_columns(self) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
+        """Sorted labels of each of several columns of y, and the sums of their weights."""
+        parts = [info.columns for info in self.infos if info.columns is not None and info.n_rows]
+        found = []
+        for column in zip(*parts, strict=True):
+            labels, inverse = np.unique(
+                np.concatenate([of for of, _ in column]), return_inverse=True
+            )
+            weights = np.concatenate([of for _, of in column])
+            found.append((labels, np.bincount(inverse, weights).astype(np.float64)))
+        return found
+
+    @property
     def weight_sum(self) -> float:
         """Sum of the users' weights; 1 where they are all zero, so that it divides."""
         return sum(info.weight_sum for info in self.infos) or 1.0

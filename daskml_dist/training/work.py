@@ -82,6 +82,11 @@ class Work(ABC):
         return False
 
     @property
+    def reads(self) -> int:
+        """Passes over streamed blocks that may follow each other."""
+        return self.stopping.max_iter
+
+    @property
     def in_turn(self) -> bool:
         """Whether each row is a step of its own."""
         return False

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from sklearn.base import clone
+from sklearn.utils import Bunch
 
 from daskml_dist._checks import check_one_of
 from daskml_dist._trees import BaseTrees
 from daskml_dist.models.grown import Grown
+from daskml_dist.models.pruning import weakest_links
 from daskml_dist.models.tree_view import TreeView, view_of
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
@@ -22,6 +26,7 @@ class BaseDecisionTree(BaseTrees):
     """Base class of decision trees: a forest of one tree, of all rows."""
 
     splitter: str
+    n_outputs_: int
 
     def _check_params(self) -> None:
         check_one_of("splitter", self.splitter, ("best", "random"))
@@ -52,7 +57,8 @@ class BaseDecisionTree(BaseTrees):
     def tree_(self) -> TreeView:
         """Nodes as arrays, by scikit-learn's names."""
         self._check_fitted()
-        return view_of(self._trees, self._impurity, self.n_features_in_)
+        n_classes = np.atleast_1d(getattr(self, "n_classes_", np.ones(self.n_outputs_, int)))
+        return view_of(self._trees, self._impurity, self.n_features_in_, n_classes.tolist())
 
     def get_depth(self) -> int:
         """Edges from the root to the deepest leaf."""
@@ -63,6 +69,30 @@ class BaseDecisionTree(BaseTrees):
         """Leaves."""
         self._check_fitted()
         return self._trees.tree(0).n_leaves
+
+    def cost_complexity_pruning_path(self, X: Any, y: Any, sample_weight: Any = None) -> Bunch:
+        """Fit a tree, and cut its subtrees one after the other as `ccp_alpha` does.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        Bunch
+            ``ccp_alphas``: ndarray of float64, from which on each tree of the path is the best;
+            ``impurities``: ndarray of float64, of the leaves of these trees, weighted by their
+            shares of the rows.
+        """
+        tree = clone(self).set_params(ccp_alpha=0.0).fit(X, y, sample_weight).tree_
+        cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
+        leaves = tree.children_left < 0
+        path = [(0.0, float(cost[leaves].sum()))]
+        links = weakest_links(tree.children_left, tree.children_right, cost)
+        path += [(alpha, whole) for alpha, _, whole in links]
+        alphas, impurities = np.array(path).T
+        return Bunch(ccp_alphas=alphas, impurities=impurities)
 
     @property
     def _n_leaf_columns(self) -> None:

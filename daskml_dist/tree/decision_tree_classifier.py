@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist._run import Run
-from daskml_dist._trees import TreesClassifier
+from daskml_dist._trees_classifier import TreesClassifier
 from daskml_dist.tree._base import BaseDecisionTree
 
 __all__ = ["DecisionTreeClassifier"]
@@ -42,8 +42,9 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
         Leaves of a tree at most; those splits stay that growing by the largest gain first makes.
     min_impurity_decrease : float, default=0.0
         What a split lowers the impurity by at least, weighted by the share of its rows.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, beside those of the rows.
+    class_weight : dict, list of dict, "balanced" or None, default=None
+        Weights of the classes, beside those of the rows; of several outputs a dict each, which are
+        multiplied.
     ccp_alpha : float, default=0.0
         Of minimal cost-complexity pruning: subtrees that lower the impurity by less, a leaf, are
         cut.
@@ -64,8 +65,9 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
 
     Attributes
     ----------
-    classes_ : ndarray of shape (n_classes,)
-    n_classes_ : int
+    classes_ : ndarray of shape (n_classes,), or a list of them
+        Of several outputs, each output's.
+    n_classes_ : int or list of int
     tree_ : TreeView
         The nodes as arrays, by scikit-learn's names.
     max_features_ : int

@@ -20,9 +20,11 @@ class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
 
     Parameters
     ----------
-    criterion : {"squared_error", "friedman_mse", "poisson"}, default="squared_error"
-        What a split is to lower: the variance (``"friedman_mse"`` finds the same splits), or half
-        of the Poisson deviance of targets >= 0.
+    criterion : {"squared_error", "absolute_error", "poisson"}, default="squared_error"
+        What a split is to lower: the variance; absolute errors from medians, for which a trainer
+        needs the bins of all rows (not ``decomposition="data"``) and several times as long; or
+        half of the Poisson deviance of targets >= 0. ``"friedman_mse"``, an old name, finds the
+        splits of ``"squared_error"``.
     splitter : {"best", "random"}, default="best"
         ``"random"``: of each feature, one cut is drawn uniformly between a node's smallest and
         largest value.

@@ -110,6 +110,18 @@ def test_clusters_of_digits(tmp_path: Path) -> None:
     assert (tmp_path / "centres.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("rows", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_boosting(tmp_path: Path, rows: int) -> None:
+    pytest.importorskip("matplotlib")
+    picture, few = tmp_path / "boosting.png", ["--iterations", "10", "--workers", "0"]
+    few = few if rows < 20_000 else []
+    output = _run("boosting.py", "--rows", str(rows), *few, "--picture", str(picture))
+    assert float(output.split("AUC ")[1].split(",")[0]) > 0.8
+    # The feature that tells nothing comes last.
+    assert output.splitlines()[-2].startswith("without feature 5 AUC falls by")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.gpu
 def test_local_cuda_cluster() -> None:
     pytest.importorskip("dask_cuda")

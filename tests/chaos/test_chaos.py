@@ -17,6 +17,7 @@ import pytest
 from chaos.arenas import Arena
 from chaos.disks import FillDisk, small_disk
 from chaos.faults import NETWORK_KINDS, PASSES, PROCESS_KINDS, Fault, Striker, draw, prepare
+from chaos.growths import draw_strike, survive
 from chaos.moments import NETWORK_TROUBLES, PROCESS_TROUBLES, draw_trouble
 from chaos.works import classifier, do
 from daskml_dist.errors import CheckpointError
@@ -184,3 +185,12 @@ class TestNetworkMoments:
     @pytest.mark.parametrize("seed", _seeds(range(900, 1000)))
     def test_trouble(self, seed: int, network: Arena) -> None:
         do(draw_trouble(seed, NETWORK_TROUBLES), network)
+
+
+@pytest.mark.timeout(120)
+class TestGrowths:
+    """Workers killed while trees grow."""
+
+    @pytest.mark.parametrize("seed", _seeds(range(1000, 1100)))
+    def test_strike(self, seed: int, killed: Arena) -> None:
+        survive(draw_strike(seed), killed)

@@ -20,7 +20,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.schedules import InverseScaling
 
-__all__ = ["BOUND", "classifier", "do"]
+__all__ = ["BOUND", "check_clean", "classifier", "do"]
 
 N_ROWS, N_BLOCKS = 3_000, 6
 #: Seconds in which the work must end, whatever happens to it.
@@ -50,11 +50,11 @@ def do(trouble: Trouble, arena: Arena) -> TroubleMaker:
         assert maker.passes == list(range(1, trouble.max_iter + 1))
         assert {record["rows"] for record in found.history_.records} == {N_ROWS}
     _compare(trouble, found, truth)
-    _check_clean(arena)
+    check_clean(arena)
     return maker
 
 
-def _check_clean(arena: Arena) -> None:
+def check_clean(arena: Arena) -> None:
     """Nothing of the work is left on the cluster."""
     deadline = time.monotonic() + 60
     while left := arena.client.run_on_scheduler(_tasks):

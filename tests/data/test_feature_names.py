@@ -22,6 +22,7 @@ from sklearn.utils import get_tags
 import daskml_dist
 from daskml_dist.compose import Blockwise, ColumnTransformer
 from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.model_selection._search import SearchOnDask
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import StandardScaler
 
@@ -77,6 +78,8 @@ def _public() -> dict[str, type]:
 def _learns(name: str, kind: type) -> bool:
     if name in ARGUMENTS:
         return True
+    if issubclass(kind, SearchOnDask):  # what they fit knows names
+        return False
     tags = get_tags(kind())
     return bool(tags.requires_fit and tags.input_tags.two_d_array)
 

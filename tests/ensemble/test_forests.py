@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import sklearn.ensemble as peers
 from dask.base import is_dask_collection
 from distributed import Client, LocalCluster
+from sklearn.base import clone
 
 from daskml_dist import Run
 from daskml_dist.ensemble import (
@@ -160,6 +162,36 @@ def test_out_of_bag_score_is_scikit_learns() -> None:
     shares = ours.oob_decision_function_
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     assert np.mean(ours.classes_[shares.argmax(axis=1)] == CLASS) == ours.oob_score_
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_out_of_bag_answers_are_those_of_the_trees_that_did_not_draw_a_row(kind: str) -> None:
+    model, y = KINDS[kind]
+    few = clone(model).set_params(n_estimators=4, bootstrap=True, oob_score=True, max_samples=1.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some rows are drawn by all
+        few.fit(X, y)
+    sums, times = 0.0, np.zeros(len(X))
+    for tree, rows in zip(few.estimators_, few.estimators_samples_, strict=True):
+        assert abs(len(rows) / len(X) - 1.5) < 0.1
+        out = np.ones(len(X), bool)
+        out[rows] = False
+        answer = tree.predict_proba(X) if hasattr(tree, "classes_") else tree.predict(X)[:, None]
+        sums, times = sums + answer * out[:, None], times + out
+    found = getattr(few, "oob_decision_function_", None)
+    found = few.oob_prediction_[:, None] if found is None else found
+    np.testing.assert_allclose(found, sums / np.maximum(times, 1)[:, None], atol=1e-12)
+
+
+def test_rows_of_a_long_tail_are_told_apart() -> None:
+    draws = np.random.default_rng(1)
+    tail = np.round(np.exp(draws.normal(size=(9000, 1)) * 1.5) * 20)
+    noise = np.round(draws.normal(size=(9000, 1)), 1)
+    rows, y = np.hstack([tail, noise]), tail[:, 0] + noise[:, 0]
+    few = {"n_estimators": 5, "random_state": 0, "min_samples_leaf": 2}
+    ours = RandomForestRegressor(**few).fit(rows[:6000], y[:6000])
+    peer = peers.RandomForestRegressor(**few).fit(rows[:6000], y[:6000])
+    assert ours.score(rows[6000:], y[6000:]) > peer.score(rows[6000:], y[6000:]) - 0.02
 
 
 def test_warm_start_adds_the_trees_of_one_fit() -> None:

@@ -16,6 +16,7 @@ from daskml_dist import (
     mixture,
     naive_bayes,
     svm,
+    tree,
 )
 
 # As in scikit-learn's own suite: few trees and few passes; fewer rows than features fit exactly,
@@ -35,7 +36,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 ESTIMATORS = [
     getattr(module, name)(**PARAMS.get(name, {}))
-    for module in (linear_model, naive_bayes, svm, cluster, decomposition, mixture, ensemble)
+    for module in (linear_model, naive_bayes, svm, cluster, decomposition, mixture, ensemble, tree)
     for name in module.__all__
 ]
 
@@ -43,15 +44,12 @@ ESTIMATORS = [
 DRAWN = "a row drawn by its weight is not the draw of a repeated row; scikit-learn expects it too"
 CLASSES = "of probabilities for sparse rows it asks how many classes there are, which none has"
 WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")}
-DENSE_WEIGHTS = {"check_sample_weight_equivalence_on_dense_data": DRAWN}
 EXPECTED = {
     "BisectingKMeans": WEIGHTS,
     "KMeans": WEIGHTS,
     "MiniBatchKMeans": WEIGHTS,
-    "ExtraTreesClassifier": DENSE_WEIGHTS,
-    "ExtraTreesRegressor": DENSE_WEIGHTS,
-    "RandomForestClassifier": DENSE_WEIGHTS,
-    "RandomForestRegressor": DENSE_WEIGHTS,
+    "RandomForestClassifier": WEIGHTS,
+    "RandomForestRegressor": WEIGHTS,
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
 

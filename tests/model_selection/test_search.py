@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import dask.array as da
@@ -9,15 +11,17 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import Client, LocalCluster
 from scipy import sparse
 from sklearn import linear_model as truths
 from sklearn import model_selection as truth
 from sklearn.exceptions import FitFailedWarning
 from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 
-from daskml_dist import linear_model, model_selection
+from daskml_dist import _stacks, linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.training.callbacks import CallbackList
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -193,3 +197,34 @@ def test_wrong_arguments_name_the_remedy(options: dict[str, Any], text: str) -> 
     )
     with pytest.raises(InvalidParameterError, match=text):
         search.fit(rows, labels)
+
+
+class Killer:
+    """Kills the worker of a trainer in the middle of a stack, once."""
+
+    def __init__(self, client: Client, rank: int) -> None:
+        self.client, self.rank, self.passes = client, rank, 0
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.passes += 1
+        if self.passes == 4:
+            address = run.trainer_addresses[self.rank]
+            (pid,) = self.client.run(os.getpid, workers=[address]).values()
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = da.from_array(X, chunks=(100, 5)), da.from_array(BINARY, chunks=100)
+    grid = {"C": np.logspace(-3, 3, 8).tolist()}
+    estimator = linear_model.LogisticRegression(tol=1e-6)
+    expected = truth.GridSearchCV(truths.LogisticRegression(tol=1e-6), grid, cv=4).fit(X, BINARY)
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(host="127.0.0.1", **options) as made, Client(made) as client:
+        killer = Killer(client, rank)
+        monkeypatch.setattr(_stacks, "CallbackList", lambda given: CallbackList([*given, killer]))
+        struck = model_selection.GridSearchCV(estimator, grid, cv=4).fit(rows, labels)
+    assert killer.passes > 4
+    assert _largest_difference(struck.cv_results_, expected.cv_results_) < 1e-4
+    assert struck.best_params_ == expected.best_params_

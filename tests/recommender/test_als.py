@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -73,6 +74,17 @@ def test_workers_change_nothing(kind: str, client: Client) -> None:
     # However lanes are cut, to rounding.
     other = made(**KINDS[kind]).fit(frame)
     np.testing.assert_allclose(other.item_factors_, alone.item_factors_, rtol=0, atol=1e-3)
+
+
+def test_factors_that_do_not_fit_are_taken_in_parts(client: Client) -> None:
+    whole = made(implicit=True, max_iter=3, run=CALM).fit(COUNTS)
+    with dask.config.set({"daskml_dist.touched": 200}):
+        parts = made(implicit=True, max_iter=3, run=CALM).fit(
+            dd.from_pandas(COUNTS, npartitions=5, sort=False)
+        )
+    assert_same(parts, whole)
+    losses = [[record["loss"] for record in model.history_] for model in (parts, whole)]
+    np.testing.assert_allclose(*losses, rtol=1e-12)
 
 
 def test_it_finds_what_was_left_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -37,16 +38,17 @@ def killing(solver: ALSSolver, folder: Path, at: int, side: str) -> ALSSolver:
             self._n_iter = n_iter
             self._keyed.keep(values, n_iter, *more)
 
-        def map(self, function: Any, of: str) -> Any:
+        def in_parts(self, of: str, *more: Any) -> Any:
             import os
             import signal
 
             mark = folder / "killed"
             own = self._keyed.ranges("user")[0].lane == 1
-            if of == side and self._n_iter == at and own and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return self._keyed.map(function, of)
+            for part in self._keyed.in_parts(of, *more):
+                if of == side and self._n_iter == at and own and not mark.exists():
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield part
 
     class Killing(ALSSolver):
         def solve(self, keyed: Any) -> Any:
@@ -57,11 +59,12 @@ def killing(solver: ALSSolver, folder: Path, at: int, side: str) -> ALSSolver:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("params", "at", "side"),
+    ("params", "at", "side", "touched"),
     [
-        ({}, 0, "item"),
-        ({"biases": True}, 12, "user"),
-        ({"implicit": True, "solver": "cg"}, 12, "item"),
+        ({}, 0, "item", None),
+        ({"biases": True}, 12, "user", None),
+        ({"implicit": True, "solver": "cg"}, 12, "item", None),
+        ({"implicit": True}, 12, "item", 300),
     ],
     ids=str,
 )
@@ -71,6 +74,7 @@ def test_a_kill_in_a_half_sweep_changes_nothing(
     params: dict[str, Any],
     at: int,
     side: str,
+    touched: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frame = dd.from_pandas(RATINGS, npartitions=4)
@@ -81,7 +85,8 @@ def test_a_kill_in_a_half_sweep_changes_nothing(
         factors = calm.user_factors_, calm.item_factors_
         struck = killing(calm._solver(), tmp_path, at, side)
         monkeypatch.setattr(ALS, "_solver", lambda self: struck)
-        model.fit(frame)
+        with dask.config.set({"daskml_dist.touched": touched}):
+            model.fit(frame)
     assert (tmp_path / "killed").exists()
     assert model.history_.extra["generations"]
     assert model.n_iter_ == len(model.history_) == 25

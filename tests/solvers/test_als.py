@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,10 @@ from daskml_dist.backends import als
 from daskml_dist.backends.als import LeastSquares, Ratings, Regressors
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.factors import Factors
+from daskml_dist.solvers import als as solvers_als
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
+from daskml_dist.training.worker.loops.halo_parts import Slice, slices_of, taken
 
 rng = np.random.default_rng(0)
 N_USERS, N_ITEMS, RANK = 60, 40, 5
@@ -28,7 +30,9 @@ GIVEN = np.where(SEEN, rng.integers(1, 6, SEEN.shape), 0).astype(float)
 class Alone:
     """All ratings in one process, in some lanes (`solvers.keyed.Keyed`)."""
 
-    def __init__(self, ratings: NDArray[Any], n_lanes: int = 1) -> None:
+    def __init__(self, ratings: NDArray[Any], n_lanes: int = 1, most: int | None = None) -> None:
+        #: Ratings of a part; None: there is one.
+        self._most = most
         self.n_keys = dict(zip(("user", "item"), ratings.shape, strict=True))
         self.n_done, self.should_stop, self.losses = 0, False, list[float]()
         self.kept: Any = None
@@ -41,8 +45,25 @@ class Alone:
     def map(self, function: Callable[[KeyedRows], Any], side: str) -> list[Any]:
         return [function(rows) for rows in self._rows[side]]
 
-    def touched(self, side: str, values: NDArray[Any]) -> NDArray[Any]:
-        return values
+    def in_parts(
+        self, side: str, values: NDArray[Any], ready: Any, piece: int | None, again: bool
+    ) -> Iterator[Any]:
+        of_lanes = [
+            ([], [Slice(slice(0, len(rows.range)), slice(0, len(rows.indices)))])
+            for rows in self._rows[side]
+        ]
+        if self._most is not None:
+            of_lanes = [
+                slices_of(ready(rows).indptr, self._most, piece) for rows in self._rows[side]
+            ]
+        for kind in (0,) if again else (0, 1):
+            for i in range(max(len(cut[kind]) for cut in of_lanes)):
+                some = [
+                    taken(own := ready(rows), cut[kind][i], own.indices[cut[kind][i].entries])
+                    for rows, cut in zip(self._rows[side], of_lanes, strict=True)
+                    if i < len(cut[kind])
+                ]
+                yield values, lambda function, some=some: [function(rows) for rows in some]
 
     def sum(self, parts: Any) -> NDArray[np.float64]:
         return np.sum(np.asarray(parts, np.float64), axis=0)
@@ -101,7 +122,7 @@ def test_each_half_sweep_solves_the_normal_equations(
     case: str, steps: int | None, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if long:  # some rows are worked on in pieces
-        monkeypatch.setattr(als, "_PIECE", 8)
+        monkeypatch.setattr(als, "PIECE", 8)
     model, equations = CASES[case]
     equations = replace(equations, steps=steps)
     keyed = Alone(GIVEN, n_lanes=3)
@@ -116,6 +137,25 @@ def test_each_half_sweep_solves_the_normal_equations(
         np.testing.assert_allclose(solution.values["item"], items, 1e-8, 1e-8)
         assert keyed.losses[-1] == pytest.approx(_loss(model, equations, users, items, mean))
     assert keyed.losses == sorted(keyed.losses, reverse=True)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_parts_of_the_ratings_change_nothing(
+    case: str, steps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (als, solvers_als):
+        monkeypatch.setattr(module, "PIECE", 8)
+    model, equations = CASES[case]
+    solver = ALSSolver(model, replace(equations, steps=steps), 3, None, 0)
+    keyed = Alone(GIVEN, n_lanes=3)
+    whole = solver.solve(keyed).values
+    for most in (1, 17, 40, 1000):
+        parts = Alone(GIVEN, n_lanes=3, most=most)
+        found = solver.solve(parts).values
+        assert parts.losses == keyed.losses
+        for side in whole:
+            np.testing.assert_array_equal(found[side], whole[side])
 
 
 def _loss(

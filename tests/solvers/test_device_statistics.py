@@ -22,250 +22,29 @@ from daskml_dist import solvers
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.comm.packing import pack_object, take_apart, unpack_object
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.losses import LOSSES
 from daskml_dist.models import curvature
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.naive_bayes import RowsByClass
-from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Statistic, moments, rows
-from daskml_dist.solvers.bisecting import InLeaf, LeafErrors, Leaves
-from daskml_dist.solvers.boosting import Correlations, LongestRow
-from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
-from daskml_dist.solvers.categories import CategoryCounts, NumberOfCategories
-from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
-from daskml_dist.solvers.huber import HuberSums
-from daskml_dist.solvers.lloyd import Assignment, Farthest
-from daskml_dist.solvers.moments import Moments
-from daskml_dist.solvers.multiplicative import MultiplicativeStep, StepWeights
-from daskml_dist.solvers.newton import LossHessian
-from daskml_dist.solvers.nmf import LeastSquaresWeights
-from daskml_dist.solvers.nonnegative import HalfNorms, Totals
-from daskml_dist.solvers.objective import LossGradient
-from daskml_dist.solvers.power import GramProducts
-from daskml_dist.solvers.scatter import Scatter
-from daskml_dist.solvers.seeds import CandidateWeights, Seeds
-from daskml_dist.solvers.smoothing import RoundedTube
-from daskml_dist.solvers.topics import DocumentBounds, TopicWords
+from daskml_dist.solvers.by_class import ClassCounts
 from daskml_dist.training.worker.loops.questions import question_kinds
 from tests.cuda_emulation import EmulatedCupy
+from tests.solvers.statistic_samples import (
+    CODES,
+    N_FEATURES,
+    N_ROWS,
+    SAMPLES,
+    WEIGHT,
+    X,
+)
 from tests.strict_backend import DEVICES, StrictBackend
 
 for _module in pkgutil.iter_modules(solvers.__path__):
     importlib.import_module(f"{solvers.__name__}.{_module.name}")
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
-N_ROWS, N_FEATURES = 60, 5
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(N_ROWS, N_FEATURES)) + 1
-CODES = RNG.integers(0, 3, N_ROWS)
-SIGNS = np.where(RNG.random(N_ROWS) < 0.5, -1.0, 1.0)
-NUMBERS = RNG.normal(size=N_ROWS)
-WEIGHT = RNG.random(N_ROWS) * 2
-#: Cases of linear models: classes, columns of the target, and the encoded target.
-TASKS: dict[str, tuple[int, int | None, Any]] = {
-    "two": (2, None, SIGNS),
-    "three": (3, None, CODES.astype(np.int32)),
-    "number": (0, None, NUMBERS),
-    "numbers": (0, 2, RNG.normal(size=(N_ROWS, 2))),
-}
-
-#: A model, a statistic and the targets that it adds up.
-Sample = tuple[Any, Statistic, Any]
-
-
-def _linear(
-    make: Callable[[Any], Statistic], losses: dict[str, list[str]]
-) -> Iterator[tuple[str, Sample]]:
-    """Samples with and without an intercept; `make` takes the parameters."""
-    for task, names in losses.items():
-        n_classes, n_targets, y = TASKS[task]
-        for name in names:
-            for intercept in (True, False):
-                model = LinearModel(LOSSES[name](), N_FEATURES, n_classes, intercept, n_targets)
-                w = np.random.default_rng(1).normal(size=model.shape) / 3
-                yield f"{name}-{task}-{'intercept' if intercept else 'plain'}", (model, make(w), y)
-
-
-def _moments() -> Iterator[tuple[str, Sample]]:
-    for task in ("number", "numbers"):
-        _, n_targets, y = TASKS[task]
-        model = LinearModel(LOSSES["squared_error"](), N_FEATURES, 0, True, n_targets)
-        y_shift, x_shift = RNG.normal(size=n_targets or 1), RNG.normal(size=N_FEATURES)
-        transform = RNG.normal(size=(N_FEATURES, N_FEATURES))
-        yield f"{task}-plain", (model, Moments(y_shift), y)
-        yield f"{task}-shifted", (model, Moments(y_shift, x_shift), y)
-        yield f"{task}-transformed", (model, Moments(y_shift, x_shift, transform), y)
-
-
-def _by_class(**statistics: Statistic) -> Iterator[tuple[str, Sample]]:
-    for n_classes in (2, 3):
-        for name, statistic in statistics.items():
-            model = RowsByClass(N_FEATURES, n_classes)
-            yield f"{name}-{n_classes}", (model, statistic, np.minimum(CODES, n_classes - 1))
-
-
-def _of_leaves() -> dict[type[Statistic], dict[str, Sample]]:
-    """Sums over a leaf of three."""
-    rng, model = np.random.default_rng(2), Unlabelled(N_FEATURES)
-    pairs, split = rng.normal(size=(2, 2, N_FEATURES)) + 1, np.array([0, 1])
-    trees = {
-        "near": Leaves(split, pairs, pairs.mean(axis=1)),
-        "there": Leaves(split, pairs, None),
-    }
-    asked = {
-        "sums": Assignment(pairs[0], None),
-        "seeds": Seeds(3, (pairs[0],), None, 0, 1),
-        "farthest": Farthest(3, pairs[0], None),
-    }
-    return {
-        InLeaf: {
-            f"{name}-{what}": (model, InLeaf(sums, tree, 2), None)
-            for name, tree in trees.items()
-            for what, sums in asked.items()
-        },
-        LeafErrors: {name: (model, LeafErrors(tree), None) for name, tree in trees.items()},
-    }
-
-
-def _of_centres(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
-    """Samples near the origin, and where rows lie."""
-    centres, model = np.random.default_rng(1).normal(size=(4, N_FEATURES)), Unlabelled(N_FEATURES)
-    shifts = {"near": X.mean(axis=0), "there": None}
-    drawn = statistic in (Seeds, CandidateWeights)
-    where: dict[str, Any] = (
-        {"groups": (centres[:1], centres[1:])} if drawn else {"centres": centres}
-    )
-    return {
-        name: (model, statistic(shift=shift, **where, **more), None)
-        for name, shift in shifts.items()
-    }
-
-
-def _of_documents() -> dict[type[Statistic], dict[str, Sample]]:
-    topics, model = np.random.default_rng(1).random((N_FEATURES, 3)), Unlabelled(N_FEATURES)
-    how: dict[str, Any] = {"prior": 0.5, "max_iter": 5, "tol": 0.0, "signed": True}
-    words = TopicWords(topics=topics, seed=0, round=1, batch=1, n_batches=2, **how)
-    bounds = DocumentBounds(log_topics=np.log(topics), **how)
-    return {
-        TopicWords: {"half": (model, words, None)},
-        DocumentBounds: {"all": (model, bounds, None)},
-    }
-
-
-def _of_parts() -> dict[type[Statistic], dict[str, Sample]]:
-    """Sums of non-negative factorisations; rows of a GPU, and of few, begin alike."""
-    across, model = np.random.default_rng(1).random((N_FEATURES, 3)), Unlabelled(N_FEATURES)
-    vectors = np.random.default_rng(2).normal(size=(N_FEATURES, 3))
-    exact: dict[str, Any] = {"sweeps": 9, "tol": 0.0, "l1": 0.1, "l2": 0.2}
-    steps = {
-        f"{beta}-{'drawn' if spread else 'vectors'}": MultiplicativeStep(
-            across,
-            StepWeights(
-                3, None if spread else vectors, 0.3, spread, beta=beta, history=(across,), l1=0.1
-            ),
-            anew=bool(spread),
-            looks=True,
-        )
-        for beta, spread in ((2.0, 0.5), (2.0, 0.0), (1.0, 0.0), (1.0, 0.5))
-    }
-    return {
-        Totals: {"all": (model, Totals(counts=True, signed=True), None)},
-        HalfNorms: {"all": (model, HalfNorms(vectors), None)},
-        LeastSquaresWeights: {
-            "sums": (model, LeastSquaresWeights(across, **exact), None),
-            "error": (model, LeastSquaresWeights(across, **exact, only_error=True), None),
-        },
-        MultiplicativeStep: {name: (model, step, None) for name, step in steps.items()},
-    }
-
-
-def _of_components(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
-    """Samples of whole covariances, and of variances."""
-    rng, model = np.random.default_rng(1), Unlabelled(N_FEATURES)
-    means, factors = rng.normal(size=(3, N_FEATURES)), rng.normal(size=(3, N_FEATURES, N_FEATURES))
-    found = {}
-    for whole in (True, False):
-        given = (
-            dict(more, factors=factors if whole else factors[0, :3])
-            if "constants" in more
-            else more
-        )
-        name = "whole" if whole else "diagonal"
-        found[name] = model, statistic(means, X.mean(axis=0), whole, **given), None
-    return found
-
-
-#: Samples of each statistic. What is new gets a line here.
-SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
-    LossGradient: dict(
-        _linear(
-            LossGradient,
-            {
-                "two": ["log_loss"],
-                "three": ["log_loss", "hinge"],
-                "number": ["poisson"],
-                "numbers": ["squared_error"],
-            },
-        )
-    ),
-    LossHessian: {
-        **dict(
-            _linear(
-                LossHessian,
-                {
-                    "two": ["log_loss"],
-                    "three": ["log_loss"],
-                    "number": ["poisson"],
-                    "numbers": ["squared_error"],
-                },
-            )
-        ),
-        **{
-            f"tube-{epsilon}-{name}": sample
-            for epsilon in (0.0, 0.3)
-            for name, sample in _linear(
-                lambda w, epsilon=epsilon: LossHessian(w, RoundedTube(epsilon, 0.5)),
-                {"number": ["epsilon_insensitive"]},
-            )
-        },
-    },
-    HuberSums: dict(_linear(lambda w: HuberSums(w, 0.7, 1.35), {"number": ["squared_error"]})),
-    LongestRow: dict(_linear(lambda w: LongestRow(), {"two": ["log_loss"]})),
-    Correlations: dict(_linear(Correlations, {"two": ["log_loss"], "three": ["log_loss"]})),
-    Moments: dict(_moments()),
-    ClassCounts: dict(_by_class(plain=ClassCounts(), over=ClassCounts(threshold=1.0))),
-    ClassMoments: dict(_by_class(plain=ClassMoments())),
-    NumberOfCategories: dict(_by_class(plain=NumberOfCategories(signed=True))),
-    CategoryCounts: dict(_by_class(plain=CategoryCounts((3, 1, 2, 2, 4)))),
-    Assignment: _of_centres(Assignment),
-    Farthest: _of_centres(Farthest, n_rows=3),
-    Seeds: _of_centres(Seeds, n_rows=3, seed=0, round=1),
-    CandidateWeights: _of_centres(CandidateWeights),
-    **_of_leaves(),
-    **_of_documents(),
-    **_of_parts(),
-    ExpectedMoments: _of_components(ExpectedMoments, constants=np.log([0.2, 0.3, 0.5])),
-    NearestMoments: _of_components(NearestMoments),
-    DrawnMoments: _of_components(DrawnMoments, seed=0, run=1),
-    Scatter: {
-        name: (Unlabelled(N_FEATURES), Scatter(double), None)
-        for name, double in (("own", False), ("double", True))
-    },
-    GramProducts: {
-        name: (
-            Unlabelled(N_FEATURES),
-            GramProducts(RNG.normal(size=(N_FEATURES, m)), shift, not bare, bare),
-            None,
-        )
-        for name, m, shift, bare in (
-            ("two", 2, None, False),
-            ("shifted", 2, X.mean(axis=0), False),
-            ("one", 1, None, False),
-            ("bare", 2, None, True),
-        )
-    },
-}
+#: Sums of what only hosts do.
+ON_HOSTS = {"ItemCounts", "PairCounts", "SetCounts"}
 
 
 def _statistics(base: type[Statistic] = Statistic) -> Iterator[type[Statistic]]:
@@ -278,7 +57,9 @@ STATISTICS = sorted(
     {
         s
         for s in _statistics()
-        if s.__module__.startswith("daskml_dist.") and not inspect.isabstract(s)
+        if s.__module__.startswith("daskml_dist.")
+        and not inspect.isabstract(s)
+        and s.__name__ not in ON_HOSTS
     },
     key=lambda s: s.__name__,
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 import sklearn.tree as peers
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
+from tests.tree.splits import shared_splits
 
 rng = np.random.default_rng(0)
 # Fewer distinct values than bins.
@@ -36,6 +38,9 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "least gain": (X, CLASS, None, {"min_impurity_decrease": 0.004}),
     "pruned": (X, CLASS, None, {"ccp_alpha": 0.003}),
     "pruned, regression": (X, Y, None, {"ccp_alpha": 0.02}),
+    "absolute error": (X, Y, None, {"max_depth": 5, "criterion": "absolute_error"}),
+    "medians of weights": (X, Y, WEIGHT, {"max_depth": 4, "criterion": "absolute_error"}),
+    "medians, missing": (HOLES, Y, None, {"max_depth": 4, "criterion": "absolute_error"}),
     "rising": (X, Y, None, {"max_depth": 5, "monotonic_cst": SIGNS}),
     "likelier": (X, CLASS > 0, None, {"max_depth": 5, "monotonic_cst": SIGNS}),
 }
@@ -50,32 +55,11 @@ def test_splits_are_those_of_scikit_learn(case: str) -> None:
     peer = kind(random_state=0, **params)
     a = ours.fit(rows, y, weight).tree_
     b = peer.fit(rows, y, weight).tree_
-    assert _compared(a, b, 0, 0) >= 5
+    assert shared_splits(a, b, 0, 0) >= 5
     ties = "max_leaf_nodes" in params or "ccp_alpha" in params
     assert ours.get_depth() == peer.get_depth() or ties
     assert ours.feature_importances_.sum() == pytest.approx(1)
     assert abs(ours.feature_importances_ - peer.feature_importances_).max() < 0.02
-
-
-def _compared(a: Any, b: Any, i: int, k: int) -> int:
-    """Splits that two trees share from a node on.
-
-    Where they differ, both must lower the impurity alike: of equal splits either may be made.
-    """
-    np.testing.assert_allclose(a.impurity[i], b.impurity[k], rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(a.value[i], b.value[k], rtol=1e-7, atol=1e-12)
-    assert a.n_node_samples[i] == b.n_node_samples[k]
-    at, bt = (a.children_left[i], a.children_right[i]), (b.children_left[k], b.children_right[k])
-    if at[0] < 0 or bt[0] < 0:
-        return 0
-    same = a.feature[i] == b.feature[k] and np.isclose(a.threshold[i], b.threshold[k])
-    same &= a.n_node_samples[at[0]] == b.n_node_samples[bt[0]]
-    if not same:
-        left = [t.impurity[list(c)] @ t.weighted_n_node_samples[list(c)]
-                for t, c in ((a, at), (b, bt))]  # fmt: skip
-        np.testing.assert_allclose(left[0], left[1], rtol=1e-8, atol=1e-9)
-        return 0
-    return 1 + _compared(a, b, at[0], bt[0]) + _compared(a, b, at[1], bt[1])
 
 
 def test_nodes_have_the_numbers_of_scikit_learn() -> None:
@@ -91,7 +75,7 @@ def test_nodes_have_the_numbers_of_scikit_learn() -> None:
 
 
 def test_a_weight_of_k_is_a_row_k_times() -> None:
-    times = rng.integers(1, 4, len(X))
+    times = rng.integers(0, 4, len(X))
     often = np.repeat(np.arange(len(X)), times)
     for kind, y in ((DecisionTreeClassifier, CLASS), (DecisionTreeRegressor, np.round(Y, 2))):
         a = kind(max_depth=6, random_state=0).fit(X, y, times).tree_
@@ -112,7 +96,11 @@ def test_random_cuts_lie_between_the_values_of_a_node() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_depth": 0}, "max_depth"),
-    ({"criterion": "absolute_error"}, "squared_error"),
+    ({"criterion": "absolute_error", "decomposition": "data"}, "functional"),
+    ({"criterion": "absolute_error", "monotonic_cst": [0] * 6}, "squared_error"),
+    ({"monotonic_cst": "up"}, "monotonic_cst"),
+    ({"max_leaf_nodes": 1}, "max_leaf_nodes"),
+    ({"min_weight_fraction_leaf": 0.6}, "min_weight_fraction_leaf"),
     ({"criterion": "gini"}, "criterion"),
     ({"max_features": 0}, "max_features"),
     ({"min_samples_leaf": 1.5}, "min_samples_leaf"),
@@ -126,6 +114,72 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_is_refused_is_named(params: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidParameterError, match=word):
         DecisionTreeRegressor(**params).fit(X[:50], Y[:50])
+
+
+NONE = np.full(50, np.nan)
+ODD: dict[str, tuple[Any, Any, Any, str]] = {
+    "targets of nan": (X[:50], NONE, None, "NaN"),
+    "infinite targets": (X[:50], np.append(Y[:49], np.inf), None, "infinity"),
+    "zero weights": (X[:50], Y[:50], np.zeros(50), "zero"),
+    "negative weights": (X[:50], Y[:50], -np.ones(50), "[Nn]egative"),
+    "another length": (X[:50], Y[:49], None, "inconsistent"),
+    "no columns of targets": (X[:50], np.empty((50, 0)), None, "no columns"),
+    "no rows": (X[:0], Y[:0], None, "0 sample"),
+    "no features": (X[:50, :0], Y[:50], None, "0 feature"),
+    "strings": (np.full((50, 2), "a"), Y[:50], None, "numeric"),
+    "targets too large": (X[:50].astype(float), Y[:50] * 1e300, None, "overflow"),
+    "a tensor of targets": (X[:50], np.zeros((50, 2, 2)), None, "1d"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_bad_rows_are_named(case: str) -> None:
+    rows, y, weight, words = ODD[case]
+    with pytest.raises(InvalidDataError, match=words):
+        DecisionTreeRegressor().fit(rows, y, weight)
+
+
+def test_labels_of_two_types_are_named() -> None:
+    mixed = np.array([["a", 1]] * 50, object)
+    with pytest.raises(InvalidDataError, match="types"):
+        DecisionTreeClassifier().fit(X[:50], mixed)
+
+
+def test_rows_of_which_little_is_told() -> None:
+    """All are fitted, and the answers are finite."""
+    constant, missing = np.ones((20, 2)), np.full((20, 2), np.nan)
+    for rows in (constant, missing, X[:20, [0] * 300], X[:20] * 1e37, X[:20] > 0):
+        for model, y in ((DecisionTreeRegressor(), Y[:20]), (DecisionTreeClassifier(), CLASS[:20])):
+            assert np.isfinite(model.fit(rows, y).predict(rows)).all()
+    empty = da.concatenate([da.from_array(part) for part in (X[:20], X[:0], X[20:40])])
+    y = da.concatenate([da.from_array(part) for part in (CLASS[:20], CLASS[:0], CLASS[20:40])])
+    assert DecisionTreeClassifier().fit(empty, y).score(empty, y) > 0.9
+    some = DecisionTreeRegressor().fit(X[:40], Y[:40], np.arange(40) < 20).tree_
+    assert some.n_node_samples[0] == 20
+
+
+@pytest.mark.parametrize("y", [CLASS, Y], ids=["classes", "regression"])
+def test_pruning_paths_are_those_of_scikit_learn(y: Any) -> None:
+    ours, peer = (
+        (DecisionTreeRegressor(), peers.DecisionTreeRegressor())
+        if y is Y
+        else (DecisionTreeClassifier(), peers.DecisionTreeClassifier())
+    )
+    bounds = {"max_leaf_nodes": 25, "min_samples_leaf": 10}
+    a = ours.set_params(**bounds).cost_complexity_pruning_path(X, y)
+    b = peer.set_params(**bounds).cost_complexity_pruning_path(X, y)
+    np.testing.assert_allclose(a.ccp_alphas, b.ccp_alphas, atol=1e-9)
+    np.testing.assert_allclose(a.impurities, b.impurities, atol=1e-9)
+
+
+def test_old_names_are_told_of() -> None:
+    with pytest.warns(FutureWarning, match="friedman_mse"):
+        tree = DecisionTreeRegressor(criterion="friedman_mse", max_depth=3).fit(X, Y).tree_
+    plain = DecisionTreeRegressor(max_depth=3).fit(X, Y).tree_
+    np.testing.assert_array_equal(tree.feature, plain.feature)
+    assert tree.capacity == tree.node_count
+    assert tree.max_n_classes == 1
+    np.testing.assert_allclose(tree.predict(X)[:, 0], tree.value[tree.apply(X), 0, 0])
 
 
 def test_odd_rows() -> None:

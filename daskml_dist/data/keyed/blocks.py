@@ -36,7 +36,8 @@ class KeyedBlock(Block):
     place : ndarray of int32
         Where the value of each of `touched` lies: those of most entries first, since the values of
         all do not fit in a processor's cache.
-    values : ndarray of float64 of shape (n_entries,), or None
+    values : ndarray of float64 or float32 of shape (n_entries,), or None
+        Of float32 where that holds all of them exactly, and they are many.
     """
 
     # All of them are given by name; `Block` has fields with defaults.
@@ -48,7 +49,7 @@ class KeyedBlock(Block):
     indptr: NDArray[np.int64] = None  # type: ignore[assignment]
     touched: NDArray[Any] = None  # type: ignore[assignment]
     place: NDArray[np.int32] = None  # type: ignore[assignment]
-    values: NDArray[np.float64] | None = None
+    values: NDArray[Any] | None = None
 
     @property
     def indices(self) -> NDArray[np.int32]:

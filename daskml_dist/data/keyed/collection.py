@@ -25,6 +25,10 @@ __all__ = ["Held", "Holder", "KeyedCollection", "Tasks", "item"]
 
 #: Groups of ranges from which on parcels go by way of others: a part has few of them then.
 _MANY = 16
+#: Entries that a task cuts at most, but those of one part.
+_BATCH = 1 << 20
+#: Entries from which blocks of one side are made after those of the other.
+_WAVES = 1 << 22
 
 
 class Held(Protocol):
@@ -64,6 +68,8 @@ class KeyedCollection(Collection):
         Last id of each lane's range but the last one's, by space.
     groups : tuple of range
         Lanes whose blocks are made together.
+    n_cut : int
+        Lazy entries that it has been cut of.
     """
 
     sides: tuple[Side, ...] = ()
@@ -72,6 +78,7 @@ class KeyedCollection(Collection):
     lanes: int | None = None
     cuts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[range, ...] = ()
+    n_cut: int = 0
 
     @classmethod
     def of(
@@ -100,7 +107,21 @@ class KeyedCollection(Collection):
     def bundles(self) -> list[tuple[int, ...]]:
         """Blocks that are made together, of the same parcels."""
         n = len(self.sides)
-        return [tuple(range(some.start * n, some.stop * n)) for some in self.groups]
+        return [
+            tuple(range(some.start * n + at, some.stop * n, n))
+            for at in range(n)
+            for some in self.groups
+        ]
+
+    @property
+    def wave(self) -> int | None:
+        """Those of one side, where the parcels of both would fill the workers."""
+        return len(self.groups) if self.n_cut >= _WAVES else None
+
+    def share(self, number: int) -> tuple[int, int] | None:
+        """Position of the group of a block's lane: one worker makes the blocks of all its sides."""
+        lane = number // len(self.sides)
+        return next(g for g, some in enumerate(self.groups) if lane in some), len(self.groups)
 
     @property
     def block_maker(self) -> Callable[..., KeyedBlock]:
@@ -122,36 +143,43 @@ class KeyedCollection(Collection):
         n_groups = min(n_groups, n_lanes)
         edges = [g * n_lanes // n_groups for g in range(n_groups + 1)]
         groups = tuple(range(a, b) for a, b in pairwise(edges))
+        n_cut = 0
         if self.kind == "memory":
             parts = [self.numbers(source) for source in self.sources]
             cuts = cut.cuts_of([cut.sample_of(part, self.sides) for part in parts], n_lanes)
-            whole = cut.parcels_of(range(len(parts)), parts, self.sides, cuts, [range(n_lanes)])
-            n_blocks = n_lanes * len(self.sides)
-            made: list[Any] = [cut.block_of(i, whole, self.sides, cuts) for i in range(n_blocks)]
+            made: list[Any] = [None] * (n_lanes * len(self.sides))
+            for at, side in enumerate(self.sides):
+                own = cuts[side.rows]
+                whole = cut.parcels_of(range(len(parts)), parts, side, own, [range(n_lanes)])
+                for i in range(at, len(made), len(self.sides)):
+                    made[i] = cut.block_of(i, whole, self.sides, cuts)
         else:
-            held, cuts = self.numbered(n_lanes, hold)
-            parcels = _parcels(held, self.sides, cuts, groups)
-            made = [parcels[g] for g, lanes in enumerate(groups) for _ in lanes for _ in self.sides]
+            held, sizes, cuts = self.numbered(n_lanes, hold)
+            parcels, n_cut = _parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
+            made = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in parcels]
         found = [(one, None, None) for one in made]
-        return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups)
+        return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups, n_cut=n_cut)
 
-    def numbered(self, n_ranges: int, hold: Holder | None) -> tuple[Held, dict[str, Any]]:
-        """Lazy parts as `numbers` numbers them, held; and where ranges of their keys are cut."""
+    def numbered(
+        self, n_ranges: int, hold: Holder | None
+    ) -> tuple[Held, list[int], dict[str, Any]]:
+        """Lazy parts as `numbers` numbers them; entries of each; where ranges of keys are cut."""
         assert self.numbers is not None
         assert hold is not None
         tasks = Tasks(self.sources)
         held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
-        return held, cut.cuts_of(held.ask(_Sample(self.sides)), n_ranges)
+        told = held.ask(_Sample(self.sides))
+        return held, [n for n, _ in told], cut.cuts_of([some for _, some in told], n_ranges)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """`sample_of` for some sides."""
+    """Entries of a part, and `sample_of` for some sides."""
 
     sides: tuple[Side, ...]
 
-    def __call__(self, part: Numbered) -> Any:
-        return cut.sample_of(part, self.sides)
+    def __call__(self, part: Numbered) -> tuple[int, Any]:
+        return len(part), cut.sample_of(part, self.sides)
 
 
 def _made(
@@ -165,31 +193,54 @@ def _as_it_is(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlock:
 
 
 def _parcels(
-    held: Held, sides: Sequence[Side], cuts: dict[str, Any], groups: Sequence[range]
-) -> list[list[Delayed]]:
-    """The parcels of each group, of what each worker holds.
+    held: Held, sizes: Sequence[int], sides: Sequence[Side], cuts: dict[str, Any],
+    groups: Sequence[range],
+) -> list[list[list[Delayed]]]:  # fmt: skip
+    """The parcels of each group, by side: of some parts that a worker holds each.
 
     Tasks grow with the holders times the groups; where these are many, parcels go by way of as
     many tasks as there are holders, each of which sorts for some of the groups.
     """
     tasks = Tasks(held.parts)
+    together = [some for own in held.together() for some in _batches(own, sizes)]
+    found = [_of_side(tasks, held, together, side, cuts[side.rows], groups) for side in sides]
+    lazy = iter(tasks.lazy([key for by in found for some in by for key in some]))
+    return [[[next(lazy) for _ in some] for some in by] for by in found]
+
+
+def _batches(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Some parts, in lists of few entries each."""
+    found: list[list[int]] = []
+    room = 0
+    for i in own:
+        if not found or sizes[i] > room:
+            found.append([])
+            room = _BATCH
+        found[-1].append(i)
+        room -= sizes[i]
+    return found
+
+
+def _of_side(
+    tasks: Tasks, held: Held, together: Sequence[list[int]], side: Side, cuts: Any,
+    groups: Sequence[range],
+) -> list[list[Any]]:  # fmt: skip
+    """Keys of the parcels of each group."""
     step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MANY else 1
     joint = [range(some[0].start, some[-1].stop) for some in _in_steps(groups, step)]
     found: list[list[Any]] = [[] for _ in joint]
-    for numbers in held.together():
+    for numbers in together:
         keys = [held.parts[i].key for i in numbers]
-        made = tasks(cut.parcels_of, numbers, keys, sides, cuts, joint)
+        made = tasks(cut.parcels_of, numbers, keys, side, cuts, joint)
         for at, some in enumerate(found):
             some.append(tasks(item, made, at))
-    if step > 1:
-        found = [
-            ways
-            for some, parcels in zip(_in_steps(groups, step), found, strict=True)
-            for ways in _sorted_out(tasks, parcels, some, step)
-        ]
-    keys = [key for some in found for key in some]
-    lazy = iter(tasks.lazy(keys))
-    return [[next(lazy) for _ in some] for some in found]
+    if step == 1:
+        return found
+    return [
+        ways
+        for some, parcels in zip(_in_steps(groups, step), found, strict=True)
+        for ways in _sorted_out(tasks, parcels, some, step)
+    ]
 
 
 def _sorted_out(

@@ -8,7 +8,7 @@ come its ids and its entries. Nobody holds all ids, or all entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -52,27 +52,56 @@ class Numbered:
         Sorted distinct ids of the first and second keys; of both where they share a space.
     codes : tuple of (first, second)
         Positions in these, of int32.
-    values : ndarray of float64, or None
+    values : ndarray of float64 or float32, or None
+        float32 holds all of them exactly, where it is that.
     """
 
     ids: tuple[Array, Array]
     codes: tuple[Array, Array]
-    values: NDArray[np.float64] | None
+    values: Array | None
+
+    def __len__(self) -> int:
+        return len(self.codes[0])
+
+    def __sizeof__(self) -> int:
+        # Dask asks this when it budgets a worker's memory.
+        return _nbytes([*self.ids, *self.codes, self.values])
 
     def sums(self, by: int) -> NDArray[np.float64]:
         """Sum of the values of the entries of each of `ids[by]`, whose first or second it is."""
-        return np.bincount(self.codes[by], self.values, len(self.ids[by])).astype(np.float64)
+        return _sums(self.codes[by], self.values, len(self.ids[by]))
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Entries of a part whose row keys are in one range."""
+    """Entries of a part whose row keys are in one range.
+
+    Parameters
+    ----------
+    rows, columns : ndarray of int32
+        Positions among `row_ids`, which are all that the part has of the range, and `column_ids`.
+    by : {0, 1}
+        Which of an entry's keys is its row.
+    strengths : ndarray of float64 of shape (2, n), or None
+        As of `KeyTable`; None: those of `rows` tell.
+    """
 
     rows: NDArray[np.int32]
     columns: NDArray[np.int32]
     row_ids: Array
     column_ids: Array
-    values: NDArray[np.float64] | None
+    values: Array | None
+    by: int
+    strengths: NDArray[np.float64] | None
+
+    @property
+    def table(self) -> KeyTable:
+        """Ids of the rows, and their strengths."""
+        strengths = self.strengths
+        if strengths is None:
+            strengths = np.zeros((2, len(self.row_ids)))
+            strengths[self.by] = _sums(self.rows, self.values, len(self.row_ids))
+        return KeyTable(self.row_ids, strengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,42 +111,58 @@ class KeyTable:
     ids: Array
     strengths: NDArray[np.float64]
 
+    def __sizeof__(self) -> int:
+        # Dask asks this when it budgets a worker's memory.
+        return _nbytes([self.ids, self.strengths])
+
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """Share that some ranges have in some parts.
+    """Share that some ranges have in some parts, on one side.
 
     Parameters
     ----------
-    pieces : dict of (position of a side, range) to list of (part, Piece)
-    tables : dict of (space, range) to list of (part, KeyTable)
+    pieces : dict of range to list of (part, Piece)
     """
 
-    pieces: dict[tuple[int, int], list[tuple[int, Piece]]]
-    tables: dict[tuple[str, int], list[tuple[int, KeyTable]]]
+    pieces: dict[int, list[tuple[int, Piece]]]
 
     def __sizeof__(self) -> int:
         # Dask asks this when it budgets a worker's memory.
         pieces = (piece for some in self.pieces.values() for _, piece in some)
-        tables = (table for some in self.tables.values() for _, table in some)
-        arrays = [array for thing in (*pieces, *tables) for array in vars(thing).values()]
-        return sum(array.nbytes for array in arrays if array is not None)
+        return sum(
+            _nbytes([p.rows, p.columns, p.row_ids, p.column_ids, p.values, p.strengths])
+            for p in pieces
+        )
 
     def of(self, ranges: range) -> Parcel:
         """Share of some of the ranges."""
-        return Parcel(
-            {key: some for key, some in self.pieces.items() if key[1] in ranges},
-            {key: some for key, some in self.tables.items() if key[1] in ranges},
-        )
+        return Parcel({at: some for at, some in self.pieces.items() if at in ranges})
+
+
+def _nbytes(arrays: Sequence[Array | None]) -> int:
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def _sums(codes: Array, values: Array | None, n: int) -> NDArray[np.float64]:
+    return np.bincount(codes, values, n).astype(np.float64)
 
 
 def number_part(first: Array, second: Array, values: Any, shared: bool) -> Numbered:
     """Number a part's ids; `shared`: both columns are of one space."""
+    values = None if values is None else _narrowed(values)
     if shared:
         ids, (a, b) = factorised([first, second])
         return Numbered((ids, ids), (a, b), values)
     (one, (a,)), (other, (b,)) = factorised([first]), factorised([second])
     return Numbered((one, other), (a, b), values)
+
+
+def _narrowed(values: NDArray[np.float64]) -> Array:
+    """The same numbers, of float32 where that holds all of them."""
+    with np.errstate(over="ignore"):
+        small = values.astype(np.float32)
+    return small if (small == values).all() else values
 
 
 # -- where ranges are cut --------------------------------------------------------------------------
@@ -172,83 +217,83 @@ def _edges(ids: Array, cuts: Array) -> list[int]:
 # -- pieces of a part ------------------------------------------------------------------------------
 
 
-def _pieces_of(part: Numbered, by: int, cuts: Array) -> list[Piece]:
+def _pieces_of(part: Numbered, side: Side, cuts: Array) -> list[Piece]:
     """A part's entries by the range of their row keys."""
-    row_ids, column_ids = part.ids[by], part.ids[1 - by]
-    rows, columns, values = part.codes[by], part.codes[1 - by], part.values
+    row_ids, column_ids = part.ids[side.by], part.ids[1 - side.by]
+    rows, columns, values = part.codes[side.by], part.codes[1 - side.by], part.values
     edges = _edges(row_ids, cuts)
+    # Of a key that may be an entry's row or column, one piece does not have all entries.
+    shared = side.rows == side.columns
+    sums = np.stack([part.sums(0), part.sums(1)]) if shared else None
     if len(edges) == 2:
-        return [_piece(rows, columns, row_ids, column_ids, values)]
+        return [_piece(rows, columns, row_ids, column_ids, values, side.by, sums)]
     range_of = np.repeat(np.arange(len(edges) - 1, dtype=np.uint16), np.diff(edges))[rows]
     order = np.argsort(range_of, kind="stable")
     ends = np.cumsum(np.bincount(range_of, minlength=len(edges) - 1))
+    del range_of
     pieces = []
-    for i, some in enumerate(np.split(order, ends[:-1])):
-        own = row_ids[edges[i] : edges[i + 1]]
+    for (a, b), some in zip(pairwise(edges), np.split(order, ends[:-1]), strict=True):
         its = None if values is None else values[some]
-        pieces.append(_piece(rows[some] - np.int32(edges[i]), columns[some], own, column_ids, its))
+        own = None if sums is None else sums[:, a:b]
+        # What is sent on does not hold all ids of the part.
+        given = rows[some] - np.int32(a), columns[some], row_ids[a:b].copy(), column_ids, its
+        pieces.append(_piece(*given, side.by, own))
     return pieces
 
 
-def _piece(rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any) -> Piece:
+def _piece(
+    rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any, by: int,
+    strengths: Any,
+) -> Piece:  # fmt: skip
     """A piece that has the ids of its own columns alone."""
     used = np.zeros(len(column_ids), np.bool_)
     used[columns] = True
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
-    return Piece(rows, place[columns], row_ids, column_ids[used], values)
+    return Piece(rows, place[columns], row_ids, column_ids[used], values, by, strengths)
 
 
-def keys_of(part: Numbered, bys: Sequence[int], cuts: Array) -> list[KeyTable]:
-    """A part's ids of a space, by range, with the sums of their entries."""
-    ids = part.ids[bys[0]]
-    sums = np.stack([part.sums(by) if by in bys else np.zeros(len(ids)) for by in (0, 1)])
-    edges = _edges(ids, cuts)
-    return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(edges)]
+def keys_of(part: Numbered, by: int, cuts: Array) -> list[KeyTable]:
+    """A part's first or second ids, by range, with the sums of their entries."""
+    ids = part.ids[by]
+    sums = np.zeros((2, len(ids)))
+    sums[by] = part.sums(by)
+    return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(_edges(ids, cuts))]
 
 
 def parcels_of(
-    numbers: Sequence[int], parts: Sequence[Numbered], sides: Sequence[Side],
-    cuts: dict[str, Array], groups: Sequence[range],
+    numbers: Sequence[int], parts: Sequence[Numbered], side: Side, cuts: Array,
+    groups: Sequence[range],
 ) -> list[Parcel]:  # fmt: skip
     """Parcels of some parts, one for each group of ranges; `numbers` are those of the parts."""
-    whole = Parcel({}, {})
+    whole: dict[int, list[tuple[int, Piece]]] = {}
     for number, part in zip(numbers, parts, strict=True):
-        for at, side in enumerate(sides):
-            for r, piece in enumerate(_pieces_of(part, side.by, cuts[side.rows])):
-                whole.pieces.setdefault((at, r), []).append((number, piece))
-        for space in cuts:
-            # First and second keys share a space, or are of one each.
-            bys = sorted({s.by for s in sides if s.rows == space} |
-                         {1 - s.by for s in sides if s.columns == space})  # fmt: skip
-            for r, table in enumerate(keys_of(part, bys, cuts[space])):
-                whole.tables.setdefault((space, r), []).append((number, table))
-    return [whole.of(group) for group in groups]
+        for r, piece in enumerate(_pieces_of(part, side, cuts)):
+            whole.setdefault(r, []).append((number, piece))
+    return [Parcel(whole).of(group) for group in groups]
 
 
 def sorted_out(parcels: Sequence[Parcel], groups: Sequence[range]) -> list[Parcel]:
     """Several parcels as one for each group of ranges."""
-    whole = Parcel({}, {})
+    whole: dict[int, list[tuple[int, Piece]]] = {}
     for parcel in parcels:
-        for key, pieces in parcel.pieces.items():
-            whole.pieces.setdefault(key, []).extend(pieces)
-        for at, tables in parcel.tables.items():
-            whole.tables.setdefault(at, []).extend(tables)
-    return [whole.of(group) for group in groups]
+        for at, pieces in parcel.pieces.items():
+            whole.setdefault(at, []).extend(pieces)
+    return [Parcel(whole).of(group) for group in groups]
 
 
 # -- ranges, of the pieces of all parts ------------------------------------------------------------
 
 
-def _in_order(some: list[tuple[int, Any]]) -> list[Any]:
-    """Those of all parts, whichever way they came."""
-    return [thing for _, thing in sorted(some, key=lambda pair: pair[0])]
-
-
 def table_of(parts: Sequence[KeyTable]) -> KeyTable:
     """Ids of a range, of those of all parts."""
-    if len(parts) == 1:
-        return parts[0]
-    ids = merged([part.ids for part in parts])
+    return _joined([part.ids for part in parts], parts)
+
+
+def _joined(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
+    """Tables of some ids as one, made one after the other."""
+    if len(some) == 1:
+        return next(iter(parts))
+    ids = merged(some)
     strengths, places = np.zeros((2, len(ids))), Places(ids)
     for part in parts:
         strengths[:, places(part.ids)] += part.strengths
@@ -258,25 +303,32 @@ def table_of(parts: Sequence[KeyTable]) -> KeyTable:
 def block_of(
     index: int, parcels: Sequence[Parcel], sides: Sequence[Side], cuts: dict[str, Array]
 ) -> KeyedBlock:
-    """The block of a range and a side, of all parcels: all sides of a range, then of the next."""
-    from daskml_dist.backends.csr_order import in_rows
+    """The block of a range and a side, of all parcels of this: all sides of a range, then next."""
+    from daskml_dist.backends.csr_order import MANY, Entries, in_rows, uses_of
 
     lane, at = divmod(index, len(sides))
     side = sides[at]
-    pieces = _in_order([pair for parcel in parcels for pair in parcel.pieces[at, lane]])
-    tables = _in_order([pair for parcel in parcels for pair in parcel.tables[side.rows, lane]])
-    table = table_of(tables)
+    found = [pair for parcel in parcels for pair in parcel.pieces[lane]]
+    # In the order of the parts, whichever way they came.
+    pieces = [piece for _, piece in sorted(found, key=lambda pair: pair[0])]
+    table = _joined([piece.row_ids for piece in pieces], (piece.table for piece in pieces))
     touched = merged([piece.column_ids for piece in pieces])
     row_of, column_of = Places(table.ids), Places(touched)
-    rows = np.concatenate([row_of(piece.row_ids)[piece.rows] for piece in pieces])
-    columns = np.concatenate([column_of(piece.column_ids)[piece.columns] for piece in pieces])
-    values = [piece.values for piece in pieces if piece.values is not None]
-    place = by_use(np.bincount(columns, minlength=len(touched)))
-    given = np.concatenate(values) if values else None
-    indptr, indices, given = in_rows(rows, columns, given, (len(table.ids), len(touched)))
+
+    def some() -> Iterator[Entries]:
+        for p in pieces:
+            yield Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
+
+    uses = uses_of(some, len(touched))
+    place, dtype = by_use(uses), None
+    if pieces[0].values is not None:
+        n = sum(len(piece.rows) for piece in pieces)
+        # Of few, float32 saves little, and loops would be compiled for it too.
+        dtype = np.result_type(*(piece.values for piece in pieces)) if n >= MANY else np.float64
+    indptr, indices, values = in_rows(some, len(table.ids), uses, place, dtype)
     return KeyedBlock(
         index=index,
-        rows=place[indices],
+        rows=indices,
         side=side,
         lane=lane,
         column_cuts=cuts[side.columns],
@@ -285,5 +337,5 @@ def block_of(
         indptr=indptr,
         touched=touched,
         place=place,
-        values=given,
+        values=values,
     )

@@ -58,11 +58,10 @@ class Columns:
     def __call__(self, part: Any) -> Numbered:
         """Number a part of the frame, or keys without entries."""
         if isinstance(part, Alone):
-            none = part.ids[:0]
-            numbered = number_part(part.ids, none, None, shared=True)
+            numbered = number_part(part.ids, part.ids[:0], None, shared=True)
             empty = np.empty(0, np.int32)
-            values = None if self.value is None else np.empty(0)
-            return Numbered(numbered.ids, (empty, empty), values)
+            none = None if self.value is None else np.empty(0, np.float32)
+            return Numbered(numbered.ids, (empty, empty), none)
         first, second = (as_ids(part[name], str(name)) for name in (self.first, self.second))
         values = None
         if self.value is not None:

@@ -64,7 +64,7 @@ class PairCollection(KeyedCollection):
             rows = _rows_of(part, [np.arange(n)], [np.arange(m)], n, m)
             return _collection("memory", [rows], [len(rows[0])], part.ids)
         assert hold is not None
-        given, cuts = self.numbered(min(n_groups, n_lanes), hold)
+        given, _, cuts = self.numbered(min(n_groups, n_lanes), hold)
         held = given.parts
         by = [(at, cuts[side.rows]) for at, side in enumerate(self.sides)]
         tasks = Tasks(held)
@@ -96,7 +96,7 @@ def _collection(
 
 def _keys(tasks: Tasks, held: Sequence[Delayed], by: int, cuts: Array) -> list[list[Any]]:
     """Each part's own first or second ids, by range."""
-    found = [tasks(cut.keys_of, part.key, [by], cuts) for part in held]
+    found = [tasks(cut.keys_of, part.key, by, cuts) for part in held]
     return [[tasks(item, key, r) for r in range(len(cuts) + 1)] for key in found]
 
 
@@ -136,4 +136,5 @@ def _rows_of(
     rows = np.empty((len(part.codes[0]), 2), kind)
     rows[:, 0] = np.concatenate(first)[part.codes[0]]
     rows[:, 1] = np.concatenate(second)[part.codes[1]] + n_first
-    return rows, np.ones(len(rows)) if part.values is None else part.values
+    values = np.ones(len(rows)) if part.values is None else part.values.astype(np.float64)
+    return rows, values

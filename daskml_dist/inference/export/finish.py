@@ -1,4 +1,4 @@
-"""What twins have under other names than estimators of this package: inner parts, by class."""
+"""Inner parts of twins, which have other names than those of this package's estimators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def finish(estimator: Any, twin: Any) -> None:
 
 
 def stand_in(estimator: Any) -> Any:
-    """What an estimator wraps, and is a twin of; None where it wraps nothing."""
+    """Transformer that an estimator wraps, whose twin is its own; None where it wraps nothing."""
     return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
 
 

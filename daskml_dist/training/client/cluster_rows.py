@@ -68,6 +68,8 @@ class ClusterRows:
         self._collection = collection
         self._given_budget = memory_budget
         self._device = device
+        #: Share of the budget that blocks may take.
+        self.share = 1.0
         self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
         self.membership = Membership(client)
         self._held = HeldBlocks(client, collection, self.membership)
@@ -100,16 +102,20 @@ class ClusterRows:
         return self._held.homes
 
     @property
+    def memory_limit(self) -> float:
+        """Bytes of the worker with the least memory; infinite where none has a limit."""
+        return min(float(worker["memory_limit"] or np.inf) for worker in self._workers())
+
+    @property
     def budget(self) -> float:
-        """Bytes of blocks on one worker; infinite where its memory has no limit."""
+        """Bytes of rows on one worker; infinite where its memory has no limit."""
         if self._given_budget is not None:
             return self._given_budget
-        workers = self._workers()
-        budget: float = _AUTO_BUDGET * min(worker["memory_limit"] or np.inf for worker in workers)
+        budget = _AUTO_BUDGET * self.memory_limit
         if self._device == "cpu":
             return budget
         # Dask tells where it has NVIDIA's nvidia-ml-py, as with dask-cuda.
-        gpus = [(worker.get("gpu") or {}).get("memory-total") for worker in workers]
+        gpus = [(worker.get("gpu") or {}).get("memory-total") for worker in self._workers()]
         return min([budget, *(_GPU_BUDGET * int(memory) for memory in gpus if memory)])
 
     # -- reading ---------------------------------------------------------------------------------
@@ -157,12 +163,13 @@ class ClusterRows:
         bundles, done = self._held.bundles, 0
         fit = self._surely_fit()
         wave = len(bundles) if fit or self._repeats else sum(self.membership.ready.values())
+        wave = self._collection.wave or wave
         while done < len(bundles):
             self._inspect([i for bundle in bundles[done : done + wave] for i in bundle])
             done = min(done + wave, len(bundles))
             if fit:
                 continue
-            room = self.budget * len(self.threads())
+            room = self.share * self.budget * len(self.threads())
             used = sum(info.nbytes for info in self.infos)
             if used > room:
                 self._stream()
@@ -178,7 +185,7 @@ class ClusterRows:
 
     def _surely_fit(self) -> bool:
         """Whether all blocks fit in the budget, whatever their rows are."""
-        room = self.budget * len(self.membership.ready)
+        room = self.share * self.budget * len(self.membership.ready)
         return surely_fit(self._client, self._collection, room, persisted=bool(self.homes))
 
     def _stream(self) -> None:
@@ -352,7 +359,7 @@ class ClusterRows:
                 "memory_budget."
             )
         # A read takes about three times the block (file, frame, array) while it lasts.
-        room = self.budget - 3 * largest.nbytes * n_lanes
+        room = self.share * self.budget - 3 * largest.nbytes * n_lanes
         return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:

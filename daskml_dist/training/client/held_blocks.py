@@ -149,12 +149,11 @@ class HeldBlocks:
         return home if home in self._membership.ready else None
 
     def _owner(self, number: int) -> str | None:
-        """Worker of the lane that holds a block's columns; of data on workers Dask finds it."""
-        columns, ready = self._collection.columns, sorted(self._membership.ready)
-        if columns is None or self._sources or not ready:
+        """Worker whose share a block is; of columns of data on workers Dask finds it."""
+        share, ready = self._collection.share(number), sorted(self._membership.ready)
+        if share is None or not ready or (self._collection.columns and self._sources):
             return None
-        part = number * (len(columns) - 1) // len(self._collection.parts)
-        return ready[part * len(ready) // (len(columns) - 1)]
+        return ready[share[0] * len(ready) // share[1]]
 
     def pin(self, number: int) -> list[str] | None:
         """Workers to look at a block on: its home, if that is there."""

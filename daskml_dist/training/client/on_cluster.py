@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,6 +33,8 @@ __all__ = ["ClusterEngine"]
 
 #: Rows of the fullest lane over those of an even one, from which moving blocks is thought about.
 _UNEVEN = 1.25
+#: Share of a worker's memory for values of others' keys; to exchange them takes twice as much.
+_ROOM = 1 / 64
 
 
 class ClusterEngine(Engine):
@@ -108,6 +111,13 @@ class ClusterEngine(Engine):
         self._rows.take(self._collection)
         return self._collection
 
+    @property
+    def room(self) -> int | None:
+        """Bytes that a trainer may take for values of others' keys, of its worker's memory."""
+        given = dask.config.get("daskml_dist.touched", None)
+        limit = self._rows.memory_limit
+        return int(given) if given else None if math.isinf(limit) else int(limit * _ROOM)
+
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
         """Results of a function of each block, made where it lies."""
         return self._rows.ask(function)
@@ -162,6 +172,17 @@ class ClusterEngine(Engine):
         if self._moved is None:
             return {}
         return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
+
+    def leave(self, share: float) -> None:
+        """Leave a share of the budget to what trainers make of blocks; before the survey."""
+        self._rows.share = 1.0 - share
+
+    @property
+    def budget(self) -> float:
+        """Bytes of blocks that are held, and of what is made of rows, on one worker."""
+        rows = self._rows
+        # Streamed blocks are not held, and take their share as they come.
+        return rows.budget * (1.0 - rows.share if rows.streamed else 1.0)
 
     @property
     def on_one_host(self) -> bool:

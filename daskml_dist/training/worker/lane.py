@@ -13,7 +13,8 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
-from daskml_dist.data.batches import LaneRows
+from daskml_dist.data.batches import LaneRows, Segment
+from daskml_dist.data.stream import BlockStream
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
@@ -68,6 +69,16 @@ class Lane:
     def n_rows(self) -> int:
         """Training rows."""
         return self._rows.n_rows
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Which rows of which blocks it has."""
+        return self._rows.segments
+
+    def put_away(self) -> None:
+        """Drop streamed blocks that are in memory, until the next :meth:`seek`."""
+        if isinstance(self._blocks, BlockStream):
+            self._blocks.close()
 
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""

@@ -189,7 +189,7 @@ class Trainer:
             stream = BlockStream(
                 lambda number: prepare_block(ready(number), fit),
                 rows.blocks,
-                fit.work.stopping.max_iter,
+                fit.work.reads,
                 fit.rows.streaming.ahead,
                 readers,
                 lambda since: self._wait.check(since, "the storage of a block"),

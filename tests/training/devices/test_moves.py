@@ -61,7 +61,7 @@ def _fit_on_device(model: Any, dtype: str, rows_dtype: str) -> Any:
     rows = {"dtype": dtype, "rows_dtype": rows_dtype, "classes": None, "weight_scale": None}
     return SimpleNamespace(
         rows=SimpleNamespace(compute_dtype=None, **rows),
-        work=SimpleNamespace(model=model, coordinates=False),
+        work=SimpleNamespace(model=model, coordinates=False, on_host=False),
         run=SimpleNamespace(device="gpu"),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,9 +16,14 @@ from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
 from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyRange
 
-__all__ = ["Halo", "Owners"]
+__all__ = ["Halo", "Owners", "Rooms", "arranged", "exchanged"]
 
 Array = NDArray[Any]
+
+#: Bytes of a cache line.
+_LINE = 64
+#: Own values that are moved at once.
+_MOVED = 1 << 14
 
 
 class Owners:
@@ -111,69 +117,97 @@ class Owners:
         return out
 
 
+class Rooms:
+    """Memory that is kept for values: to be given fresh memory takes longer than to fill it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, Array] = {}
+
+    def like(self, values: Array, n: int, name: Any) -> Array:
+        """Room for n values like some, whose rows begin at whole cache lines as far as they can."""
+        kept = self._kept.get(name)
+        known = kept is not None and (kept.dtype, kept.shape[1:]) == (
+            values.dtype,
+            values.shape[1:],
+        )
+        if kept is None or not known or len(kept) < n:
+            kept = self._kept[name] = _on_lines((n, *values.shape[1:]), values.dtype)
+        return kept[:n]
+
+
+def _on_lines(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + _LINE, np.uint8)
+    start = -room.ctypes.data % _LINE
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
 class Halo:
-    """Plan of whose values a trainer gets for one side of its entries, and whom it gives its own.
+    """Plan of whose values a trainer gets, and whom it gives its own.
 
     Parameters
     ----------
     communicator : Communicator
-    blocks : sequence of KeyedBlock
-        Of one side, of the own lanes.
     owners : Owners
-        Of the side's columns.
-
-    Attributes
-    ----------
-    indices : list of ndarray
-        Of each block's entries, where the values of their columns lie in what `fetch` gives.
+        Of the keys.
+    numbers : ndarray of int64 of shape (n,)
+        Of the keys whose values are wanted, in the order in which they are.
     """
 
     def __init__(
-        self, communicator: Communicator, blocks: Sequence[KeyedBlock], owners: Owners
+        self, communicator: Communicator, owners: Owners, numbers: NDArray[np.int64]
     ) -> None:
-        self._communicator = communicator
-        wanted, self.indices, place = _arranged(blocks)
-        numbers = np.empty(len(wanted), np.int64)
-        numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
+        self._communicator, self._n, self._rooms = communicator, len(numbers), Rooms()
         #: Where what comes of each rank is put.
         self._place = owners.places(numbers)
         asked = communicator.alltoall([numbers[at] for at in self._place])
         #: Which of the own values each rank gets.
         self._give = [owners.positions(some) for some in asked]
-        self._n_touched = len(wanted)
-        self._kept: dict[Any, list[Array]] = {}
 
     def fetch(self, values: Array) -> Array:
-        """The touched values, of the own ones of all ranks; good until the next call."""
-        room, *given = self._rooms(values)
-        for at, some in zip(self._give, given, strict=True):
-            np.take(values, at, axis=0, out=some, mode="clip")
-        rank = self._communicator.rank
-        # What is the trainer's own goes nowhere.
-        nothing = values[:0]
-        found = self._communicator.alltoall(
-            [nothing if r == rank else some for r, some in enumerate(given)]
-        )
+        """The wanted values, of the own ones of all ranks; good until the next call."""
+        found = exchanged(self._communicator, values, self._give, self._rooms)
+        rank, room = self._communicator.rank, self._rooms.like(values, self._n, "wanted")
         for r, at in enumerate(self._place):
-            room[at] = given[r] if r == rank else found[r]
+            if r != rank:
+                room[at] = found[r]
+        own, to = self._give[rank], self._place[rank]
+        for start in range(0, len(own), _MOVED):
+            some = slice(start, start + _MOVED)
+            room[to[some]] = values[own[some]]
         return room
 
-    def _rooms(self, values: Array) -> list[Array]:
-        """Room for all touched values, and for those that each rank gets.
 
-        It is kept: to be given fresh memory takes longer than to fill it.
-        """
-        kind = values.dtype, values.shape[1:]
-        if kind not in self._kept:
-            sizes = [self._n_touched, *map(len, self._give)]
-            self._kept = {kind: [np.empty((n, *kind[1]), kind[0]) for n in sizes]}
-        return self._kept[kind]
+def exchanged(
+    communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: Rooms
+) -> list[Array]:
+    """Values that other ranks have for this one, by rank; what is its own goes nowhere.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    values : ndarray of shape (n_own, ...)
+    give : sequence of ndarray of int
+        Which of them each rank gets.
+    rooms : Rooms
+    """
+    given = []
+    for r, at in enumerate(give):
+        own = r == communicator.rank
+        given.append(rooms.like(values, 0 if own else len(at), r))
+        if not own:
+            np.take(values, at, axis=0, out=given[r], mode="clip")
+    return communicator.alltoall(given)
 
 
-def _arranged(
-    blocks: Sequence[KeyedBlock],
-) -> tuple[Array, list[Array], NDArray[np.int32]]:
-    """Ids of all touched keys, sorted; where the entries' values lie; and where each id's does."""
+def arranged(blocks: Sequence[KeyedBlock]) -> tuple[Array, list[Array], NDArray[np.int32]]:
+    """Ids of all touched keys, sorted; where the entries' values lie; and where each id's does.
+
+    Parameters
+    ----------
+    blocks : sequence of KeyedBlock
+        Of one side, of the own lanes.
+    """
     if len(blocks) == 1:
         return blocks[0].touched, [blocks[0].indices], blocks[0].place
     wanted = merged([block.touched for block in blocks])

@@ -10,8 +10,10 @@ now, and the solver goes on from there: to the digits of an undisturbed fit.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +23,8 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.halo import Halo, Owners
+from daskml_dist.training.worker.loops.halo import Halo, Owners, arranged
+from daskml_dist.training.worker.loops.halo_parts import Part, parts_of
 from daskml_dist.training.worker.loops.images import Images
 from daskml_dist.training.worker.loops.together import Together
 
@@ -71,6 +74,7 @@ class _Keyed(Together):
         self._owners: dict[str, Owners] = {}
         self._halos: dict[str, Halo] = {}
         self._rows: dict[str, list[KeyedRows]] = {}
+        self._parts: dict[str, tuple[list[Part], list[Part]]] = {}
         self._n_rows = float(sum(context.lane_rows))
         self._is_due = False
         self._image_at = time.perf_counter()
@@ -109,6 +113,39 @@ class _Keyed(Together):
         """The values of all column keys of the own rows of a side."""
         return self._halo(side).fetch(values)
 
+    def in_parts(
+        self,
+        side: str,
+        values: Array,
+        ready: Callable[[KeyedRows], KeyedRows],
+        piece: int | None = None,
+        again: bool = False,
+    ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
+        """The touched values, of some rows at a time where there is no room for all."""
+        if side not in self._parts:
+            self._parts[side] = self._planned(side, values, ready, piece)
+        of_pieces, whole = self._parts[side]
+        for part in of_pieces if again else [*of_pieces, *whole]:
+            yield part.fetch(values), partial(self._map_part, part.rows)
+
+    def _map_part(self, rows: list[KeyedRows], function: Callable[[KeyedRows], R]) -> list[R]:
+        return self._context.map(function, rows)
+
+    def _planned(
+        self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows], piece: int | None
+    ) -> tuple[list[Part], list[Part]]:
+        """Parts of a side: one of all rows, where every trainer has room for what they touch."""
+        blocks, room = self._blocks[side], self._context.fit.keyed.room
+        nbytes = max(values[:0].itemsize * math.prod(values.shape[1:]), 1)
+        touched = sum(len(block.touched) for block in blocks)
+        fits = room is None or touched * nbytes <= room
+        if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
+            halo = self._halo(side)
+            return [], [Part(halo.fetch, [ready(rows) for rows in self._rows[side]])]
+        owners, ranges = self._owners_of(blocks[0].side.columns), self._ranges[blocks[0].side.rows]
+        most = max((room or 0) // nbytes, 1)
+        return parts_of(self._communicator, owners, blocks, ranges, ready, most, piece)
+
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
         """The values of any keys, by whoever owns them."""
         return self._owners_of(space).at(numbers, values)
@@ -130,11 +167,14 @@ class _Keyed(Together):
         if side not in self._halos:
             blocks = self._blocks[side]
             owners = self._owners_of(blocks[0].side.columns)
-            halo = self._halos[side] = Halo(self._communicator, blocks, owners)
+            wanted, indices, place = arranged(blocks)
+            numbers = np.empty(len(wanted), np.int64)
+            numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
+            self._halos[side] = Halo(self._communicator, owners, numbers)
             rows = self._ranges[blocks[0].side.rows]
             self._rows[side] = [
-                KeyedRows(at, block.indptr, indices, block.values)
-                for at, block, indices in zip(rows, blocks, halo.indices, strict=True)
+                KeyedRows(at, block.indptr, its, block.values)
+                for at, block, its in zip(rows, blocks, indices, strict=True)
             ]
         return self._halos[side]
 

@@ -7,7 +7,6 @@ that have them; of lanes that come from others it is made again.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +24,7 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.together import Together
+from daskml_dist.training.worker.rooms import Rooms
 
 __all__ = ["run_own_rows"]
 
@@ -37,14 +37,27 @@ def run_own_rows(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's rows; rank 0 returns the solution."""
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
+    rooms = _rooms(context)
     try:
-        rows = _Rows(context, connection)
+        rows = _Rows(context, connection, rooms)
         found: Solution = context.fit.own_rows.solver.solve(context.fit.work.model, rows)
         rows.end()
     finally:
+        rooms.end()
         if connection is not None:
             connection.close()
     return None if context.rank else found
+
+
+def _rooms(context: Context) -> Rooms:
+    """Room for what is made of the rows, the same in all generations."""
+    rooms: Rooms | None = context.memory.get("rooms")
+    if rooms is None:
+        work = context.fit.own_rows
+        held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
+        context.memory["rooms"] = rooms = Rooms(max(work.budget - held, 0.0))
+    rooms.begin()
+    return rooms
 
 
 @dataclass
@@ -70,8 +83,12 @@ class _Kept:
 class _Rows(Together):
     """A trainer's rows, as the solver sees them (`solvers.own_rows.OwnRows`)."""
 
-    def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
+    def __init__(
+        self, context: Context, connection: ShardedConnection | None, rooms: Rooms
+    ) -> None:
         super().__init__(context, connection)
+        self.room = rooms.zeros
+        self.budget = rooms.budget
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.device = context.fit.run.device
         self.n_rows = sum(context.lane_rows)
@@ -108,26 +125,24 @@ class _Rows(Together):
         """Rows of an own lane."""
         return self._of_number[lane].n_rows
 
+    def firsts(self, lane: int) -> NDArray[np.int64]:
+        """Number of the first row of each part of a block that an own lane has."""
+        first = self._context.fit.own_rows.first_rows
+        parts = [part for part in self._of_number[lane].segments if len(part)]
+        return np.array([first[part.block] + part.start for part in parts], np.int64)
+
     def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
         """The rows of an own lane, block by block, and the number of their first."""
         reader, first = self._of_number[lane], self._context.fit.own_rows.first_rows
         reader.seek(0)
         for rows in reader.next_batch().pieces:
-            if len(rows.X):
+            if rows.X.shape[0]:
                 yield int(first[rows.block]) + rows.first, rows
+        reader.put_away()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items in the compute threads."""
         return self._context.map(function, items)
-
-    def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Array of zeros; where blocks are streamed, of a file that has no name."""
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if self._context.fit.rows.streaming is None or not size:
-            return np.zeros(shape, dtype)
-        with tempfile.TemporaryFile() as file:
-            file.truncate(size)
-            return np.memmap(file, dtype=dtype, mode="r+", shape=shape)
 
     # -- what all decide by --------------------------------------------------------------------
 

@@ -1,0 +1,107 @@
+"""Permutations of row numbers that take no memory: computed for any rows, anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Draw", "Permutation"]
+
+Numbers = NDArray[np.int64]
+_ROUNDS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation:
+    """Pseudo-random permutation of the numbers below `n`, told by its seeds.
+
+    Parameters
+    ----------
+    n : int
+    seeds : tuple of int
+
+    References
+    ----------
+    M. Luby and C. Rackoff, "How to construct pseudorandom permutations from pseudorandom
+    functions", SIAM J. Computing 17 (1988): rounds of a Feistel network. J. Black and P. Rogaway,
+    "Ciphers with arbitrary finite domains", CT-RSA 2002: numbers beyond `n` are sent on until they
+    are below.
+    """
+
+    n: int
+    seeds: tuple[int, ...]
+
+    @cached_property
+    def _keys(self) -> NDArray[np.uint64]:
+        return np.random.SeedSequence(self.seeds).generate_state(_ROUNDS, np.uint64).astype("u8")
+
+    @property
+    def _half(self) -> int:
+        """Bits of half a number."""
+        return max((max(self.n - 1, 1).bit_length() + 1) // 2, 1)
+
+    def __call__(self, numbers: Numbers) -> Numbers:
+        """Numbers that these are sent to."""
+        return self._walked(numbers, back=False)
+
+    def inverse(self, numbers: Numbers) -> Numbers:
+        """Numbers that are sent to these."""
+        return self._walked(numbers, back=True)
+
+    def _walked(self, numbers: Numbers, back: bool) -> Numbers:
+        found = self._mixed(numbers.astype(np.uint64), back)
+        while (over := found >= self.n).any():
+            found[over] = self._mixed(found[over], back)
+        return found.astype(np.int64)
+
+    def _mixed(self, numbers: NDArray[np.uint64], back: bool) -> NDArray[np.uint64]:
+        half = np.uint64(self._half)
+        mask = (np.uint64(1) << half) - np.uint64(1)
+        high, low = numbers >> half, numbers & mask
+        for key in self._keys[::-1] if back else self._keys:
+            if back:
+                high, low = low ^ (_hashed(high, key) & mask), high
+            else:
+                high, low = low, high ^ (_hashed(low, key) & mask)
+        return (high << half) | low
+
+
+def _hashed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    with np.errstate(over="ignore"):
+        mixed = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Rows of a repeat, and the rows whose values they are given.
+
+    Parameters
+    ----------
+    n : int
+        Rows in all.
+    m : int
+        Rows that are drawn, without replacement.
+    seed, repeat : int
+    """
+
+    n: int
+    m: int
+    seed: int
+    repeat: int
+
+    def of(self, rows: Numbers) -> tuple[NDArray[np.intp], Numbers]:
+        """Places of those of some rows that are drawn, and the rows that they take values from."""
+        shuffle = Permutation(self.m, (self.seed, self.repeat, 0))
+        if self.m == self.n:
+            return np.arange(len(rows)), shuffle(rows)
+        drawn = Permutation(self.n, (self.seed, self.repeat, 1))
+        rank = drawn(rows)
+        at = np.flatnonzero(rank < self.m)
+        return at, drawn.inverse(shuffle(rank[at]))

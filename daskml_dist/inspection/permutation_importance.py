@@ -1,0 +1,385 @@
+"""`permutation_importance`: how much worse a model answers where a feature says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from dask.utils import is_dataframe_like, parse_bytes
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils import Bunch
+
+from daskml_dist._checks import check_count, seed_of
+from daskml_dist._transformer import check_fitted
+from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.conversion import as_column, to_host, where
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.share import shared
+from daskml_dist.inspection._permutations import Draw
+from daskml_dist.inspection._scores import Score, Target, score_of
+
+__all__ = ["permutation_importance"]
+
+
+def permutation_importance(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    *,
+    scoring: Any = None,
+    n_repeats: int = 5,
+    random_state: Any = None,
+    sample_weight: Any = None,
+    max_samples: float | int = 1.0,
+    column_memory: int | str = "512 MiB",
+) -> Bunch:
+    """Measure how much a score falls where a feature's values are permuted among all rows.
+
+    As :func:`sklearn.inspection.permutation_importance`, for Dask collections too: a permutation is
+    one of all rows, of whatever blocks, and its result depends neither on chunks nor on workers.
+    Rows stay where they are: columns are gathered, as many at a time as `column_memory` holds, and
+    every block is then scored with all of these, in all repeats. So the blocks are made twice (once
+    to gather, once to score) where all columns fit, and else once more and twice for each group.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Fitted; of this package, of scikit-learn, or like these. It is called with blocks in memory.
+    X : array-like, pandas.DataFrame, dask Array or dask DataFrame
+        Of shape (n_rows, n_features); of any dtypes that the estimator takes. Not sparse.
+    y : array-like, dask Array or dask Series of shape (n_rows,), or str
+        Targets, or the column of `X` that holds them.
+    scoring : str, callable or None, default=None
+        "accuracy", "neg_log_loss", "neg_mean_absolute_error", "neg_mean_squared_error",
+        "neg_root_mean_squared_error" or "r2"; None: "accuracy" of classifiers, "r2" of regressors.
+        Of rows in memory also a function of (estimator, X, y), which scikit-learn then calls.
+    n_repeats : int, default=5
+        Permutations; each is used for all features.
+    random_state : int, RandomState instance or None, default=None
+        Of the permutations.
+    sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+        Weights of rows in the score.
+    max_samples : float or int, default=1.0
+        Rows that are drawn for a repeat, without replacement, as a share or a number.
+    column_memory : int or str, default="512 MiB"
+        Bytes of gathered columns in a process; one column is gathered at least (of 10**8 rows of
+        float32 it is 400 MB).
+
+    Returns
+    -------
+    sklearn.utils.Bunch
+        ``importances``, an ndarray of float64 of shape (n_features, n_repeats), with
+        ``importances_mean`` and ``importances_std`` of shape (n_features,).
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        Naming the remedy.
+    NotFittedError
+        The estimator is not fitted.
+
+    References
+    ----------
+    L. Breiman, "Random forests", Machine Learning 45 (2001).
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.inspection import permutation_importance
+    >>> from daskml_dist.linear_model import Ridge
+    >>> X = da.random.default_rng(0).normal(size=(1000, 2), chunks=(250, 2)).persist()
+    >>> model = Ridge().fit(X, X[:, 0])
+    >>> found = permutation_importance(model, X, X[:, 0], random_state=0)
+    >>> found.importances_mean.round() + 0.0
+    array([2., 0.])
+    """
+    check_fitted(estimator)
+    check_count("n_repeats", n_repeats)
+    score = score_of(estimator, scoring)
+    X, y, sample_weight = take_columns(X, y, sample_weight)
+    if y is None:
+        raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
+    collection = as_collection(X, y, sample_weight, numeric=False)
+    if score is None:
+        return _by_scikit_learn(
+            collection, estimator, X, y, scoring, n_repeats, random_state, sample_weight,
+            max_samples,
+        )  # fmt: skip
+    budget = parse_bytes(column_memory)
+    facts = _survey(collection, budget)
+    n = int(facts.counts.sum())
+    seed, m = seed_of(random_state), _drawn(max_samples, n)
+    work = _Work(
+        estimator, score, Target(facts.centre, getattr(estimator, "classes_", None)),
+        np.cumsum(np.append(0, facts.counts[:-1])), [Draw(n, m, seed, r) for r in range(n_repeats)],
+    )  # fmt: skip
+    baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
+    for group in _groups(facts, budget):
+        columns = facts.columns
+        if columns is None:
+            columns = _joined(reduce_parts(collection, partial(_columns_of, group), _chained))
+        held = _Columns(group, columns)
+        given = held if collection.kind == "memory" else shared(held)
+        own, sums = reduce_parts(
+            collection, partial(_score_block, work, first=not parts), _added, given
+        )
+        baseline = own if not parts else baseline
+        parts.append(sums)
+    whole = score.of(baseline)
+    permuted = np.array([[score.of(one) for one in of] for of in np.concatenate(parts)])
+    return _bunch(whole - permuted)
+
+
+def _bunch(importances: NDArray[np.float64]) -> Bunch:
+    return Bunch(
+        importances_mean=importances.mean(axis=1),
+        importances_std=importances.std(axis=1),
+        importances=importances,
+    )
+
+
+def _by_scikit_learn(
+    collection: Collection, estimator: Any, X: Any, y: Any, scoring: Any, n_repeats: int,
+    random_state: Any, sample_weight: Any, max_samples: Any,
+) -> Bunch:  # fmt: skip
+    from sklearn import inspection
+
+    if collection.kind != "memory":
+        raise InvalidParameterError(
+            "scoring is a function, and rows of a Dask collection may be more than one process "
+            "holds. Use the name of a score, or rows in memory."
+        )
+    return inspection.permutation_importance(
+        estimator, X, y, scoring=scoring, n_repeats=n_repeats, random_state=random_state,
+        sample_weight=sample_weight, max_samples=max_samples,
+    )  # fmt: skip
+
+
+def _drawn(given: Any, n: int) -> int:
+    """Number of rows of a repeat."""
+    if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= n:
+        return int(given)
+    if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
+        return max(int(float(given) * n), 1)
+    raise InvalidParameterError(
+        f"max_samples={given!r}: use a share of (0, 1], or an integer from 1 to the {n} rows."
+    )
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Facts:
+    """Facts that a survey tells: rows of each block, bytes of each column, mean target, columns."""
+
+    counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    centre: float
+    columns: list[Any] | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Whole columns, by their numbers. (Callable, as what is shared must be.)"""
+
+    numbers: range
+    values: list[Any]
+
+    def __call__(self) -> list[Any]:
+        """The values."""
+        return self.values
+
+
+def _survey(collection: Collection, budget: int) -> _Facts:
+    """Look at all blocks, and gather their columns where it is known that they fit."""
+    known = collection.nbytes
+    gather = collection.kind == "memory" or (known is not None and sum(known) <= budget)
+    found = reduce_parts(collection, partial(_look, gather), _chained)
+    found.sort(key=lambda one: one[0])
+    filled = [one for one in found if one[1]]
+    if not filled:
+        raise InvalidDataError(
+            "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the filter or "
+            "the path that made the collection."
+        )
+    counts = np.array([one[1] for one in found], np.int64)
+    sizes = np.sum([one[2] for one in filled], axis=0)
+    weight, total = np.sum([one[3] for one in filled], axis=0)
+    columns = _joined([(one[0], one[4]) for one in filled]) if gather else None
+    return _Facts(counts, sizes, total / weight if weight else 0.0, columns)
+
+
+def _look(gather: bool, index: int, X: Any, y: Any, w: Any) -> list[Any]:
+    rows = _read(X, index)
+    n, d = rows.shape
+    target, weight = _column(y, "y", index, n), _weights(w, index, n)
+    sums = [weight.sum(), weight @ target if target.dtype.kind in "biuf" else 0.0]
+    each = [_taken(rows, j) for j in range(d)]
+    sizes = np.array([_bytes(one) for one in each], np.int64)
+    return [(index, n, sizes, sums, each if gather else None)]
+
+
+def _groups(facts: _Facts, budget: int) -> list[range]:
+    """Columns that are gathered together."""
+    d = len(facts.sizes)
+    if facts.columns is not None:
+        return [range(d)]
+    found, first, held = [], 0, 0
+    for j, size in enumerate(facts.sizes.tolist()):
+        if j > first and held + size > budget:
+            found.append(range(first, j))
+            first, held = j, 0
+        held += size
+    return [*found, range(first, d)]
+
+
+def _columns_of(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
+    rows = _read(X, index)
+    return [(index, [_taken(rows, j) for j in group])] if rows.shape[0] else []
+
+
+def _chained(parts: list[list[Any]]) -> list[Any]:
+    return [one for part in parts for one in part]
+
+
+def _joined(parts: list[tuple[int, list[Any]]]) -> list[Any]:
+    """Whole columns of those of blocks."""
+    parts = sorted(parts, key=lambda part: part[0])
+    return [_whole(list(of)) for of in zip(*(columns for _, columns in parts), strict=True)]
+
+
+def _whole(pieces: list[Any]) -> Any:
+    if not hasattr(pieces[0], "iloc"):
+        return np.concatenate(pieces)
+    import pandas as pd
+
+    return pd.concat(pieces, ignore_index=True)
+
+
+def _taken(rows: Any, j: int) -> Any:
+    """A column, apart from its block."""
+    if is_dataframe_like(rows):
+        return rows.iloc[:, j].reset_index(drop=True)
+    return np.ascontiguousarray(rows[:, j])
+
+
+def _bytes(column: Any) -> int:
+    return int(column.memory_usage(deep=True) if hasattr(column, "iloc") else column.nbytes)
+
+
+# --- blocks ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Task that is done with every block.
+
+    Parameters
+    ----------
+    estimator : estimator
+    score : Score
+    target : Target
+    starts : ndarray of int of shape (n_blocks,)
+        Number of each block's first row.
+    draws : list of Draw
+        One a repeat.
+    """
+
+    estimator: Any
+    score: Score
+    target: Target
+    starts: NDArray[np.int64]
+    draws: list[Draw]
+
+    def sums(self, rows: Any, y: NDArray[Any], w: NDArray[Any]) -> NDArray[np.float64]:
+        """Sums of some rows."""
+        found = np.asarray(getattr(self.estimator, self.score.method)(rows))
+        return np.array(self.score.sums(y, found, w, self.target), np.float64)
+
+
+def _score_block(
+    work: _Work, index: int, X: Any, y: Any, w: Any, given: _Columns, *, first: bool
+) -> Any:
+    """Sums of a block as it is (asked for `first`), and with each column in each repeat."""
+    rows = _read(X, index)
+    n = rows.shape[0]
+    if n == 0:
+        return None
+    y, w = _column(y, "y", index, n), _weights(w, index, n)
+    own = work.sums(rows, y, w) if first else None
+    found: list[list[Any]] = [[] for _ in given.numbers]
+    numbers = work.starts[index] + np.arange(n)
+    for draw in work.draws:
+        at, source = draw.of(numbers)
+        if len(at) == 0:
+            for of in found:
+                of.append(0.0)
+            continue
+        some = rows.iloc[at].copy() if is_dataframe_like(rows) else rows[at]
+        for of, j, column in zip(found, given.numbers, given.values, strict=True):
+            before = _replace(some, j, column, source)
+            of.append(work.sums(some, y[at], w[at]))
+            _put(some, j, before)
+    width = max((np.size(one) for of in found for one in of), default=1)
+    return own, np.array([[np.broadcast_to(one, width) for one in of] for of in found])
+
+
+def _replace(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:
+    """Write values of a whole column to a block's; what was there."""
+    if not is_dataframe_like(rows):
+        before = rows[:, j].copy()
+        rows[:, j] = column[source]
+        return before
+    before = rows.iloc[:, j]
+    rows.isetitem(j, column.take(source).set_axis(rows.index))
+    return before
+
+
+def _put(rows: Any, j: int, column: Any) -> None:
+    if is_dataframe_like(rows):
+        rows.isetitem(j, column)
+    else:
+        rows[:, j] = column
+
+
+def _added(parts: list[Any]) -> Any:
+    filled = [part for part in parts if part is not None]
+    if not filled:
+        return None
+    own = None if filled[0][0] is None else np.sum([part[0] for part in filled], axis=0)
+    total = filled[0][1]
+    for _, sums in filled[1:]:
+        total = total + sums
+    return own, total
+
+
+def _read(X: Any, index: int) -> Any:
+    rows = to_host(X)
+    if sparse.issparse(rows):
+        raise InvalidDataError(
+            f"{where(index)}X is sparse, and its columns cannot be permuted as such. Convert it: "
+            "X.map_blocks(lambda b: b.toarray())."
+        )
+    return rows if is_dataframe_like(rows) else np.asarray(rows)
+
+
+def _column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
+    found = as_column(values, name=name, index=index)
+    if len(found) != n:
+        raise InvalidDataError(
+            f"{where(index)}X has {n} rows and {name} {len(found)}. Pass the same rows in each; "
+            "where chunk sizes are unknown, call .compute_chunk_sizes() on each."
+        )
+    return found
+
+
+def _weights(values: Any, index: int, n: int) -> NDArray[np.float64]:
+    if values is None or isinstance(values, Real):
+        return np.full(n, 1.0 if values is None else float(values))
+    return _column(values, "sample_weight", index, n).astype(np.float64)

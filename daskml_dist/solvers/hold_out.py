@@ -1,0 +1,235 @@
+"""Rows that are held out for validation, as many of each class as it has a share of all rows.
+
+Which rows they are follows from the seed and from the place that a row has among those of its
+class, which is told by how many of each class a block holds: nobody reads a row to know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.hashed import draws
+from daskml_dist.solvers.own_rows import OwnRows
+
+__all__ = ["Aside", "HoldOut", "LastRows", "allotted"]
+
+#: Number of the first of some neighbours, and their targets: says of each whether it is kept aside.
+IsAside = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
+
+#: Names this use of a seed.
+_HELD = 2
+#: Numbers that are hashed at a time.
+_TILE = 1 << 20
+#: Standard deviations, of the place of a rank among draws, that are looked through for it.
+_SURE = 10.0
+
+
+class Aside(Protocol):
+    """Rows that are kept aside.
+
+    Attributes
+    ----------
+    of_fit : bool
+        Whether the user gave them for the fit, so that their categories are known.
+    """
+
+    of_fit: ClassVar[bool]
+
+    def n_left(self, n_rows: int) -> float:
+        """How many of so many rows are left, roughly."""
+
+    def reader(self) -> IsAside:
+        """Function for one pass over rows, those of each block in their order."""
+
+    def located(self, rows: OwnRows) -> Aside:
+        """The same rows, told from others wherever the parts begin that these trainers have.
+
+        All trainers call it.
+        """
+        return self
+
+    def own_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Weights of rows kept aside, of what they would weigh in the fit."""
+        return weight
+
+
+@dataclass(frozen=True, eq=False)
+class LastRows(Aside):
+    """Rows behind those of the fit.
+
+    Parameters
+    ----------
+    first : int
+        Number of the first of them.
+    class_weight : ndarray of float64 of shape (n_classes,) or None
+        Weights of the classes in the fit, which are none of these rows'.
+    """
+
+    first: int
+    class_weight: NDArray[np.float64] | None = None
+    of_fit: ClassVar[bool] = False
+
+    def n_left(self, n_rows: int) -> float:
+        return float(self.first)
+
+    def own_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.class_weight is None:
+            return weight
+        # Of a class of factor 0 nothing is known any more.
+        factors = np.where(self.class_weight > 0, self.class_weight, 1.0)
+        return np.asarray(weight / factors[y.astype(np.intp)])
+
+    def reader(self) -> IsAside:
+        return lambda first, y: np.arange(first, first + len(y)) >= self.first
+
+
+@dataclass(frozen=True, eq=False)
+class HoldOut(Aside):
+    """Rows of each class, drawn.
+
+    Parameters
+    ----------
+    first : ndarray of int64 of shape (n_parts,)
+        Number of the first row of each part of the rows, in their order.
+    counts : ndarray of int64 of shape (n_parts, n_classes)
+        Rows of each class in each part; of one class where there are none.
+    n : int
+        Rows to hold out.
+    seed : int
+    """
+
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    n: int
+    seed: int
+    of_fit: ClassVar[bool] = True
+
+    def located(self, rows: OwnRows) -> HoldOut:
+        if self.counts.shape[1] == 1:
+            return self  # the place of a row is its number
+        firsts = np.concatenate([np.empty(0, np.int64), *map(rows.firsts, rows.lanes)])
+        cut = not np.isin(firsts, self.first).all()
+        if not rows.largest(np.array([float(cut)]))[0]:
+            return self
+        # Lanes have parts of blocks: how many of each class, only their rows tell.
+        found = rows.map(lambda lane: self._counted(rows, lane), rows.lanes)
+        given = rows.gather([firsts, np.concatenate(found)])
+        first, counts = (np.concatenate(parts) for parts in zip(*given, strict=True))
+        order = np.argsort(first, kind="stable")
+        return replace(self, first=first[order], counts=counts[order])
+
+    def n_left(self, n_rows: int) -> float:
+        return float(n_rows - self.n)
+
+    def reader(self) -> IsAside:
+        return _Reader(self)
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Place of the first row of each class in each part, all rows put in order by class."""
+        of_class = self.counts.sum(axis=0)
+        before = self.counts.cumsum(axis=0) - self.counts
+        return np.asarray(before + (of_class.cumsum() - of_class))
+
+    @cached_property
+    def bounds(self) -> NDArray[np.uint64]:
+        """Draws below which the rows of a class are held out."""
+        counts = self.counts.sum(axis=0)
+        firsts = (counts.cumsum() - counts).tolist()
+        held = allotted(counts, self.n)
+        given = zip(firsts, counts.tolist(), held.tolist(), strict=True)
+        return np.array([self._smallest(first, n, k) for first, n, k in given], np.uint64)
+
+    def drawn(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Draws of some places."""
+        return draws(places, self.seed, _HELD)
+
+    def _counted(self, rows: OwnRows, lane: int) -> NDArray[np.int64]:
+        """Rows of each class in the parts of a lane."""
+        firsts, k = rows.firsts(lane), self.counts.shape[1]
+        order = np.argsort(firsts, kind="stable")
+        found = np.zeros((len(firsts), k), np.int64)
+        for first, block in rows.blocks(lane):
+            part = order[np.searchsorted(firsts[order], first, side="right") - 1]
+            found[part] += np.bincount(block.y.astype(np.intp), minlength=k)
+        return found
+
+    def _smallest(self, first: int, n: int, k: int) -> int:
+        """The draw below which are `k` of those of `n` places."""
+        if k == 0:
+            return 0
+        # It is looked for where it must be, so that few draws are kept.
+        share = k / n
+        spread = _SURE * ((k * (1 - share)) ** 0.5 + 1) / n
+        low, high = (
+            np.uint64(int(min(max(at, 0.0), 1.0) * (2**64 - 2**12)))
+            for at in (share - spread, share + spread)
+        )
+        below, kept = 0, []
+        for start in range(first, first + n, _TILE):
+            found = self.drawn(np.arange(start, min(start + _TILE, first + n)))
+            below += int((found < low).sum())
+            kept.append(found[(found >= low) & (found <= high)])
+        window = np.sort(np.concatenate(kept))
+        at = min(max(k - below, 0), len(window))
+        return int(window[at]) if at < len(window) else int(high) + 1
+
+
+class _Reader:
+    """Tells of the rows of a pass which are held out."""
+
+    def __init__(self, held: HoldOut) -> None:
+        self._held, self._n_classes = held, held.counts.shape[1]
+        #: Of parts begun: number of the next row, places of the next of each class.
+        self._reached: dict[int, tuple[int, NDArray[np.int64]]] = {}
+
+    def __call__(self, first: int, y: NDArray[Any]) -> NDArray[np.bool_]:
+        held = self._held
+        if self._n_classes == 1:
+            places = np.arange(first, first + len(y))
+            return np.asarray(held.drawn(places) < held.bounds[0])
+        of_class = y.astype(np.intp)
+        places = self._places(first, of_class)
+        return np.asarray(held.drawn(places) < held.bounds[of_class])
+
+    def _places(self, first: int, of_class: NDArray[np.intp]) -> NDArray[np.int64]:
+        held = self._held
+        part = int(np.searchsorted(held.first, first, side="right")) - 1
+        if first == held.first[part]:
+            places = held.places[part]
+        else:
+            number, places = self._reached[part]
+            assert number == first, "rows of a part come in their order"
+        counts = np.bincount(of_class, minlength=self._n_classes)
+        self._reached[part] = first + len(of_class), places + counts
+        found = np.empty(len(of_class), np.int64)
+        found[np.argsort(of_class, kind="stable")] = np.arange(len(of_class)) + np.repeat(
+            places - (counts.cumsum() - counts), counts
+        )
+        return found
+
+
+def allotted(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """`n` rows allotted to classes by their shares, so that one of each class is left at least.
+
+    The largest remainders get one more, of equal ones the first.
+
+    Parameters
+    ----------
+    counts : ndarray of int64 of shape (n_classes,)
+    n : int
+    """
+    most = np.maximum(counts - 1, 0)
+    n = min(n, int(most.sum()))
+    share = n * counts / max(int(counts.sum()), 1)
+    found: NDArray[np.int64] = np.minimum(np.floor(share).astype(np.int64), most)
+    while (rest := n - int(found.sum())) > 0:
+        lacks = np.where(found < most, share - found, -np.inf)
+        found[np.argsort(-lacks, kind="stable")[: min(rest, int((found < most).sum()))]] += 1
+    return found

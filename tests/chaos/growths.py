@@ -1,0 +1,270 @@
+"""Workers killed while trees grow: no fit hangs, and none finds another tree.
+
+A seed says which worker of which fit, and when. ``python tests/chaos/growths.py 1000 1100`` runs
+many of them, one after the other, and sums them up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import dask
+import dask.array as da
+import numpy as np
+
+from chaos.arenas import Arena, KilledArena
+from chaos.works import check_clean
+from daskml_dist import Run
+from daskml_dist.ensemble import (
+    ExtraTreesRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+)
+
+__all__ = ["Strike", "draw_strike", "survive"]
+
+N_ROWS, N_BLOCKS, FEATURES = 12_000, 12, 8
+#: Seconds in which a fit must end, whatever happens to it.
+BOUND = 90.0
+#: Seconds between two kills of the same fit: about the time that a worker takes to come back.
+BETWEEN = 2.0
+
+_BOOSTING = {"random_state": 0, "max_features": 0.7, "max_iter": 40}
+_FOREST = {"random_state": 0, "n_estimators": 60}
+MODELS: dict[str, Any] = {
+    "boosting": HistGradientBoostingRegressor(
+        early_stopping=True, n_iter_no_change=50, **_BOOSTING
+    ),
+    "boosting, 3 classes": HistGradientBoostingClassifier(early_stopping=False, **_BOOSTING),
+    "boosting, median": HistGradientBoostingRegressor(loss="absolute_error", **_BOOSTING),
+    "forest, functional": RandomForestClassifier(decomposition="functional", **_FOREST),
+    "forest, data": RandomForestClassifier(
+        decomposition="data", class_weight="balanced_subsample", oob_score=True, **_FOREST
+    ),
+    "extra trees, data": ExtraTreesRegressor(decomposition="data", **_FOREST),
+    "extra trees, functional": ExtraTreesRegressor(decomposition="functional", **_FOREST),
+}
+#: Seconds of an undisturbed fit in the arena, and its trees.
+_calm: dict[tuple[str, str], tuple[float, list[bytes]]] = {}
+
+
+@dataclass(frozen=True)
+class Strike:
+    """Kills of workers in one fit.
+
+    Parameters
+    ----------
+    seed : int
+    model : str
+        Of `MODELS`.
+    rows : {"lazy", "persisted", "streamed"}
+    at : float
+        When, as a share of an undisturbed fit's time.
+    kills : int
+    weighted : bool
+    """
+
+    seed: int
+    model: str
+    rows: str
+    at: float
+    kills: int
+    weighted: bool
+
+
+def draw_strike(seed: int) -> Strike:
+    """The strike of a seed; models take turns, a generator decides the rest."""
+    rng = np.random.default_rng([seed, 5])
+    return Strike(
+        seed=seed,
+        model=list(MODELS)[seed % len(MODELS)],
+        rows=str(rng.choice(["lazy", "persisted", "streamed"])),
+        at=float(rng.uniform(0, 1)),
+        kills=int(rng.choice([1, 1, 1, 2])),
+        weighted=bool(rng.integers(2)),
+    )
+
+
+def survive(strike: Strike, arena: Arena) -> tuple[float, int]:
+    """Fit while workers are killed, and compare; its seconds, and how many kills it met."""
+    arena.heal()
+    key = strike.model, f"{strike.rows}, {strike.weighted}"
+    if key not in _calm:
+        rows = _rows(strike, arena)
+        _fit(strike, rows)  # kernels are loaded
+        since = time.monotonic()
+        _calm[key] = 0.0, _bits(_fit(strike, rows))
+        _calm[key] = time.monotonic() - since, _calm[key][1]
+    seconds, wanted = _calm[key]
+    rows = _rows(strike, arena)
+    killer = _Killer(strike, arena, seconds)
+    since = time.monotonic()
+    with dask.config.set({"daskml_dist.timeout": 60}), killer:
+        model = _fit(strike, rows)
+        taken = time.monotonic() - since
+    del rows
+    assert taken < BOUND, f"took {taken:.1f} s"
+    assert _bits(model) == wanted, "other trees"
+    check_clean(arena)
+    return taken, killer.met
+
+
+def _rows(strike: Strike, arena: Arena) -> list[Any]:
+    """Rows, targets and weights, made block by block; in here it travels whole."""
+    classes, weighted = "Classifier" in type(MODELS[strike.model]).__name__, strike.weighted
+
+    def made(empty: Any, block_info: Any = None) -> Any:
+        rng = np.random.default_rng(block_info[0]["chunk-location"][0])
+        X = rng.standard_normal(empty.shape)
+        X[:, 3] = np.round(X[:, 3])
+        X[rng.random(X.shape) < 0.02] = np.nan
+        return X
+
+    def target(X: Any) -> Any:
+        X = np.nan_to_num(X)
+        raw = X[:, 0] * X[:, 1] + np.sin(3 * X[:, 2]) + X[:, 3] + 0.3 * X[:, 7]
+        return np.digitize(raw, [-0.5, 0.5]) if classes else raw
+
+    def weight(X: Any) -> Any:
+        return 1 + np.abs(np.nan_to_num(X[:, 5]))
+
+    empty = da.zeros((N_ROWS, FEATURES), chunks=(N_ROWS // N_BLOCKS, -1))
+    X = empty.map_blocks(made, dtype=float)
+    found = [X, X.map_blocks(target, drop_axis=1, dtype=int if classes else float)]
+    if weighted:
+        found.append(X.map_blocks(weight, drop_axis=1, dtype=float))
+    return list(arena.client.persist(found)) if strike.rows == "persisted" else found
+
+
+def _fit(strike: Strike, rows: list[Any]) -> Any:
+    budget = 2 * N_ROWS // N_BLOCKS * (FEATURES + 2) * 8 if strike.rows == "streamed" else "auto"
+    model = MODELS[strike.model].set_params(run=Run(n_lanes=3, memory_budget=budget))
+    model.fit(*rows)
+    assert bool(model.history_.extra["streamed"]) == (strike.rows == "streamed")
+    return model
+
+
+def _bits(model: Any) -> list[bytes]:
+    """All that a fit found, to the bit."""
+    nodes = model._trees.nodes
+    found = [getattr(nodes, f.name).tobytes() for f in fields(nodes)]
+    for name in ("train_score_", "validation_score_", "oob_decision_function_"):
+        if hasattr(model, name):
+            found.append(np.asarray(getattr(model, name)).tobytes())
+    return found
+
+
+class _Killer:
+    """Kills workers from a thread of its own, while a fit runs.
+
+    Attributes
+    ----------
+    met : int
+        Kills before the end of the fit.
+    """
+
+    def __init__(self, strike: Strike, arena: Arena, seconds: float) -> None:
+        self.met = 0
+        self._strike, self._arena = strike, arena
+        self._rng = np.random.default_rng([strike.seed, 6])
+        self._waits = [strike.at * seconds, *[BETWEEN] * (strike.kills - 1)]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._pids = {a: arena.pids([a])[0] for a in sorted(arena.workers())}
+
+    def __enter__(self) -> _Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for wait in self._waits:
+            if self._ended.wait(wait):
+                return
+            victim = str(self._rng.choice(sorted(self._pids)))
+            self.met += 1
+            with suppress(ProcessLookupError):
+                os.kill(self._pids.pop(victim), signal.SIGKILL)
+
+
+# -- many ------------------------------------------------------------------------------------------
+
+
+def _run(strike: Strike, arena: Arena) -> tuple[str, float]:
+    """One strike; "well", or what went wrong; seconds that the fit took."""
+    outcome, seconds = ["hang"], [float("nan")]
+
+    def work() -> None:
+        try:
+            seconds[0], met = survive(strike, arena)
+            outcome[0] = "well" if met else "well (too late)"
+        except AssertionError:
+            outcome[0] = "wrong"
+            traceback.print_exc()
+        except BaseException:
+            outcome[0] = "ended"
+            traceback.print_exc()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(2 * BOUND)
+    if thread.is_alive():
+        faulthandler.dump_traceback()
+    return outcome[0], seconds[0]
+
+
+def main() -> None:
+    """Run a range of seeds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=int)
+    parser.add_argument("stop", type=int)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no more begins then")
+    asked = parser.parse_args()
+    found: Counter[str] = Counter()
+    bad: list[int] = []
+    began, longest = time.monotonic(), 0.0
+    arena: Arena = KilledArena()
+    arena.start()
+    for seed in range(asked.first, asked.stop):
+        if time.monotonic() - began > asked.seconds:
+            break
+        strike = draw_strike(seed)
+        outcome, seconds = _run(strike, arena)
+        found[outcome] += 1
+        longest = max(longest, seconds)
+        print(f"{seed} {outcome} {seconds:.1f} s {strike}", flush=True)
+        if not outcome.startswith("well"):
+            bad.append(seed)
+            arena.close()
+            arena = KilledArena()
+            arena.start()
+    arena.close()
+    print(
+        f"{found.total()} fits: {found['hang']} hangs, {found['wrong']} wrong, {found['ended']} "
+        f"ended that could go on; {found['well (too late)']} ended before the kill; longest "
+        f"{longest:.1f} s; seeds {bad}; {time.monotonic() - began:.0f} s"
+    )
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

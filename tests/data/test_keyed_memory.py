@@ -1,0 +1,64 @@
+"""Memory that it takes to cut entries: few bytes an entry beside them and the blocks."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.data.keyed import cut
+from daskml_dist.models.factors import Factors
+from daskml_dist.solvers.als import SIDES
+
+RANDOM = np.random.default_rng(0)
+N_PARTS, N = 40, 10_000
+
+
+def peak(function: Callable[[], Any]) -> tuple[Any, int]:
+    """What a function returns, and the most bytes that were taken meanwhile."""
+    tracemalloc.start()
+    try:
+        found = function()
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def parts() -> list[cut.Numbered]:
+    codes = RANDOM.integers(0, 1000, (N_PARTS, 2, N))
+    return [cut.number_part(a, b, RANDOM.integers(1, 6, N) / 2, False) for a, b in codes]
+
+
+def test_blocks_are_made_beside_one_more_copy_of_their_entries() -> None:
+    given = parts()
+    assert given[0].values is not None
+    assert given[0].values.dtype == np.float32
+    cuts = cut.cuts_of([cut.sample_of(part, SIDES) for part in given], 1)
+    (whole,), taken = peak(
+        lambda: cut.parcels_of(range(N_PARTS), given, SIDES[0], cuts["user"], [range(1)])
+    )
+    # Of each entry two codes, its value being the part's; and what one part takes meanwhile.
+    assert taken < 1.2 * 8 * N_PARTS * N
+    make = [0, [whole], SIDES, cuts]
+    cut.block_of(*make)  # type: ignore[arg-type]  # loads the loops
+    block, taken = peak(lambda: cut.block_of(*make))  # type: ignore[arg-type]
+    assert block.n_rows == N_PARTS * N
+    assert block.values.dtype == np.float32
+    # The block's indices and values, and those in another order.
+    assert taken < 1.2 * 16 * N_PARTS * N
+
+
+def test_pieces_hold_no_ids_of_other_ranges() -> None:
+    given = parts()[:1]
+    cuts = cut.cuts_of([cut.sample_of(part, SIDES) for part in given], 10)
+    for parcel in cut.parcels_of([0], given, SIDES[0], cuts["user"], [range(1), range(1, 10)]):
+        for ((_, piece),) in parcel.pieces.values():
+            assert piece.row_ids.base is None
+            assert len(piece.row_ids) < 200
+
+
+def test_factors_to_begin_with_are_drawn_some_at_a_time() -> None:
+    factors, taken = peak(lambda: Factors(10).start(slice(0, 400_000), 0))
+    assert taken < 1.5 * factors.nbytes

@@ -1,0 +1,127 @@
+"""Trees are the same to the bit on 1, 2 and 8 worker processes, under both decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from daskml_dist.solvers import forest_together
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(4_000, 6))
+X[:, 4] = rng.integers(0, 9, len(X))
+SIGNAL = X[:, 0] * X[:, 1] + np.sin(3 * X[:, 2]) + X[:, 3] + (X[:, 4] == 3)
+Y = SIGNAL + 0.3 * rng.normal(size=len(X))
+CLASS = np.digitize(Y, [-0.5, 0.5])
+X[rng.random(X.shape) < 0.03] = np.nan
+WEIGHT = 3 * rng.random(len(X))
+
+BOOSTING: dict[str, Any] = {"max_iter": 8, "max_features": 0.7, "random_state": 0}
+FOREST: dict[str, Any] = {"n_estimators": 7, "random_state": 0}
+#: Models, targets and weights.
+KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "boosting": (
+        HistGradientBoostingRegressor(early_stopping=True, categorical_features=[4], **BOOSTING),
+        Y, WEIGHT,
+    ),
+    "boosting, 3 classes": (
+        HistGradientBoostingClassifier(early_stopping=True, class_weight="balanced", **BOOSTING),
+        CLASS, None,
+    ),
+    "boosting, median": (HistGradientBoostingRegressor(loss="absolute_error", **BOOSTING), Y, None),
+    "forest, classes": (
+        RandomForestClassifier(class_weight="balanced_subsample", **FOREST),
+        CLASS, WEIGHT,
+    ),
+    "forest": (RandomForestRegressor(max_leaf_nodes=60, **FOREST), Y, None),
+    "extra trees, classes": (ExtraTreesClassifier(**FOREST), CLASS, None),
+    "extra trees": (ExtraTreesRegressor(bootstrap=True, max_samples=0.5, **FOREST), Y, WEIGHT),
+}  # fmt: skip
+
+
+def bits(model: Any) -> list[bytes]:
+    """All that a fit found."""
+    nodes = model._trees.nodes
+    found = [getattr(nodes, f.name).tobytes() for f in fields(nodes)]
+    names = ("train_score_", "validation_score_", "_baseline", "_impurity")
+    return found + [getattr(model, n).tobytes() for n in names if hasattr(model, n)]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 8])
+def workers(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Worker processes that let small nodes be finished by one of them."""
+
+    def lower(small: int) -> None:
+        from daskml_dist.solvers import forest_together as module
+
+        module.SMALL = small
+
+    with (
+        LocalCluster(
+            n_workers=request.param, threads_per_worker=1, processes=True, host="127.0.0.1",
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
+        client.run(lower, 300)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, list[bytes]]:
+    """Fits in one process, of one lane."""
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decomposition", ["functional", "data", "data, streamed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_of_any_number_of_workers(
+    kind: str,
+    decomposition: str,
+    workers: Client,
+    alone: dict[str, list[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, y, weight = KINDS[kind]
+    if kind not in alone:
+        monkeypatch.setattr(forest_together, "SMALL", 300)
+        alone[kind] = bits(_fit(model, "functional", Run(n_lanes=1), [X, y, weight], None))
+    n, streamed = len(X) // 16, "streamed" in decomposition
+
+    def lazy(array: Any) -> Any:
+        empty = da.zeros(array.shape, chunks=(n, *array.shape[1:]), dtype=array.dtype)
+
+        def made(block: Any, block_info: Any = None) -> Any:  # travels whole
+            start = block_info[0]["array-location"][0][0]
+            return array[start : start + len(block)]
+
+        return empty.map_blocks(made, dtype=array.dtype)
+
+    rows = [None if a is None else lazy(a) for a in (X, y, weight)]
+    run = Run(memory_budget="40 kB") if streamed else Run()
+    found = _fit(model, decomposition.partition(",")[0], run, rows, workers)
+    assert bool(found.history_.extra["streamed"]) == streamed
+    assert bits(found) == alone[kind]
+
+
+def _fit(model: Any, decomposition: str, run: Run, rows: list[Any], client: Client | None) -> Any:
+    model.set_params(run=run)
+    if "decomposition" in model.get_params():
+        model.set_params(decomposition=decomposition)
+    return model.fit(*rows, client=client)

@@ -1,0 +1,174 @@
+"""Early stopping of boosting: scikit-learn's scores, rows held out in every form, warm starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from sklearn import ensemble as truth
+
+from daskml_dist import Run
+from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(600, 3))
+Y = 2 * X[:, 0] + X[:, 1] * X[:, 2] + 0.1 * rng.normal(size=len(X))
+LABELS = np.array(["a", "b", "c"])[np.digitize(Y, [-1, 2.5])]
+WEIGHT = rng.integers(1, 4, len(X)).astype(float)
+FRAME = pd.DataFrame(X, columns=list("abc")).assign(
+    k=pd.Categorical([f"k{i % 5}" for i in range(600)])
+)
+HELD = FRAME[:90].assign(k=pd.Categorical([f"k{i % 7}" for i in range(90)]))
+GIVEN: dict[str, Any] = {"max_iter": 3, "early_stopping": True, "random_state": 0}
+
+
+def trees(model: Any) -> dict[str, bytes]:
+    found = {**model._trees.packed(), "scores": model.validation_score_}
+    return {name: array.tobytes() for name, array in found.items()}
+
+
+@pytest.mark.parametrize("scoring", [None, "neg_mean_absolute_error"])
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
+def test_scores_of_regressors_are_scikit_learns(scoring: Any, weight: Any) -> None:
+    given = {**GIVEN, "scoring": scoring, "validation_fraction": None}
+    peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y, weight)
+    model = HistGradientBoostingRegressor(**given).fit(X, Y, weight)
+    np.testing.assert_allclose(model.train_score_, peer.train_score_, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("scoring", ["loss", "neg_log_loss"])
+def test_class_weights_are_not_those_of_rows_held_out(scoring: str) -> None:
+    given = {**GIVEN, "scoring": scoring, "class_weight": "balanced"}
+    more = {"X_val": X[:90], "y_val": LABELS[:90], "sample_weight_val": WEIGHT[:90]}
+    peer = truth.HistGradientBoostingClassifier(**given).fit(X, LABELS, **more)
+    model = HistGradientBoostingClassifier(**given, run=Run(n_lanes=2)).fit(X, LABELS, **more)
+    np.testing.assert_allclose(model.train_score_, peer.train_score_, rtol=1e-6)
+    np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-6)
+
+
+def test_a_function_scores_what_rows_it_likes() -> None:
+    def error(estimator: Any, places: Any, y: Any) -> float:
+        return -float(np.abs(estimator.predict(places[::2]) - y[::2]).mean())
+
+    found = [
+        HistGradientBoostingRegressor(**GIVEN, scoring=error, run=Run(n_lanes=n)).fit(X, Y)
+        for n in (1, 3)
+    ]
+    assert trees(found[0]) == trees(found[1])
+    assert len(found[0].validation_score_) == 4
+    assert found[0].validation_score_[-1] > found[0].validation_score_[0]
+
+
+def test_the_same_rows_of_each_class_are_held_out_on_any_lanes() -> None:
+    one, three = (
+        HistGradientBoostingClassifier(**GIVEN, run=Run(n_lanes=n)).fit(X, LABELS) for n in (1, 3)
+    )
+    chunks = da.from_array(X, chunks=(250, 3)), da.from_array(LABELS, chunks=250)
+    assert trees(one) == trees(three)
+    assert trees(HistGradientBoostingClassifier(**GIVEN).fit(*chunks)) == trees(one)
+
+
+def test_one_worker_scores_the_rows_of_all(client: Client) -> None:
+    given = {**GIVEN, "scoring": "accuracy", "class_weight": "balanced"}
+    alone = HistGradientBoostingClassifier(**given, run=Run(n_lanes=1)).fit(X, LABELS, WEIGHT)
+    lazy = [da.from_array(a, chunks=(130, *a.shape[1:])) for a in (X, LABELS, WEIGHT)]
+    for n_lanes in (None, 3):
+        model = HistGradientBoostingClassifier(**given, run=Run(n_lanes=n_lanes)).fit(*lazy)
+        assert trees(model) == trees(alone)
+
+
+def test_categories_of_held_out_rows_alone_are_missing() -> None:
+    more = {"X_val": HELD, "y_val": Y[:90]}
+    peer = truth.HistGradientBoostingRegressor(**GIVEN).fit(FRAME, Y, **more)
+    model = HistGradientBoostingRegressor(**GIVEN).fit(FRAME, Y, **more)
+    np.testing.assert_allclose(model.validation_score_, peer.validation_score_, rtol=1e-8)
+    assert model._categories["k"].tolist() == [f"k{i}" for i in range(5)]
+    lazy = dd.from_pandas(FRAME.assign(y=Y), npartitions=2)
+    again = HistGradientBoostingRegressor(**GIVEN).fit(
+        lazy, "y", X_val=HELD.assign(y=Y[:90]), y_val="y"
+    )
+    assert trees(again) == trees(model)
+
+
+def test_weights_of_held_out_rows_alone_change_no_tree() -> None:
+    more = {"X_val": X[:90], "y_val": Y[:90]}
+    plain = HistGradientBoostingRegressor(**GIVEN).fit(X, Y, **more)
+    weighted = HistGradientBoostingRegressor(**GIVEN).fit(
+        X, Y, **more, sample_weight_val=WEIGHT[:90]
+    )
+    assert plain._trees.packed()["value"].tobytes() == weighted._trees.packed()["value"].tobytes()
+    assert (plain.validation_score_ != weighted.validation_score_).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "held", "match"),
+    [
+        ((X, Y), (X[:9, :2], Y[:9]), "X_val has 2 features, but 3"),
+        ((X, Y), (X[:9], Y[:8]), "X_val has 9, y_val has 8 rows"),
+        ((X, Y[1:]), (X[:9], Y[:10]), "X has 600, y has 599 rows"),
+        ((X, Y, 2.0), (X[:9], Y[:9]), "a number for all rows"),
+        ((FRAME, Y), (X[:9], Y[:9]), "Give both in one form"),
+        ((FRAME, Y), (HELD[["k", "a", "b", "c"]], Y[:90]), "feature names should match"),
+    ],
+)
+def test_rows_that_cannot_be_held_out_are_named(rows: Any, held: Any, match: str) -> None:
+    X_val, y_val = held
+    with pytest.raises(InvalidDataError, match=match):
+        HistGradientBoostingRegressor(**GIVEN).fit(*rows, X_val=X_val, y_val=y_val)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_class_of_held_out_rows_alone_is_named(lazy: bool) -> None:
+    y = np.arange(600) % 2
+    rows = (da.from_array(X, chunks=(300, 3)), da.from_array(y, chunks=300)) if lazy else (X, y)
+    with pytest.raises(InvalidDataError, match=r"unseen labels: \[2\]"):
+        HistGradientBoostingClassifier(**GIVEN).fit(*rows, X_val=X[:9], y_val=y[:9] + 1)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "match"),
+    [
+        ({"scoring": "acuracy"}, InvalidParameterError, "get_scorer_names"),
+        ({"scoring": "roc_auc"}, InvalidDataError, "'roc_auc' cannot score"),
+        ({"scoring": lambda e, X, y: "good"}, InvalidDataError, "Return one number"),
+        ({"validation_fraction": 600}, InvalidDataError, "leaves 0 rows to train on"),
+    ],
+)
+def test_bad_scores_are_named(params: dict[str, Any], error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        HistGradientBoostingRegressor(**GIVEN, **params).fit(X, Y)
+
+
+def test_a_warm_start_makes_an_iteration_and_takes_other_parameters() -> None:
+    stopped = HistGradientBoostingRegressor(
+        max_iter=50, early_stopping=True, tol=10.0, n_iter_no_change=2, warm_start=True
+    ).fit(X, Y)
+    assert stopped.n_iter_ == 2
+    assert stopped.fit(X, Y).n_iter_ == 3
+    stopped.set_params(max_depth=1, loss="absolute_error", scoring="r2", max_bins=9).fit(X, Y)
+    assert stopped.n_iter_ == 5
+    assert stopped._trees.tree(4).depth.max() == 1
+    # Of another kind, scores begin anew.
+    assert len(stopped.train_score_) == 3
+    assert stopped.train_score_[-1] == pytest.approx(stopped.score(X, Y), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "match"),
+    [
+        ((X, LABELS), (X[:, :2], LABELS), "features"),
+        ((FRAME, LABELS), (FRAME[["b", "a", "c", "k"]], LABELS), "feature names"),
+        ((X, Y > 0), (X, LABELS), "y has others"),
+        ((X, Y > 0), (X, np.where(Y > 0, "yes", "no")), "y has others"),
+    ],
+)
+def test_a_warm_start_refuses_other_rows(first: Any, then: Any, match: str) -> None:
+    model = HistGradientBoostingClassifier(max_iter=1, warm_start=True).fit(*first)
+    with pytest.raises(InvalidDataError, match=match):
+        model.set_params(max_iter=2).fit(*then)

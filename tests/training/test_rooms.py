@@ -1,0 +1,70 @@
+"""Room for what is made of rows: in memory, then in mapped files whose pages are let go."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskml_dist.errors import TrainingError
+from daskml_dist.training.worker import rooms as module
+from daskml_dist.training.worker.rooms import Rooms
+
+
+def is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array is not None
+
+
+def test_files_hold_what_memory_may_not() -> None:
+    rooms = Rooms(1_000)
+    first = rooms.zeros((100,), np.int64)
+    second = rooms.zeros((10, 30), np.int32)
+    second[:] = np.arange(300).reshape(10, 30)
+    assert not is_mapped(first)
+    assert is_mapped(second)
+    assert second.dtype == np.int32
+    assert second.sum() == 44_850
+    assert not is_mapped(rooms.zeros((0, 7), np.int64))
+    view = first[:10]
+    del first
+    gc.collect()
+    assert is_mapped(rooms.zeros((100,), np.int64))  # a part is still held
+    del view
+    gc.collect()
+    assert not is_mapped(rooms.zeros((100,), np.int64))
+    rooms.end()
+
+
+@pytest.mark.skipif(not module._STATM.exists(), reason="no /proc to read the pages from")
+def test_pages_are_let_go_and_keep_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST", 2**20)
+    rooms = Rooms(0)
+    array = rooms.zeros((2**21,), np.int64)
+    rooms.end()
+    assert rooms._at_first is not None
+    array[:] = np.arange(len(array))
+    assert module._file_pages() - rooms._at_first >= array.nbytes // mmap.PAGESIZE
+    rooms.begin()
+    deadline = time.monotonic() + 60
+    while module._file_pages() - rooms._at_first > 2**20 // mmap.PAGESIZE:
+        assert time.monotonic() < deadline, "pages stay"
+        time.sleep(0.01)
+    np.testing.assert_array_equal(array[:: 2**12], np.arange(0, len(array), 2**12))
+    rooms.end()
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(TrainingError, match=r"no room for 8,000 bytes.*temporary-directory"):
+        Rooms(0).zeros((1_000,), np.int64)
