@@ -22,9 +22,7 @@ Parameters
 {names} : dask Array, Series or DataFrame, or array-like
     {columns}
 sample_weight : like `{first}`, or a float, or None
-    Where scikit-learn's function takes weights.
-**options
-    {options} of :func:`{source}`, with its meaning and its default.{own}
+    Where scikit-learn's function takes weights.{options}{own}
 
 Returns
 -------
@@ -103,13 +101,14 @@ def face(
 
     others = [p.name for p in theirs.parameters.values()][2:]
     others = [f"`{name}`" for name in others if name != "sample_weight"]
+    told = "\n**options\n    As in scikit-learn: " + ", ".join(others) + "." if others else ""
     metric.__doc__ = _DOC.format(
         summary=summary,
         names=f"{first}, {second}",
         first=first,
         columns=of,
         source=f"{'sklearn.calibration' if 'calib' in name else 'sklearn.metrics'}.{name}",
-        options=", ".join(others) or "None",
+        options=told,
         own="" if own is None else f"\n{own[0].name}\n    {own[1]}",
         notes=notes,
     ).rstrip("\n")

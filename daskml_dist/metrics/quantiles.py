@@ -164,7 +164,9 @@ def _near(
 
 
 def _ends(sketch: ColumnSketch, shares: Numbers) -> Numbers:
-    ends = sketch.weighted_quantile(shares.clip(0, 1), average=False)
+    reached = np.cumsum(sketch.weights)
+    at = np.searchsorted(reached, shares * reached[-1])
+    ends = sketch.values[np.minimum(at, len(reached) - 1)]
     return np.where(shares < 0, -np.inf, np.where(shares > 1, np.inf, ends))
 
 

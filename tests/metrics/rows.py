@@ -109,8 +109,10 @@ def data_for(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Scores of two labels, labels of two, or labels that are positive numbers too."""
     if takes_scores(name):
         return BINARY, SCORES
-    of_two = {"pos_label", "replace_undefined_by"} & set(parameters_of(name))
-    return (BINARY, GUESSES % 2) if of_two else (CLASSES + 1, GUESSES + 1)
+    if "pos_label" in parameters_of(name) or name == "class_likelihood_ratios":
+        return BINARY, GUESSES % 2
+    one = 1 if METRICS[name].__module__.endswith("classification") else 1.0
+    return CLASSES + one, GUESSES + one
 
 
 def assert_equal(found: Any, expected: Any) -> None:

@@ -13,7 +13,17 @@ import sklearn.metrics
 from daskml_dist import metrics
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics import METRICS
-from tests.metrics.rows import BINARY, CLASSES, PROBA, SCORES, TEXT, WEIGHTS, assert_equal, lazy
+from tests.metrics.rows import (
+    BINARY,
+    CLASSES,
+    PROBA,
+    SCORES,
+    TEXT,
+    WEIGHTS,
+    assert_equal,
+    lazy,
+    parameters_of,
+)
 
 CURVES = ["det_curve", "precision_recall_curve", "roc_curve"]
 
@@ -23,7 +33,9 @@ CURVES = ["det_curve", "precision_recall_curve", "roc_curve"]
 def test_options_of_curves(name: str, weights: str) -> None:
     weight = WEIGHTS[weights]
     given = None if weight is None else lazy(weight)
-    for options in ({"drop_intermediate": True}, {"drop_intermediate": False}):
+    # The oldest scikit-learn has no such option of each curve.
+    dropped = [True, False] if "drop_intermediate" in parameters_of(name) else []
+    for options in [{}, *({"drop_intermediate": drop} for drop in dropped)]:
         expected = getattr(sklearn.metrics, name)(BINARY, SCORES, sample_weight=weight, **options)
         found = METRICS[name](lazy(BINARY), lazy(SCORES), sample_weight=given, **options)
         assert_equal(found, expected)

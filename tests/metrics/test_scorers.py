@@ -28,9 +28,9 @@ WITHOUT_WEIGHTS = {
 
 @cache
 def fitted(kind: str) -> tuple[Any, Any]:
-    model: Any = PoissonRegressor() if kind == "counts" else LogisticRegression()
+    model: Any = PoissonRegressor if kind == "counts" else LogisticRegression
     y = {"counts": COUNTS, "classes": CLASSES, "binary": BINARY}[kind]
-    return model.fit(X, y), y
+    return model(solver="newton-cholesky").fit(X, y), y
 
 
 def kind_of(name: str) -> str:
