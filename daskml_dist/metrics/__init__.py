@@ -5,45 +5,153 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from daskml_dist.metrics.classification import accuracy_score, confusion_matrix
-from daskml_dist.metrics.probabilities import log_loss
+from daskml_dist.metrics.classification import (
+    accuracy_score,
+    balanced_accuracy_score,
+    class_likelihood_ratios,
+    classification_report,
+    cohen_kappa_score,
+    confusion_matrix,
+    f1_score,
+    fbeta_score,
+    hamming_loss,
+    jaccard_score,
+    matthews_corrcoef,
+    precision_recall_fscore_support,
+    precision_score,
+    recall_score,
+    zero_one_loss,
+)
+from daskml_dist.metrics.curves import (
+    calibration_curve,
+    det_curve,
+    precision_recall_curve,
+    roc_curve,
+)
+from daskml_dist.metrics.deviances import (
+    d2_tweedie_score,
+    mean_gamma_deviance,
+    mean_poisson_deviance,
+    mean_tweedie_deviance,
+)
+from daskml_dist.metrics.probabilities import brier_score_loss, log_loss
+from daskml_dist.metrics.quantiles import (
+    d2_absolute_error_score,
+    d2_pinball_score,
+    median_absolute_error,
+)
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
 from daskml_dist.metrics.recommendation import ndcg_at_k, precision_at_k
 from daskml_dist.metrics.regression import (
+    explained_variance_score,
+    max_error,
     mean_absolute_error,
+    mean_absolute_percentage_error,
+    mean_pinball_loss,
     mean_squared_error,
+    mean_squared_log_error,
     r2_score,
     root_mean_squared_error,
+    root_mean_squared_log_error,
 )
+from daskml_dist.metrics.scorers import get_scorer, get_scorer_names, make_scorer
+from daskml_dist.metrics.top_k import top_k_accuracy_score
 
 __all__ = [
     "METRICS",
     "accuracy_score",
     "average_precision_score",
+    "balanced_accuracy_score",
+    "brier_score_loss",
+    "calibration_curve",
+    "class_likelihood_ratios",
+    "classification_report",
+    "cohen_kappa_score",
     "confusion_matrix",
+    "d2_absolute_error_score",
+    "d2_pinball_score",
+    "d2_tweedie_score",
+    "det_curve",
+    "explained_variance_score",
+    "f1_score",
+    "fbeta_score",
+    "get_scorer",
+    "get_scorer_names",
+    "hamming_loss",
+    "jaccard_score",
     "log_loss",
+    "make_scorer",
+    "matthews_corrcoef",
+    "max_error",
     "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_gamma_deviance",
+    "mean_pinball_loss",
+    "mean_poisson_deviance",
     "mean_squared_error",
+    "mean_squared_log_error",
+    "mean_tweedie_deviance",
+    "median_absolute_error",
     "ndcg_at_k",
     "precision_at_k",
+    "precision_recall_curve",
+    "precision_recall_fscore_support",
+    "precision_score",
     "r2_score",
+    "recall_score",
     "roc_auc_score",
+    "roc_curve",
     "root_mean_squared_error",
+    "root_mean_squared_log_error",
+    "top_k_accuracy_score",
+    "zero_one_loss",
 ]
 
-#: All metrics by name. Each takes y_true, y_pred and sample_weight=None, and equals the function
-#: of this name in `sklearn.metrics`.
+#: All metrics by name. Each equals the function of this name in `sklearn.metrics` (the curve of
+#: calibration that in `sklearn.calibration`), and takes `sample_weight` where that does.
 METRICS: dict[str, Callable[..., Any]] = {
     metric.__name__: metric
     for metric in (
         accuracy_score,
         average_precision_score,
+        balanced_accuracy_score,
+        brier_score_loss,
+        calibration_curve,
+        class_likelihood_ratios,
+        classification_report,
+        cohen_kappa_score,
         confusion_matrix,
+        d2_absolute_error_score,
+        d2_pinball_score,
+        d2_tweedie_score,
+        det_curve,
+        explained_variance_score,
+        f1_score,
+        fbeta_score,
+        hamming_loss,
+        jaccard_score,
         log_loss,
+        matthews_corrcoef,
+        max_error,
         mean_absolute_error,
+        mean_absolute_percentage_error,
+        mean_gamma_deviance,
+        mean_pinball_loss,
+        mean_poisson_deviance,
         mean_squared_error,
+        mean_squared_log_error,
+        mean_tweedie_deviance,
+        median_absolute_error,
+        precision_recall_curve,
+        precision_recall_fscore_support,
+        precision_score,
         r2_score,
+        recall_score,
         roc_auc_score,
+        roc_curve,
         root_mean_squared_error,
+        root_mean_squared_log_error,
+        top_k_accuracy_score,
+        zero_one_loss,
     )
 }

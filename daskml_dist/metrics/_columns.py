@@ -19,7 +19,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._readers import read_weights
 
-__all__ = ["Columns", "ScoredRows", "check_total", "is_lazy"]
+__all__ = ["Columns", "ScoredRows", "called", "check_total", "is_lazy"]
 
 S = TypeVar("S")
 
@@ -35,7 +35,7 @@ class ScoredRows:
 
     Parameters
     ----------
-    y_true : ndarray of shape (n,)
+    y_true : ndarray of shape (n,), or (n, n_targets)
     y_pred : ndarray of shape (n,) or (n, n_columns)
     weight : ndarray of int64 or float64 of shape (n,), or None
     """
@@ -65,11 +65,14 @@ class Columns:
         Take (values, name, index of the block or None) and return a checked array.
     pred_name : str
         Name of the second argument.
+    several : bool, default=False
+        Whether `y_true` may have several columns.
     """
 
     read_true: ColumnReader
     read_pred: ColumnReader
     pred_name: str = "y_pred"
+    several: bool = False
 
     def in_memory(
         self, metric: Callable[..., S], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
@@ -97,16 +100,9 @@ class Columns:
         rows = self.read(None, y_pred, y_true, sample_weight)
         if rows.weight is not None and not rows.weight.any():
             raise _no_weight()
-        try:
-            return metric(rows.y_true, rows.y_pred, sample_weight=rows.weight, **options)
-        except ZeroDivisionError as error:
-            raise _no_weight() from error
-        except ValueError as error:
-            # scikit-learn's error about a parameter is a TypeError too.
-            is_parameter = isinstance(error, TypeError)
-            raise (InvalidParameterError if is_parameter else InvalidDataError)(
-                str(error)
-            ) from error
+        # Not every metric takes weights.
+        weights = {} if rows.weight is None else {"sample_weight": rows.weight}
+        return called(metric, rows.y_true, rows.y_pred, **weights, **options)
 
     def reduce(
         self,
@@ -173,11 +169,11 @@ class Columns:
         """
         try:
             X = _as_table(y_pred, self.pred_name)
-            return as_collection(X, y_true, sample_weight, numeric=False)
+            return as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
+            told = "" if self.several else ", of which one column is scored at a time"
             raise InvalidDataError(
-                f"{error} (Here X is {self.pred_name} and y is y_true, of which one column is "
-                "scored at a time.)"
+                f"{error} (Here X is {self.pred_name} and y is y_true{told}.)"
             ) from error
 
     def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> ScoredRows:
@@ -211,12 +207,36 @@ class Columns:
                 f"{found}. Pass the same rows in each; where chunk sizes are unknown, call "
                 ".compute_chunk_sizes() on each, and the chunks are matched."
             )
+        widths = [1 if a.ndim == 1 else a.shape[1] for a in (truth, prediction)]
+        if self.several and widths[0] != widths[1]:
+            raise InvalidDataError(
+                f"{where(index)}y_true and y_pred have different number of output "
+                f"({widths[0]}!={widths[1]}). Pass one column of each for every target."
+            )
         return ScoredRows(truth, prediction, weight)
 
 
 def is_lazy(*values: Any) -> bool:
     """Whether any value is a Dask collection."""
     return any(map(is_dask, values))
+
+
+def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
+    """What a function of scikit-learn returns.
+
+    Raises
+    ------
+    InvalidDataError, InvalidParameterError
+        In place of scikit-learn's own.
+    """
+    try:
+        return metric(*args, **options)
+    except ZeroDivisionError as error:
+        raise _no_weight() from error
+    except ValueError as error:
+        # scikit-learn's error about a parameter is a TypeError too.
+        is_parameter = isinstance(error, TypeError)
+        raise (InvalidParameterError if is_parameter else InvalidDataError)(str(error)) from error
 
 
 def check_total(weight: float) -> None:

@@ -9,39 +9,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.metrics._columns import Columns, ScoredRows, check_total
+from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total
 
-__all__ = ["weighted_mean", "weighted_sums"]
+__all__ = ["add", "block_sums", "mean_of_blocks", "weighted_mean", "weighted_sums"]
 
 Values = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+Sums = NDArray[np.float64]
 
 
 def weighted_sums(
     columns: Columns, values: Values, y_true: Any, y_pred: Any, sample_weight: Any
-) -> tuple[float, float]:
+) -> tuple[float, Sums]:
     """Sum the weights, and the weighted values of all rows, in one pass.
 
     Parameters
     ----------
     columns : Columns
     values : callable
-        Takes `y_true` and `y_pred` of a block and returns one value a row. Picklable.
+        Takes `y_true` and `y_pred` of a block and returns one value a row, or one of each target.
+        Picklable.
     y_true, y_pred, sample_weight
         Of which one is a Dask collection.
 
     Returns
     -------
-    weight, sum : float
+    weight : float
+    sums : ndarray of float64 of shape (n_targets,)
     """
     collection = columns.align(y_true, y_pred, sample_weight)
-    weight, total = columns.reduce(partial(_sums, values), _add, collection, in_pieces=True)
-    return float(weight), float(total)
+    found = columns.reduce(partial(_sums, values), add, collection, in_pieces=True)
+    return float(found[0]), found[1:]
 
 
 def weighted_mean(
     columns: Columns, values: Values, y_true: Any, y_pred: Any, sample_weight: Any
-) -> float:
-    """Weighted mean; parameters as `weighted_sums`.
+) -> Sums:
+    """Weighted mean of each target; parameters as `weighted_sums`.
 
     Raises
     ------
@@ -53,12 +56,63 @@ def weighted_mean(
     return total / weight
 
 
-def _sums(values: Values, rows: ScoredRows) -> NDArray[np.float64]:
+def mean_of_blocks(
+    metric: Callable[..., Any],
+    columns: Columns,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+) -> Sums:
+    """Weighted mean of a metric that is the mean of something of each row.
+
+    Parameters
+    ----------
+    metric : callable
+        Of scikit-learn, taking (y_true, y_pred, sample_weight). Picklable.
+    columns : Columns
+    y_true, y_pred, sample_weight
+        Of which one is a Dask collection.
+
+    Returns
+    -------
+    ndarray of float64 of shape (n_targets,), or (1,)
+
+    Raises
+    ------
+    InvalidDataError
+        The rows have no such score; the weights sum to zero.
+    """
+    collection = columns.align(y_true, y_pred, sample_weight)
+    found = columns.reduce(partial(block_sums, metric), add, collection)
+    check_total(found[0])
+    return np.asarray(found[1:] / found[0])
+
+
+def block_sums(metric: Callable[..., Any], rows: ScoredRows) -> Sums:
+    """Sum of the weights of a block, and that of its metric's values of each row."""
+    truth, predicted = (a.astype("float64", copy=False) for a in (rows.y_true, rows.y_pred))
+    if rows.weight is None:
+        mean = np.atleast_1d(called(metric, truth, predicted))
+        return np.concatenate([[len(truth)], len(truth) * mean])
+    # A mean has no meaning where weights cancel out, but each sign's has.
+    sums = []
+    for sign, of_sign in ((1.0, rows.weight >= 0), (-1.0, rows.weight < 0)):
+        weight = np.abs(rows.weights[of_sign])
+        total = float(weight.sum())
+        if len(weight):
+            given = {"sample_weight": weight} if total else {}
+            mean = np.atleast_1d(called(metric, truth[of_sign], predicted[of_sign], **given))
+            sums.append(sign * np.concatenate([[total], total * mean]))
+    return add(sums)
+
+
+def _sums(values: Values, rows: ScoredRows) -> Sums:
     found = values(rows.y_true, rows.y_pred)
     if rows.weight is None:
-        return np.array([len(found), found.sum(dtype=np.float64)])
-    return np.array([rows.weights.sum(), rows.weights @ found])
+        return np.append(len(found), found.sum(axis=0, dtype=np.float64))
+    return np.append(rows.weights.sum(), rows.weights @ found)
 
 
-def _add(sums: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+def add(sums: list[Sums]) -> Sums:
+    """Sum of sums."""
     return np.asarray(np.sum(sums, axis=0))

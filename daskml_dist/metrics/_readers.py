@@ -28,6 +28,7 @@ __all__ = [
     "read_labels",
     "read_numbers",
     "read_scores",
+    "read_targets",
     "read_weights",
     "unique_labels",
 ]
@@ -81,6 +82,24 @@ def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
     check_no_missing(column, name, index)
     dtype = "float32" if column.dtype == np.float32 else "float64"
     numbers = as_numbers(column, dtype, name, index)
+    _check_finite(numbers, name, index)
+    return numbers
+
+
+def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Read one or more columns of finite numbers; parameters and errors as `read_labels`.
+
+    Returns
+    -------
+    ndarray of shape (n,), or (n, n_targets) where there are several
+        float32 where `values` is, else float64.
+    """
+    shape = np.shape(values)
+    if len(shape) != 2 or shape[1] == 1:
+        return read_numbers(values, name, index)
+    columns = as_column(values, name=name, index=index, several=True)
+    dtype = "float32" if columns.dtype == np.float32 else "float64"
+    numbers = as_numbers(columns, dtype, name, index)
     _check_finite(numbers, name, index)
     return numbers
 

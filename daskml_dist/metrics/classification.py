@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-import sklearn.metrics
+import sklearn.metrics as theirs
 from numpy.typing import NDArray
-from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.metrics._columns import Columns, ScoredRows, is_lazy
+from daskml_dist.metrics._columns import is_lazy
+from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._means import weighted_mean, weighted_sums
-from daskml_dist.metrics._readers import check_one_kind, join_labels, read_labels, unique_labels
+from daskml_dist.metrics._pairs import COLUMNS, paired_rows
+from daskml_dist.metrics._readers import check_one_kind
 
-__all__ = ["accuracy_score", "confusion_matrix"]
-
-COLUMNS = Columns(read_labels, read_labels)
+__all__ = [
+    "accuracy_score",
+    "balanced_accuracy_score",
+    "class_likelihood_ratios",
+    "classification_report",
+    "cohen_kappa_score",
+    "confusion_matrix",
+    "f1_score",
+    "fbeta_score",
+    "hamming_loss",
+    "jaccard_score",
+    "matthews_corrcoef",
+    "precision_recall_fscore_support",
+    "precision_score",
+    "recall_score",
+    "zero_one_loss",
+]
 
 
 def accuracy_score(
@@ -42,12 +60,12 @@ def accuracy_score(
         The columns cannot be aligned, hold NaN or are no labels; the weights sum to zero.
     """
     if not is_lazy(y_true, y_pred, sample_weight):
-        metric = sklearn.metrics.accuracy_score
+        metric = theirs.accuracy_score
         score = COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, normalize=normalize)
         return float(score)
     if normalize:
-        return weighted_mean(COLUMNS, _hits, y_true, y_pred, sample_weight)
-    return weighted_sums(COLUMNS, _hits, y_true, y_pred, sample_weight)[1]
+        return float(weighted_mean(COLUMNS, _hits, y_true, y_pred, sample_weight)[0])
+    return float(weighted_sums(COLUMNS, _hits, y_true, y_pred, sample_weight)[1][0])
 
 
 def confusion_matrix(
@@ -86,14 +104,10 @@ def confusion_matrix(
     """
     _check_parameters(labels, normalize)
     if is_lazy(y_true, y_pred, sample_weight):
-        collection = COLUMNS.align(y_true, y_pred, sample_weight)
-        found, counts = COLUMNS.reduce(_count_pairs, _join_counts, collection)
-        # What is left are rows again, each of a pair of labels and its weight.
-        pairs = counts.tocoo()
-        y_true, y_pred, sample_weight = found[pairs.row], found[pairs.col], pairs.data
+        y_true, y_pred, sample_weight, found = paired_rows(y_true, y_pred, sample_weight)
         labels = found if labels is None else labels
     matrix: NDArray[Any] = COLUMNS.in_memory(
-        sklearn.metrics.confusion_matrix,
+        theirs.confusion_matrix,
         y_true,
         y_pred,
         sample_weight,
@@ -117,28 +131,63 @@ def _hits(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(y_true == y_pred)
 
 
-# --- confusion matrix ------------------------------------------------------------------------
-
-# Labels, and a sparse matrix over them: many labels of few rows take the memory of the rows.
-Counts = tuple[NDArray[Any], Any]
+# --- metrics of the pairs of labels ----------------------------------------------------------
 
 
-def _count_pairs(rows: ScoredRows) -> Counts:
-    check_one_kind(rows.y_true, rows.y_pred)
-    labels, at = unique_labels(np.concatenate([rows.y_true, rows.y_pred]))
-    weight = np.ones(len(rows.y_true), np.int64) if rows.weight is None else rows.weight
-    return labels, _sum_pairs(weight, at[: len(weight)], at[len(weight) :], len(labels))
+def _of_pairs(
+    source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
+) -> Any:
+    *rows, _ = paired_rows(y_true, y_pred, sample_weight)
+    return COLUMNS.in_memory(source, *rows, **options)
 
 
-def _join_counts(parts: list[Counts]) -> Counts:
-    labels = join_labels([own for own, _ in parts])
-    pairs = [counts.tocoo() for _, counts in parts]
-    places = [np.searchsorted(labels, own) for own, _ in parts]
-    down = np.concatenate([at[coo.row] for at, coo in zip(places, pairs, strict=True)])
-    across = np.concatenate([at[coo.col] for at, coo in zip(places, pairs, strict=True)])
-    return labels, _sum_pairs(np.concatenate([p.data for p in pairs]), down, across, len(labels))
+def _counted(
+    source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
+) -> Any:
+    """A result that tells the rows of each label: a whole number where none is weighed."""
+    found = _of_pairs(source, y_true, y_pred, sample_weight, **options)
+    if sample_weight is not None:
+        return found
+    if isinstance(found, str):
+        return re.sub(r" +(\d+)\.0$", lambda at: f" {at[1]:>9}", found, flags=re.MULTILINE)
+    if isinstance(found, tuple) and found[-1] is not None:
+        return (*found[:-1], found[-1].astype(np.int64))
+    return found
 
 
-def _sum_pairs(weight: NDArray[Any], down: NDArray[Any], across: NDArray[Any], size: int) -> Any:
-    # Pairs of weight zero stay, which adding two matrices would drop, and labels with them.
-    return sparse.coo_array((weight, (down, across)), shape=(size, size)).tocsr()
+def _metric(
+    source: Callable[..., Any], summary: str, lazily: Callable[..., Any] = _of_pairs
+) -> Callable[..., Any]:
+    of = "Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers."
+    return face(source, partial(lazily, source), COLUMNS, summary, of=of, module=__name__)
+
+
+balanced_accuracy_score = _metric(theirs.balanced_accuracy_score, "Mean recall of the labels.")
+class_likelihood_ratios = _metric(
+    theirs.class_likelihood_ratios, "Positive and negative likelihood ratio of two labels."
+)
+classification_report = _metric(
+    theirs.classification_report, "Table of precision, recall and F1 of each label.", _counted
+)
+cohen_kappa_score = _metric(
+    theirs.cohen_kappa_score, "Agreement of two columns of labels, beyond that of chance."
+)
+f1_score = _metric(theirs.f1_score, "Harmonic mean of precision and recall.")
+fbeta_score = _metric(theirs.fbeta_score, "Weighted harmonic mean of precision and recall.")
+hamming_loss = _metric(theirs.hamming_loss, "Share of the rows whose label is not predicted.")
+jaccard_score = _metric(
+    theirs.jaccard_score, "Rows that truly have and are given a label, of those that do either."
+)
+matthews_corrcoef = _metric(theirs.matthews_corrcoef, "Correlation of true and predicted labels.")
+precision_recall_fscore_support = _metric(
+    theirs.precision_recall_fscore_support,
+    "Precision, recall, F score and number of rows of each label.",
+    _counted,
+)
+precision_score = _metric(
+    theirs.precision_score, "Share of the rows given a label that truly have it."
+)
+recall_score = _metric(
+    theirs.recall_score, "Share of the rows of a label that are given this label."
+)
+zero_one_loss = _metric(theirs.zero_one_loss, "Share of the rows whose label is not predicted.")

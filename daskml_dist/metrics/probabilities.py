@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import sklearn.metrics
 from numpy.typing import NDArray
-from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
-from daskml_dist.metrics._readers import (
-    check_one_kind,
-    join_labels,
-    read_labels,
-    read_scores,
-    unique_labels,
+from daskml_dist.metrics._by_column import (
+    ByColumn,
+    by_column,
+    check_labels,
+    check_probabilities,
+    join_columns,
+    total,
+    unique_classes,
 )
+from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
+from daskml_dist.metrics._readers import read_labels, read_scores, unique_labels
 
-__all__ = ["log_loss"]
+__all__ = ["brier_score_loss", "log_loss"]
 
 COLUMNS = Columns(read_labels, read_scores, "y_proba")
 
@@ -65,7 +67,7 @@ def log_loss(
         The columns cannot be aligned, hold NaN, or probabilities outside [0, 1]; there are other
         labels than `y_proba` has columns; the weights sum to zero.
     """
-    classes = None if labels is None else _unique_classes(labels)
+    classes = None if labels is None else unique_classes(labels)
     if not is_lazy(y_true, y_proba, sample_weight):
         options = {"normalize": normalize, "labels": labels}
         metric = sklearn.metrics.log_loss
@@ -79,54 +81,35 @@ def log_loss(
         )
     collection = COLUMNS.align(y_true, y_proba, sample_weight)
     summarise = partial(_losses, classes=classes)
-    losses = COLUMNS.reduce(summarise, _join_losses, collection, in_pieces=True)
+    losses = COLUMNS.reduce(summarise, join_columns, collection, in_pieces=True)
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=2)
-    total = _total(losses, classes)
-    if not normalize:
-        return total
-    check_total(losses.weight)
-    return total / losses.weight
+    return _finished(losses, total(losses, classes), normalize)
 
 
-class _Losses(NamedTuple):
-    """Of each label that is there, the loss of its rows if its column were the first, second, ...
-
-    Which column it is only all blocks together tell.
-    """
-
-    labels: NDArray[Any]
-    by_column: NDArray[np.float64]  # (n_labels, n_columns)
-    weight: float
-    sums_to_one: bool
-
-
-def _losses(rows: ScoredRows, classes: NDArray[Any] | None) -> _Losses:
+def _losses(rows: ScoredRows, classes: NDArray[Any] | None) -> ByColumn:
     proba = rows.y_pred
-    if proba.min() < 0 or proba.max() > 1:
-        raise InvalidDataError(
-            f"y_proba holds {proba.min()} to {proba.max()}, which are no probabilities. Pass what "
-            "predict_proba() returns."
-        )
+    check_probabilities(proba)
     if proba.ndim == 1:
         proba = np.column_stack([1 - proba, proba])
     labels, at = unique_labels(rows.y_true)
-    _check_labels(labels, classes, proba.shape[1])
+    check_labels(labels, classes, proba.shape[1])
     eps = np.finfo(proba.dtype).eps
     totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
     sums_to_one = np.abs(totals - 1).max() <= np.sqrt(eps)
+    if len(labels) < proba.shape[1]:
+        found = by_column(rows, proba, partial(_logs, eps=eps), classes)
+        return found._replace(sums_to_one=bool(sums_to_one))
+    # All labels are there, so each one's column is known, and the sum is enough.
     weight = float(len(at) if rows.weight is None else rows.weight.sum())
-    if len(labels) == proba.shape[1]:
-        # All labels are there, so each one's column is known, and the sum is enough.
-        by_label = np.zeros((len(labels), len(labels)))
-        by_label[0, 0] = _known_loss(proba, at, rows.weight, eps)
-    else:
-        # One row a label, which holds the weights of its rows: their sums are one product.
-        places = (at, np.arange(len(at)))
-        weights = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
-        by_label = weights @ -np.log(np.clip(proba, eps, 1 - eps)).astype("float64", copy=False)
-    return _Losses(labels, by_label, weight, bool(sums_to_one))
+    by_label = np.zeros((len(labels), len(labels)))
+    by_label[0, 0] = _known_loss(proba, at, rows.weight, eps)
+    return ByColumn(labels, by_label, weight, bool(sums_to_one))
+
+
+def _logs(proba: NDArray[Any], eps: Any) -> NDArray[Any]:
+    return np.asarray(-np.log(np.clip(proba, eps, 1 - eps)))
 
 
 def _known_loss(
@@ -139,57 +122,107 @@ def _known_loss(
     return -float(logs.sum(dtype=np.float64) if weight is None else weight @ logs.astype("f8"))
 
 
-def _check_labels(labels: NDArray[Any], classes: NDArray[Any] | None, n_columns: int) -> None:
-    """Check those of a block; too many would make its summary as large as the block."""
-    if classes is None:
-        if len(labels) > n_columns:
-            raise _wrong_count(labels, n_columns)
-        return
-    check_one_kind(labels, classes)
-    unknown = np.setdiff1d(labels, classes)
-    if len(unknown):
+def _finished(found: ByColumn, summed: float, normalize: bool) -> float:
+    if not normalize:
+        return summed
+    check_total(found.weight)
+    return summed / found.weight
+
+
+# --- Brier score -----------------------------------------------------------------------------
+
+
+def brier_score_loss(
+    y_true: Any,
+    y_proba: Any,
+    *,
+    sample_weight: Any = None,
+    pos_label: Any = None,
+    labels: Any = None,
+    scale_by_half: bool | str = "auto",
+) -> float:
+    """Mean squared distance of the probabilities from 1 for the true label and 0 for the others.
+
+    Source: Brier (1950), "Verification of forecasts expressed in terms of probability".
+
+    Parameters
+    ----------
+    y_true : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
+        Labels: strings, booleans or whole numbers.
+    y_proba : dask Array, Series or DataFrame, or array-like
+        Of shape (n_rows,), the probability of the positive label, or of shape
+        (n_rows, n_classes), with columns in the order of the sorted labels.
+    sample_weight : like `y_true`, or a float, or None
+    pos_label : label, optional
+        The positive one of two, which must be there; by default 1 of numbers from -1, 0 and 1,
+        else the larger number.
+    labels : array-like of shape (n_classes,), optional
+        All labels, where `y_true` may lack some.
+    scale_by_half : bool or "auto", default="auto"
+        Halve the distance, so that it is at most 1; "auto" does it for two classes.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    InvalidParameterError
+        `labels` has fewer than two, or `scale_by_half` is no bool.
+    InvalidDataError
+        As :func:`log_loss`; the labels are strings and `pos_label` is not given.
+    """
+    if scale_by_half not in ("auto", True, False):
+        raise InvalidParameterError(f"scale_by_half={scale_by_half!r}: pass 'auto' or a bool.")
+    classes = None if labels is None else unique_classes(labels)
+    found, of_one = _all_distances(y_true, y_proba, sample_weight, classes)
+    if of_one:
+        columns = (found.labels == _positive(found.labels, pos_label)).astype(int)
+        summed = float(found.sums[np.arange(len(columns)), columns].sum())
+    else:
+        summed = total(found, classes)
+    halved = found.sums.shape[1] == 2 if scale_by_half == "auto" else bool(scale_by_half)
+    return _finished(found, summed, True) * (0.5 if halved else 1.0)
+
+
+def _all_distances(
+    y_true: Any, y_proba: Any, sample_weight: Any, classes: NDArray[Any] | None
+) -> tuple[ByColumn, bool]:
+    """Distances of all rows, and whether they are of one column of probabilities."""
+    if not is_lazy(y_true, y_proba, sample_weight):
+        rows = COLUMNS.read(None, y_proba, y_true, sample_weight)
+        if not len(rows.y_true):
+            raise InvalidDataError("y_true and y_proba have no rows. Look at where they come from.")
+        return _distances(rows, classes), rows.y_pred.ndim == 1
+    collection = COLUMNS.align(y_true, y_proba, sample_weight)
+    found = COLUMNS.reduce(partial(_distances, classes=classes), join_columns, collection)
+    return found, collection.n_features == 1
+
+
+def _distances(rows: ScoredRows, classes: NDArray[Any] | None) -> ByColumn:
+    check_probabilities(rows.y_pred)
+    proba = rows.y_pred.astype("float64", copy=False)
+    table = np.column_stack([1 - proba, proba]) if proba.ndim == 1 else proba
+    return by_column(rows, table, _squared_distances, classes)
+
+
+def _squared_distances(table: NDArray[Any]) -> NDArray[np.float64]:
+    # With both terms of one sign: |p|^2 - 2 p_j + 1 would lose the digits of a small distance.
+    others = (table**2).sum(axis=1, keepdims=True) - table**2
+    return np.asarray(np.maximum(others, 0.0) + (1 - table) ** 2)
+
+
+def _positive(labels: NDArray[Any], pos_label: Any) -> Any:
+    if pos_label is not None:
+        if len(labels) == 2 and pos_label not in labels.tolist():
+            raise InvalidDataError(
+                f"pos_label={pos_label!r} is not a valid label. It should be one of "
+                f"{labels.tolist()}."
+            )
+        return pos_label
+    if labels.dtype.kind not in "biuf":
         raise InvalidDataError(
-            f"y_true contains values {unknown.tolist()} not belonging to the passed labels "
-            f"{classes.tolist()}. Add them to `labels`."
+            f"y_true takes value in {labels.tolist()} and pos_label is not specified: either make "
+            "y_true take value in {0, 1} or {-1, 1} or pass pos_label explicitly."
         )
-
-
-def _join_losses(parts: list[_Losses]) -> _Losses:
-    labels = join_labels([part.labels for part in parts])
-    by_column = np.zeros((len(labels), parts[0].by_column.shape[1]))
-    for part in parts:
-        by_column[np.searchsorted(labels, part.labels)] += part.by_column
-    weight = sum(part.weight for part in parts)
-    return _Losses(labels, by_column, weight, all(part.sums_to_one for part in parts))
-
-
-def _total(losses: _Losses, classes: NDArray[Any] | None) -> float:
-    n_columns = losses.by_column.shape[1]
-    known = losses.labels if classes is None else classes
-    if classes is None and len(known) == 1:
-        raise InvalidDataError(
-            f"y_true contains only one label ({known[0]}). Provide the list of all expected class "
-            "labels through the labels argument."
-        )
-    if len(known) != n_columns:
-        raise _wrong_count(known, n_columns)
-    column = np.searchsorted(known, losses.labels)
-    return float(losses.by_column[np.arange(len(column)), column].sum())
-
-
-def _wrong_count(labels: NDArray[Any], n_columns: int) -> InvalidDataError:
-    return InvalidDataError(
-        f"There are {len(labels)} labels or more, {labels[:10].tolist()}, while y_proba has "
-        f"probabilities of {n_columns}. Pass one column a label, and all labels in the labels "
-        "argument where y_true may lack some."
-    )
-
-
-def _unique_classes(labels: Any) -> NDArray[Any]:
-    classes, _ = unique_labels(np.asarray(labels))
-    if len(classes) < 2:
-        raise InvalidParameterError(
-            f"The labels array needs to contain at least two labels, got {classes.tolist()}. Name "
-            "all that y_proba has probabilities of."
-        )
-    return classes
+    return 1 if set(labels.tolist()) <= {-1, 0, 1} else labels[-1]

@@ -16,7 +16,14 @@ from daskml_dist.metrics._ovr import Average, average_scores, check_classes, cla
 from daskml_dist.metrics._readers import check_not_negative, read_labels, read_scores
 from daskml_dist.metrics._runs import Run, make_run, merge_runs, ranked_rows
 
-__all__ = ["average_precision_score", "roc_auc_score"]
+__all__ = [
+    "COLUMNS",
+    "MAX_THRESHOLDS",
+    "average_precision_score",
+    "check_limit",
+    "one_run",
+    "roc_auc_score",
+]
 
 COLUMNS = Columns(read_labels, read_scores, "y_score")
 
@@ -94,7 +101,7 @@ def roc_auc_score(
     bin has about ``1 / max_thresholds`` of either label, it is about
     ``levels / max_thresholds``, levels being how often runs were merged (each time up to 16).
     """
-    _check_limit(max_thresholds)
+    check_limit(max_thresholds)
     if not is_lazy(y_true, y_score, sample_weight):
         score = COLUMNS.in_memory(
             sklearn.metrics.roc_auc_score,
@@ -164,12 +171,12 @@ def average_precision_score(
     the positive weight in the bin and P that in the bin and above. All in all it is about
     ``20 / max_thresholds``.
     """
-    _check_limit(max_thresholds)
+    check_limit(max_thresholds)
     if not is_lazy(y_true, y_score, sample_weight):
         metric = sklearn.metrics.average_precision_score
         score = COLUMNS.in_memory(metric, y_true, y_score, sample_weight, pos_label=pos_label)
         return _answer(score, 0.0, return_bound)
-    run = _one_run(COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
+    run = one_run(COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
     if len(run.labels) == 2 and pos_label not in run.labels.tolist():
         raise InvalidDataError(
             f"pos_label={pos_label!r} is not a valid label. It should be one of "
@@ -184,7 +191,14 @@ def _answer(score: Any, bound: Any, return_bound: bool) -> Any:
     return (score, bound) if return_bound else score
 
 
-def _check_limit(limit: int | None) -> None:
+def check_limit(limit: int | None) -> None:
+    """Check how many distinct scores are to be kept.
+
+    Raises
+    ------
+    InvalidParameterError
+        None is.
+    """
     if limit is not None and limit < 1:
         raise InvalidParameterError(
             f"max_thresholds={limit} keeps nothing. Pass a positive number, or None to keep all."
@@ -194,7 +208,8 @@ def _check_limit(limit: int | None) -> None:
 # --- runs of two labels ----------------------------------------------------------------------
 
 
-def _one_run(collection: Collection, limit: int | None) -> Run:
+def one_run(collection: Collection, limit: int | None) -> Run:
+    """Run of all rows, of at most two labels and of some weight."""
     summarise, merge = partial(_run, limit=limit), partial(merge_runs, limit=limit)
     run: Run = COLUMNS.reduce(summarise, merge, collection)
     check_total(run.weights.sum())
@@ -214,7 +229,7 @@ def _run(rows: ScoredRows, limit: int | None) -> Run:
 def _two_labels(
     collection: Collection, max_fpr: float | None, limit: int | None
 ) -> tuple[float, float]:
-    run = _one_run(collection, limit)
+    run = one_run(collection, limit)
     return _between(partial(_roc_auc, max_fpr=max_fpr), run, positive=run.labels[-1])
 
 

@@ -1,84 +1,111 @@
-"""Metrics of predicted numbers. One target at a time."""
+"""Metrics of predicted numbers, of one target or several."""
 
 from __future__ import annotations
 
-import math
-import warnings
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
-import sklearn.metrics
+import sklearn.metrics as theirs
 from numpy.typing import NDArray
-from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.data.spread import Spread
-from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
-from daskml_dist.metrics._means import weighted_mean
-from daskml_dist.metrics._readers import check_not_negative, read_numbers
+from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
+from daskml_dist.metrics._faces import face
+from daskml_dist.metrics._means import mean_of_blocks, weighted_mean
+from daskml_dist.metrics._outputs import averaged, check_outputs, explained, undefined
+from daskml_dist.metrics._readers import check_not_negative, read_numbers, read_targets
 
 __all__ = [
+    "explained_variance_score",
+    "max_error",
     "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_pinball_loss",
     "mean_squared_error",
+    "mean_squared_log_error",
     "r2_score",
     "root_mean_squared_error",
+    "root_mean_squared_log_error",
 ]
 
-COLUMNS = Columns(read_numbers, read_numbers)
+COLUMNS = Columns(read_targets, read_targets, several=True)
+#: Of metrics that have no several targets.
+SINGLE = Columns(read_numbers, read_numbers)
+#: What the columns of these metrics hold.
+OF = (
+    "Numbers, of shape (n_rows,) or (n_rows, n_targets); those of a Dask collection are summed as "
+    "float64."
+)
+OF_ONE = OF.replace("n_targets", "1")
 
 
-def mean_squared_error(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
+def mean_squared_error(
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average"
+) -> Any:
     """Mean of the squared errors.
 
     Parameters
     ----------
-    y_true, y_pred : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        Numbers; those of a Dask collection are summed as float64.
-    sample_weight : like `y_true`, or a float, or None
+    y_true, y_pred : dask Array, Series or DataFrame, or array-like
+        Of shape (n_rows,) or (n_rows, n_targets). Numbers; those of a Dask collection are summed
+        as float64.
+    sample_weight : of shape (n_rows,), or a float, or None
+    multioutput : {"uniform_average", "raw_values"} or array-like of shape (n_targets,)
+        For several targets: the mean of their scores, each, or a mean with these weights.
 
     Returns
     -------
-    float
+    float, or ndarray of float64 of shape (n_targets,) for ``multioutput="raw_values"``
 
     Raises
     ------
+    InvalidParameterError
+        `multioutput` is no such word, and no weight for each target.
     InvalidDataError
-        The columns cannot be aligned, or hold NaN or infinity; there are several targets; the
-        weights sum to zero.
+        The columns cannot be aligned, or hold NaN or infinity; the weights sum to zero.
     """
-    if is_lazy(y_true, y_pred, sample_weight):
-        return weighted_mean(COLUMNS, _squares, y_true, y_pred, sample_weight)
-    metric = sklearn.metrics.mean_squared_error
-    return float(COLUMNS.in_memory(metric, y_true, y_pred, sample_weight))
+    metric = theirs.mean_squared_error
+    return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput)
 
 
-def root_mean_squared_error(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
+def root_mean_squared_error(
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average"
+) -> Any:
     """Square root of :func:`mean_squared_error`, which tells the parameters and errors.
 
     Returns
     -------
-    float
+    float, or ndarray of float64 of shape (n_targets,)
+        The roots are averaged, not the squares.
     """
-    return math.sqrt(mean_squared_error(y_true, y_pred, sample_weight=sample_weight))
+    metric = theirs.root_mean_squared_error
+    return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, np.sqrt)
 
 
-def mean_absolute_error(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
+def mean_absolute_error(
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average"
+) -> Any:
     """Mean of the absolute errors; parameters and errors as :func:`mean_squared_error`.
 
     Returns
     -------
-    float
+    float, or ndarray of float64 of shape (n_targets,)
     """
-    if is_lazy(y_true, y_pred, sample_weight):
-        return weighted_mean(COLUMNS, _sizes, y_true, y_pred, sample_weight)
-    metric = sklearn.metrics.mean_absolute_error
-    return float(COLUMNS.in_memory(metric, y_true, y_pred, sample_weight))
+    metric = theirs.mean_absolute_error
+    return _mean(metric, _sizes, y_true, y_pred, sample_weight, multioutput)
 
 
 def r2_score(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, force_finite: bool = True
-) -> float:
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
+    force_finite: bool = True,
+) -> Any:
     """Coefficient of determination: the share of the variance of `y_true` that is predicted.
 
     Means and variances of the blocks are merged as in Chan, Golub and LeVeque (1983), "Algorithms
@@ -86,35 +113,79 @@ def r2_score(
 
     Parameters
     ----------
-    y_true, y_pred : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        Numbers; those of a Dask collection are summed as float64.
-    sample_weight : like `y_true`, or a float, or None
+    y_true, y_pred
+        As in :func:`mean_squared_error`.
+    sample_weight : of shape (n_rows,), or a float, or None
         Not negative for a Dask collection.
+    multioutput : {"uniform_average", "raw_values", "variance_weighted"} or array-like
+        As in :func:`mean_squared_error`; "variance_weighted" weighs targets by their variance.
     force_finite : bool, default=True
         For a constant `y_true`, give 1.0 (all predicted) or 0.0 instead of NaN or -inf.
 
     Returns
     -------
-    float
+    float, or ndarray of float64 of shape (n_targets,)
         NaN, with scikit-learn's warning, of fewer than two rows.
 
     Raises
     ------
-    InvalidDataError
+    InvalidParameterError, InvalidDataError
         As :func:`mean_squared_error`.
     """
+    options = {"multioutput": multioutput, "force_finite": force_finite}
     if not is_lazy(y_true, y_pred, sample_weight):
-        metric = sklearn.metrics.r2_score
-        score = COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, force_finite=force_finite)
-        return float(score)
-    collection = COLUMNS.align(y_true, y_pred, sample_weight)
-    moments = COLUMNS.reduce(_moments, _merge_moments, collection)
+        return _plain(COLUMNS.in_memory(theirs.r2_score, y_true, y_pred, sample_weight, **options))
+    moments = _all_moments(y_true, y_pred, sample_weight, multioutput)
     if moments.n_rows < 2:
-        message = "R^2 score is not well-defined with less than two samples."
-        warnings.warn(message, UndefinedMetricWarning, stacklevel=2)
-        return math.nan
+        return undefined("R^2")
     check_total(moments.targets.weight)
-    return _explained(moments.errors, float(moments.targets.squares[0]), force_finite)
+    return explained(moments.squares, moments.targets.squares, **options)
+
+
+def explained_variance_score(
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
+    force_finite: bool = True,
+) -> Any:
+    """Share of the variance of `y_true` that the errors' variance does not take away.
+
+    Parameters, results and errors are those of :func:`r2_score`, which counts a constant error too.
+
+    Returns
+    -------
+    float, or ndarray of float64 of shape (n_targets,)
+    """
+    options = {"multioutput": multioutput, "force_finite": force_finite}
+    if not is_lazy(y_true, y_pred, sample_weight):
+        metric = theirs.explained_variance_score
+        return _plain(COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, **options))
+    moments = _all_moments(y_true, y_pred, sample_weight, multioutput)
+    check_total(moments.targets.weight)
+    return explained(moments.errors.squares, moments.targets.squares, **options)
+
+
+def _mean(
+    metric: Callable[..., Any],
+    values: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    multioutput: Any,
+    finish: Callable[[Any], Any] = np.asarray,
+) -> Any:
+    check_outputs(multioutput)
+    if is_lazy(y_true, y_pred, sample_weight):
+        means = finish(weighted_mean(COLUMNS, values, y_true, y_pred, sample_weight))
+        return averaged(means, multioutput)
+    options = {"multioutput": multioutput}
+    return _plain(COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, **options))
+
+
+def _plain(score: Any) -> Any:
+    return score if np.ndim(score) else float(score)
 
 
 def _squares(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
@@ -125,30 +196,98 @@ def _sizes(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(np.abs(np.subtract(y_true, y_pred, dtype="float64")))
 
 
-# --- R^2 -------------------------------------------------------------------------------------
+# --- explained variance ----------------------------------------------------------------------
 
 
 class _Moments(NamedTuple):
     n_rows: int
     targets: Spread
-    errors: float  # weighted sum of squared errors
+    errors: Spread
+    squares: NDArray[np.float64]  # weighted sums of squared errors
+
+
+def _all_moments(y_true: Any, y_pred: Any, sample_weight: Any, multioutput: Any) -> _Moments:
+    check_outputs(multioutput, variance=True)
+    collection = COLUMNS.align(y_true, y_pred, sample_weight)
+    return COLUMNS.reduce(_moments, _merge_moments, collection)
 
 
 def _moments(rows: ScoredRows) -> _Moments:
     weights = rows.weights
     check_not_negative(weights)
-    errors = float(weights @ _squares(rows.y_true, rows.y_pred))
-    return _Moments(len(rows.y_true), Spread.of(rows.y_true, weights), errors)
+    errors = np.subtract(rows.y_true, rows.y_pred, dtype="float64")
+    squares = np.atleast_1d(weights @ errors**2)
+    targets = Spread.of(rows.y_true, weights)
+    return _Moments(len(errors), targets, Spread.of(errors, weights), squares)
 
 
 def _merge_moments(parts: list[_Moments]) -> _Moments:
-    n_rows, targets, errors = zip(*parts, strict=True)
-    return _Moments(sum(n_rows), reduce(add, targets), sum(errors))
+    n_rows, targets, errors, squares = zip(*parts, strict=True)
+    return _Moments(sum(n_rows), reduce(add, targets), reduce(add, errors), sum(squares))
 
 
-def _explained(errors: float, spread: float, force_finite: bool) -> float:
-    if spread > 0:
-        return 1.0 - errors / spread
-    if force_finite:
-        return 0.0 if errors else 1.0
-    return -math.inf if errors else math.nan
+# --- means that scikit-learn has of each block -----------------------------------------------
+
+
+def _of_blocks(
+    source: Callable[..., Any],
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    *,
+    multioutput: Any = "uniform_average",
+    finish: Callable[[Any], Any] = np.asarray,
+    **options: Any,
+) -> Any:
+    check_outputs(multioutput)
+    called(source, [1.0], [1.0], **options)  # tells of bad options before there is work
+    each = partial(source, multioutput="raw_values", **options)
+    return averaged(
+        finish(mean_of_blocks(each, COLUMNS, y_true, y_pred, sample_weight)), multioutput
+    )
+
+
+def _largest(y_true: Any, y_pred: Any, sample_weight: Any) -> float:
+    collection = SINGLE.align(y_true, y_pred, sample_weight)
+    return float(SINGLE.reduce(_largest_of_block, max, collection))
+
+
+def _largest_of_block(rows: ScoredRows) -> float:
+    return float(_sizes(rows.y_true, rows.y_pred).max())
+
+
+max_error = face(
+    theirs.max_error, _largest, SINGLE, "Largest absolute error.", of=OF_ONE, module=__name__
+)
+mean_absolute_percentage_error = face(
+    theirs.mean_absolute_percentage_error,
+    partial(_of_blocks, theirs.mean_absolute_percentage_error),
+    COLUMNS,
+    "Mean of the absolute errors, each as a share of the true number.",
+    of=OF,
+    module=__name__,
+)
+mean_pinball_loss = face(
+    theirs.mean_pinball_loss,
+    partial(_of_blocks, theirs.mean_pinball_loss),
+    COLUMNS,
+    "Mean loss of a predicted quantile.",
+    of=OF,
+    module=__name__,
+)
+mean_squared_log_error = face(
+    theirs.mean_squared_log_error,
+    partial(_of_blocks, theirs.mean_squared_log_error),
+    COLUMNS,
+    "Mean of the squared differences of the logarithms of 1 + y.",
+    of=OF,
+    module=__name__,
+)
+root_mean_squared_log_error = face(
+    theirs.root_mean_squared_log_error,
+    partial(_of_blocks, theirs.mean_squared_log_error, finish=np.sqrt),
+    COLUMNS,
+    "Square root of the mean squared logarithmic error of each target.",
+    of=OF,
+    module=__name__,
+)

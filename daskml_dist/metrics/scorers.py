@@ -14,17 +14,17 @@ from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.metrics.classification import accuracy_score
-from daskml_dist.metrics.probabilities import log_loss
-from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
-from daskml_dist.metrics.regression import (
-    mean_absolute_error,
-    mean_squared_error,
-    r2_score,
-    root_mean_squared_error,
+from daskml_dist.metrics import (
+    classification,
+    deviances,
+    probabilities,
+    quantiles,
+    regression,
 )
+from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
+from daskml_dist.metrics.top_k import top_k_accuracy_score
 
-__all__ = ["SCORERS", "Scorer", "get_scorer", "get_scorers", "make_scorer"]
+__all__ = ["SCORERS", "Scorer", "get_scorer", "get_scorer_names", "get_scorers", "make_scorer"]
 
 #: Methods that a metric may be of, and what scikit-learn calls them.
 _RESPONSES = ("predict", "predict_proba", "decision_function")
@@ -44,12 +44,15 @@ class Scorer:
         Methods of the estimator, of which the first that it has gives `y_pred`.
     options : dict
         For `metric`.
+    needs_labels : bool
+        Whether `metric` wants the labels of several columns, where an estimator tells them.
     """
 
     metric: Callable[..., Any]
     sign: int = 1
     response: tuple[str, ...] = ("predict",)
     options: dict[str, Any] = field(default_factory=dict)
+    needs_labels: bool = False
 
     def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Score an estimator on some rows, in memory or Dask collections.
@@ -60,7 +63,10 @@ class Scorer:
         """
         predicted = self._predicted(estimator, X)
         weight = {} if sample_weight is None else {"sample_weight": sample_weight}
-        return float(self.sign * self.metric(y, predicted, **weight, **self.options))
+        options = dict(self.options)
+        if self.needs_labels and len(getattr(estimator, "classes_", ())) > 2:
+            options.setdefault("labels", estimator.classes_)
+        return float(self.sign * self.metric(y, predicted, **weight, **options))
 
     def _predicted(self, estimator: Any, X: Any) -> Any:
         # A transformer's pipeline knows by hasattr what its last step has.
@@ -74,7 +80,7 @@ class Scorer:
                 "score is of. Use a scoring of labels, such as 'accuracy'."
             )
         found = _called(method, X)
-        one_of_two = name == "predict_proba" and "decision_function" in self.response
+        one_of_two = name == "predict_proba" and self.metric not in _OF_TABLES
         return found[:, 1] if one_of_two and found.shape[1] == 2 else found
 
 
@@ -95,19 +101,81 @@ def _of_block(rows: Any, method: Any, none: Any) -> Any:
     return method(rows) if len(rows) else none
 
 
+#: Metrics that take a column of each of two labels.
+_OF_TABLES = (probabilities.log_loss, probabilities.brier_score_loss)
 _SCORES = ("decision_function", "predict_proba")
+
+#: Metrics of several targets or labels, and what is in a scorer's name beside the metric's.
+_AVERAGES = ("macro", "micro", "weighted")
+_OF_LABELS = {
+    "f1": classification.f1_score,
+    "jaccard": classification.jaccard_score,
+    "precision": classification.precision_score,
+    "recall": classification.recall_score,
+}
+
+
+def _ratio(which: int) -> Callable[..., Any]:
+    def ratio(y_true: Any, y_pred: Any, **options: Any) -> Any:
+        return classification.class_likelihood_ratios(y_true, y_pred, **options)[which]
+
+    return ratio
+
+
+def _averaged() -> dict[str, Scorer]:
+    return {
+        f"{name}_{average}": Scorer(metric, options={"average": average, "pos_label": None})
+        for name, metric in _OF_LABELS.items()
+        for average in _AVERAGES
+    }
+
+
+def _one_to_rest(average: str) -> Scorer:
+    options = {"multi_class": "ovr", "average": average}
+    return Scorer(roc_auc_score, 1, ("predict_proba",), options, needs_labels=True)
+
 
 #: Scorers by name.
 SCORERS: dict[str, Scorer] = {
-    "accuracy": Scorer(accuracy_score),
+    **{name: Scorer(metric) for name, metric in _OF_LABELS.items()},
+    **_averaged(),
+    "accuracy": Scorer(classification.accuracy_score),
     "average_precision": Scorer(average_precision_score, response=_SCORES),
-    "neg_log_loss": Scorer(log_loss, -1, ("predict_proba",)),
-    "neg_mean_absolute_error": Scorer(mean_absolute_error, -1),
-    "neg_mean_squared_error": Scorer(mean_squared_error, -1),
-    "neg_root_mean_squared_error": Scorer(root_mean_squared_error, -1),
-    "r2": Scorer(r2_score),
+    "balanced_accuracy": Scorer(classification.balanced_accuracy_score),
+    "d2_absolute_error_score": Scorer(quantiles.d2_absolute_error_score),
+    "explained_variance": Scorer(regression.explained_variance_score),
+    "matthews_corrcoef": Scorer(classification.matthews_corrcoef),
+    "neg_brier_score": Scorer(probabilities.brier_score_loss, -1, ("predict_proba",)),
+    "neg_log_loss": Scorer(probabilities.log_loss, -1, ("predict_proba",)),
+    "neg_max_error": Scorer(regression.max_error, -1),
+    "neg_mean_absolute_error": Scorer(regression.mean_absolute_error, -1),
+    "neg_mean_absolute_percentage_error": Scorer(regression.mean_absolute_percentage_error, -1),
+    "neg_mean_gamma_deviance": Scorer(deviances.mean_gamma_deviance, -1),
+    "neg_mean_poisson_deviance": Scorer(deviances.mean_poisson_deviance, -1),
+    "neg_mean_squared_error": Scorer(regression.mean_squared_error, -1),
+    "neg_mean_squared_log_error": Scorer(regression.mean_squared_log_error, -1),
+    "neg_median_absolute_error": Scorer(quantiles.median_absolute_error, -1),
+    "neg_negative_likelihood_ratio": Scorer(_ratio(1), -1),
+    "neg_root_mean_squared_error": Scorer(regression.root_mean_squared_error, -1),
+    "neg_root_mean_squared_log_error": Scorer(regression.root_mean_squared_log_error, -1),
+    "positive_likelihood_ratio": Scorer(_ratio(0)),
+    "r2": Scorer(regression.r2_score),
     "roc_auc": Scorer(roc_auc_score, response=_SCORES),
+    "roc_auc_ovr": _one_to_rest("macro"),
+    "roc_auc_ovr_weighted": _one_to_rest("weighted"),
+    "top_k_accuracy": Scorer(top_k_accuracy_score, response=_SCORES, needs_labels=True),
 }
+
+
+def get_scorer_names() -> list[str]:
+    """Names that `get_scorer` takes, which are scikit-learn's.
+
+    Returns
+    -------
+    list of str
+        Some of them score rows in memory alone, and say so.
+    """
+    return sorted(sklearn.metrics.get_scorer_names())
 
 
 def make_scorer(

@@ -200,7 +200,7 @@ def test_a_failed_fit_scores_what_the_user_says(client: Any) -> None:
         ({"cv": 1}, "at least 2 folds"),
         ({"cv": "five"}, "number of folds"),
         ({"scoring": "acuracy"}, "no name of a score"),
-        ({"scoring": "jaccard"}, "not there for Dask"),
+        ({"scoring": "rand_score"}, "not there for Dask"),
         ({"scoring": ["accuracy", "roc_auc"]}, "refit must be set"),
     ],
 )
