@@ -222,7 +222,7 @@ def is_lazy(*values: Any) -> bool:
 
 
 def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
-    """What a function of scikit-learn returns.
+    """Value that a function of scikit-learn returns.
 
     Raises
     ------
