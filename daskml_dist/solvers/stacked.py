@@ -29,9 +29,10 @@ __all__ = [
     "CodeWeights",
     "Column",
     "OfSplits",
+    "Some",
     "StackedGradient",
     "StackedSolver",
-    "stacked_tiles",
+    "tiles_of_splits",
 ]
 
 #: Raw predictions of a tile of rows that a processor's cache holds.
@@ -123,12 +124,63 @@ class StackedSolver(Solver):
         return [answers[i] for i in at]
 
 
-def stacked_tiles(X: Any, n_columns: int, backend: Backend) -> Iterator[slice]:
-    """Slices of rows whose raw predictions of all columns a cache holds."""
-    most = max(_LEAST, _ENTRIES // max(n_columns, 1))
-    for at in row_tiles(X, backend, cached=8 * most * max(1, X.shape[1])):
-        for start in range(at.start, at.stop, most):
-            yield slice(start, min(start + most, at.stop))
+class Some:
+    """Columns of the splits that some rows play a role in.
+
+    Parameters
+    ----------
+    w : ndarray of shape (n_columns, n_rows, width)
+        Parameters of all columns.
+    splits : ndarray of int of shape (n_columns,), ascending
+    at : ndarray of int
+        The columns.
+    X : rows
+        Where, and in which dtype, the maths is done.
+    backend : Backend
+
+    Attributes
+    ----------
+    splits : ndarray of int
+    w : array of shape (n_rows, n_some * width)
+    sums : dict of str to array
+        Whatever is added up.
+    """
+
+    def __init__(
+        self, w: Array, splits: NDArray[np.int64], at: NDArray[np.intp], X: Any, backend: Backend
+    ) -> None:
+        self.at, self.splits, self.width = at, splits[at], w.shape[2]
+        flat = np.ascontiguousarray(w[at].transpose(1, 0, 2).reshape(w.shape[1], -1))
+        self.w = to_rows(flat, X, backend)
+        self.sums: dict[str, Any] = {}
+
+    def stops(self, n_splits: int) -> NDArray[np.int64]:
+        """Where the columns of each split end."""
+        return np.searchsorted(self.splits, np.arange(n_splits), side="right")
+
+
+def tiles_of_splits(
+    w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows, backend: Backend
+) -> Iterator[tuple[BatchRows, Some]]:
+    """Some rows at a time, as many as a cache holds raw predictions of, and their columns.
+
+    Rows of a fold lie together where nobody shuffled them: columns that all of them are nothing to
+    are left out.
+    """
+    n_columns, _, width = w.shape
+    known: dict[bytes, Some] = {}
+    most = max(_LEAST, _ENTRIES // max(n_columns * width, 1))
+    for tile in row_tiles(rows.X, backend, cached=8 * most * max(1, rows.X.shape[1])):
+        for start in range(tile.start, tile.stop, most):
+            part = rows.part(slice(start, min(start + most, tile.stop)), backend)
+            there = np.ones(part.y.shape[1] - 1, bool)
+            if is_host(part.y):
+                there = (part.y[:, 1:] == role).any(axis=0)
+            if (key := there.tobytes()) not in known:
+                at = np.flatnonzero(there[splits])
+                known[key] = Some(w, splits, at, rows.X, backend)
+            if len(known[key].at):
+                yield part, known[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,46 +202,50 @@ class StackedGradient(Statistic):
         return n_columns, 1 + int(np.prod(size))
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        n_columns, n_rows, width = self.w.shape
-        flat = np.ascontiguousarray(self.w.transpose(1, 0, 2).reshape(n_rows, -1))
-        w = to_rows(flat, rows.X, backend)
-        gradient = zeros((n_rows, n_columns * width), np.float64, out)
-        losses = zeros((n_columns,), np.float64, out)
-        for at in stacked_tiles(rows.X, n_columns * width, backend):
-            part = rows.part(at, backend)
+        met: dict[int, Some] = {}
+        for part, some in tiles_of_splits(self.w, self.splits, TRAIN, rows, backend):
+            if id(some) not in met:
+                met[id(some)] = some
+                some.sums["losses"] = zeros((len(some.at),), np.float64, out)
+                some.sums["gradient"] = zeros(some.w.shape, np.float64, out)
             with np.errstate(over="ignore", invalid="ignore"):
-                raw = model.each.raw_prediction(w, part.X, backend)
-                g = self._derivatives(model, raw, part, losses, backend)
-                model.each.add_products(part.X, g, gradient, backend)
-        xp = namespace(out)
-        out[:, 0] += losses
-        shares = xp.reshape(gradient, (n_rows, n_columns, width))
-        out[:, 1:] += xp.reshape(xp.permute_dims(shares, (1, 0, 2)), (n_columns, -1))
+                raw = model.each.raw_prediction(some.w, part.X, backend)
+                g = self._derivatives(model, raw, part, some, backend)
+                model.each.add_products(part.X, g, some.sums["gradient"], backend)
+        xp, (_, n_rows, width) = namespace(out), self.w.shape
+        for some in met.values():
+            shares = xp.reshape(some.sums["gradient"], (n_rows, len(some.at), width))
+            shares = xp.reshape(xp.permute_dims(shares, (1, 0, 2)), (len(some.at), -1))
+            found = xp.concat([some.sums["losses"][:, None], shares], axis=1)
+            if len(some.at) == out.shape[0]:
+                out += found
+            else:
+                out[some.at] += found
         return float("nan")
 
     def _derivatives(
-        self, model: StackedLinear, raw: Any, rows: BatchRows, losses: Any, backend: Backend
+        self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some, backend: Backend
     ) -> Any:
         """Derivatives of the weighted losses; the losses are added up a column."""
-        xp, n_splits = namespace(raw), model.roles.n_splits
+        xp, losses = namespace(raw), some.sums["losses"]
         mask = cast(rows.y[:, 1:] == TRAIN, raw.dtype)
         if rows.weight is not None:
             mask = mask * cast(rows.weight, raw.dtype)[:, None]
-        y, width = rows.y[:, 0], self.w.shape[2]
+        y, width = rows.y[:, 0], some.width
         if is_host(raw) and width == 1 and model.each.loss.kernel == "log_loss":
             from daskml_dist.backends.stack_kernels import log_losses
 
-            stops = np.searchsorted(self.splits, np.arange(n_splits), side="right")
-            log_losses(raw.reshape(len(raw), -1), y, mask, stops, losses)
+            raw = raw.reshape(len(raw), -1)
+            log_losses(raw, y, mask, some.stops(model.roles.n_splits), losses)
             return raw
-        n, n_columns = raw.shape[0], len(self.splits)
+        n, n_columns = raw.shape[0], len(some.at)
         each = xp.reshape(raw, (n * n_columns, width) if width > 1 else (n * n_columns,))
         targets = model.each.targets(
             cast(xp.repeat(y, n_columns), xp.int32 if model.each.n_classes > 2 else y.dtype),
             raw.dtype,
         )
         values, g = model.each.loss.value_and_gradient(targets, each)
-        weight = xp.take(mask, backend.to_device(self.splits), axis=1)
+        weight = xp.take(mask, backend.to_device(some.splits), axis=1)
         losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
         return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
 

@@ -14,8 +14,7 @@ from daskml_dist.backends.namespace import cast, is_host, namespace, ones, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.rows import to_rows
-from daskml_dist.solvers.stacked import stacked_tiles
+from daskml_dist.solvers.stacked import Some, tiles_of_splits
 
 __all__ = ["SCORES", "StackedScores"]
 
@@ -46,40 +45,41 @@ class StackedScores(Statistic):
         return len(self.w), _CLASSIFIER if model.each.n_classes else _REGRESSOR
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        n_columns, n_rows, width = self.w.shape
-        flat = np.ascontiguousarray(self.w.transpose(1, 0, 2).reshape(n_rows, -1))
-        w = to_rows(flat, rows.X, backend)
-        for at in stacked_tiles(rows.X, n_columns * width, backend):
-            part = rows.part(at, backend)
-            raw = model.each.raw_prediction(w, part.X, backend)
-            raw = namespace(raw).reshape(raw, (part.y.shape[0], n_columns, width))
-            if is_host(raw) and width == 1 and model.each.loss.kernel == "log_loss":
-                self._by_kernel(model, raw[:, :, 0], part, out)
-            else:
-                self._by_arrays(model, raw, part, out, backend)
+        for part, some in tiles_of_splits(self.w, self.splits, self.role, rows, backend):
+            raw = model.each.raw_prediction(some.w, part.X, backend)
+            raw = namespace(raw).reshape(raw, (part.y.shape[0], len(some.at), some.width))
+            if is_host(raw) and some.width == 1 and model.each.loss.kernel == "log_loss":
+                out[some.at] += self._by_kernel(model, raw[:, :, 0], part, some)
+                continue
+            for k, sums in enumerate(self._by_arrays(model, raw, part, some, backend)):
+                if len(some.at) == out.shape[0]:
+                    out[:, k] += sums
+                else:
+                    out[some.at, k] += sums
         return float("nan")
 
-    def _by_kernel(self, model: StackedLinear, raw: Any, rows: BatchRows, out: Any) -> None:
+    def _by_kernel(self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some) -> Any:
         from daskml_dist.backends.stack_kernels import log_scores
 
         weight = 1.0 if rows.weight is None else rows.weight[:, None]
         mask = (rows.y[:, 1:] == self.role) * weight
-        stops = np.searchsorted(self.splits, np.arange(model.roles.n_splits), side="right")
-        sums = np.zeros((_CLASSIFIER, len(self.w)))
-        log_scores(raw, rows.y[:, 0], mask, stops, _MOST_LOSS, sums)
-        out += sums.T
+        sums = np.zeros((_CLASSIFIER, len(some.at)))
+        log_scores(raw, rows.y[:, 0], mask, some.stops(model.roles.n_splits), _MOST_LOSS, sums)
+        return sums.T
 
     def _by_arrays(
-        self, model: StackedLinear, raw: Any, rows: BatchRows, out: Any, backend: Backend
-    ) -> None:
+        self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some, backend: Backend
+    ) -> list[Any]:
         xp = namespace(rows.y)
-        mask = xp.take(rows.y[:, 1:] == self.role, backend.to_device(self.splits), axis=1)
+        mask = xp.take(rows.y[:, 1:] == self.role, backend.to_device(some.splits), axis=1)
         weight = cast(mask, xp.float64)
         if rows.weight is not None:
             weight = weight * cast(rows.weight, xp.float64)[:, None]
         each = self._of_labels if model.each.n_classes else self._of_numbers
-        for k, values in enumerate(each(model, raw, rows.y[:, 0])):
-            out[:, k] += total(xp.where(mask, values, 0.0) * weight, axis=0)
+        return [
+            total(xp.where(mask, values, 0.0) * weight, axis=0)
+            for values in each(model, raw, rows.y[:, 0])
+        ]
 
     def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
         xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
