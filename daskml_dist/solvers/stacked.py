@@ -155,7 +155,7 @@ class Some:
         self.sums: dict[str, Any] = {}
 
     def stops(self, n_splits: int) -> NDArray[np.int64]:
-        """Where the columns of each split end."""
+        """Ends of the columns of each split."""
         return np.searchsorted(self.splits, np.arange(n_splits), side="right")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist import Run, preprocessing
+from daskml_dist import Run, metrics, preprocessing
 from tests.contracts.inputs import FEATURES
 
-__all__ = ["ELSEWHERE", "SETTINGS", "TIGHT", "Setting"]
+__all__ = ["DRAWN_METRICS", "ELSEWHERE", "SETTINGS", "TIGHT", "Setting"]
 
 NUMBERS = ("normal", "counts", "mostly zero", "scales", "far", "constant column")
 #: Where no step of a gradient may go too far.
@@ -258,3 +258,17 @@ ELSEWHERE = {
     "ndcg_at_k": "takes frames of recommended items",
     "precision_at_k": "takes frames of recommended items",
 }
+#: Metrics that are drawn; others are made as one of these is, and have `tests/metrics`.
+DRAWN_METRICS = {
+    "accuracy_score",
+    "average_precision_score",
+    "confusion_matrix",
+    "log_loss",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "r2_score",
+    "roc_auc_score",
+    "root_mean_squared_error",
+}
+OTHERS = set(metrics.__all__) - DRAWN_METRICS - ELSEWHERE.keys() - {"METRICS"}
+ELSEWHERE |= dict.fromkeys(sorted(OTHERS), "tests/metrics has it")
