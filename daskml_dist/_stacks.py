@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._base import BaseOnRows
 from daskml_dist._linear import BaseLinear
 from daskml_dist._rounds import _SHARE, BaseRounds
 from daskml_dist.data.batches import LaneSpec
@@ -102,7 +103,7 @@ def fit_stack(
     return _Stack(estimators, roles, classes).fitted(collection, weighted, train_score)
 
 
-class _Stack(BaseRounds):
+class _Stack(BaseOnRows):
     """The rounds of a stack."""
 
     _multi_output = True
@@ -112,16 +113,6 @@ class _Stack(BaseRounds):
         self.estimators, self.roles, self.classes = estimators, roles, classes
         self.run, self.device, self.verbose = first.run, first.device, first.verbose
         self._run_used = type(first)._run_used  # type: ignore[misc]
-
-    def _check_params(self) -> None:
-        for estimator in self.estimators:
-            estimator._check_params()
-
-    def _problem(self, rows: Rows) -> Any:
-        raise NotImplementedError
-
-    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
-        raise NotImplementedError
 
     def _raw(self) -> Any:
         raise NotImplementedError
@@ -133,7 +124,8 @@ class _Stack(BaseRounds):
         self, collection: Collection, weighted: bool, train_score: bool
     ) -> list[list[StackedFit]]:
         """Fit and score all columns."""
-        self._check_params()
+        for estimator in self.estimators:
+            estimator._check_params()
         run = self._run_settings()
         begin = time.perf_counter()
         with open_engine(collection, None, run.memory_budget, run.device) as engine:

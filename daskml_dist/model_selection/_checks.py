@@ -87,7 +87,7 @@ def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, Roles]
     for split, (train, test) in enumerate(splits):
         table[np.asarray(train), split] = TRAIN
         table[np.asarray(test), split] = TEST
-    if len(splits) <= 33:
+    if len(splits) <= DigitRoles.most:
         roles = DigitRoles(len(splits))
         return roles.codes(list(table.T)), roles
     rows, codes = np.unique(table, axis=0, return_inverse=True)

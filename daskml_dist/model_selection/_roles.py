@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +64,12 @@ class DigitRoles(Roles):
     Parameters
     ----------
     n_splits : int
-        At most 33, so that a float64 holds every code.
+        At most :attr:`most`.
     """
 
     n_splits: int
+    #: Splits whose roles a float64 holds.
+    most: ClassVar[int] = 33
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """As in :class:`Roles`."""

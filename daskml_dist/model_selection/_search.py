@@ -17,7 +17,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._stacking import stacked_fits
-from daskml_dist.model_selection._validation import Fitted, Splits
+from daskml_dist.model_selection._validation import Fitted, Splits, fitted_on
 
 __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
 
@@ -95,10 +95,7 @@ class SearchOnDask(Exported):
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
     ) -> list[list[Fitted]]:
         """One fit for each candidate and split."""
-        estimators: list[Any] = [
-            clone(self.estimator).set_params(**clone(candidate, safe=False))
-            for candidate in candidates
-        ]
+        estimators = [self._candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
         names = self._names()
         if names is not None and (
@@ -112,12 +109,11 @@ class SearchOnDask(Exported):
         )  # fmt: skip
 
     def _stacks(self) -> bool:
-        """Whether rows in memory are for a stack of ours rather than for scikit-learn's fits."""
-        estimators = [
-            clone(self.estimator).set_params(**clone(candidate, safe=False))
-            for candidate in self._candidates()
-        ]
-        return self._names() is not None and can_stack(estimators)
+        """Whether rows in memory are for a stack of ours rather than for scikit-learn's fits.
+
+        Asked of the estimator alone: candidates that are drawn are drawn once.
+        """
+        return self._names() is not None and can_stack([self.estimator])
 
     def _names(self) -> dict[str, Any] | None:
         """Names of the scores; None where one is a function of several scores."""
@@ -155,12 +151,15 @@ class SearchOnDask(Exported):
         self.best_params_ = results["params"][self.best_index_]
 
     def _refit(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
-        best = clone(self.estimator).set_params(**clone(self.best_params_, safe=False))
         begin = time.perf_counter()
-        self.best_estimator_ = best.fit(X, **params) if y is None else best.fit(X, y, **params)
+        self.best_estimator_ = fitted_on(self._candidate(self.best_params_), X, y, params)
         self.refit_time_ = time.perf_counter() - begin
-        if hasattr(best, "feature_names_in_"):
-            self.feature_names_in_ = best.feature_names_in_
+        if hasattr(self.best_estimator_, "feature_names_in_"):
+            self.feature_names_in_ = self.best_estimator_.feature_names_in_
+
+    def _candidate(self, params: Mapping[str, Any]) -> Any:
+        """The estimator with some parameters, unfitted."""
+        return clone(self.estimator).set_params(**clone(params, safe=False))
 
 
 class GridSearchCV(SearchOnDask, model_selection.GridSearchCV):

@@ -44,9 +44,6 @@ __all__ = [
     "sizes_of",
 ]
 
-#: Splits whose roles fit one code.
-_MOST_SPLITS = 33
-
 
 class OnDask:
     """Base class of splitters that know Dask collections."""
@@ -236,9 +233,9 @@ class _Shuffles(OnDask):
     _default_test_size: float
 
     def _spread(self, order: Order, n: int) -> tuple[Codes, Roles]:
-        if self.n_splits > _MOST_SPLITS:
+        if self.n_splits > DigitRoles.most:
             raise InvalidParameterError(
-                f"n_splits={self.n_splits}: at most {_MOST_SPLITS} on Dask collections. Split "
+                f"n_splits={self.n_splits}: at most {DigitRoles.most} on Dask collections. Split "
                 "several times, with another random_state each."
             )
         n_train, n_test = sizes_of(n, self.test_size, self.train_size, self._default_test_size)

@@ -11,6 +11,8 @@ import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
 
+from daskml_dist._classifier import BaseClassifier
+from daskml_dist._regressor import BaseRegressor
 from daskml_dist._stacks import StackedFit, can_stack, fit_stack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.errors import InvalidDataError
@@ -23,7 +25,7 @@ from daskml_dist.solvers.stacked_scores import SCORES
 __all__ = ["stacked_fits"]
 
 #: What `score` of an estimator is, by the class that it comes from.
-_OWN_SCORES = {"BaseClassifier": "accuracy", "BaseRegressor": "r2"}
+_OWN_SCORES: dict[type, str] = {BaseClassifier: "accuracy", BaseRegressor: "r2"}
 
 
 def stacked_fits(
@@ -68,7 +70,7 @@ def _name(estimator: Any, given: Any) -> str | None:
     """Name of a score that a stack has sums for; None: it has none."""
     if given is None:
         owner = next(kind for kind in type(estimator).__mro__ if "score" in vars(kind))
-        given = _OWN_SCORES.get(owner.__name__)
+        given = _OWN_SCORES.get(owner)
     kind = "classifier" if estimator._classification else "regressor"
     return given if isinstance(given, str) and given in SCORES[kind] else None
 
@@ -98,7 +100,7 @@ def _targets(splits: Splits, classification: bool) -> tuple[Collection, Any]:
     join = partial(_joined, classes)
     if collection.kind == "memory":
         ((rows, targets, given),) = collection.parts
-        parts = [(rows, join(targets, splits.codes()), given)]
+        parts = [(rows, join(targets, splits.codes), given)]
     else:
         lazily = delayed(join, pure=False)
         parts = [

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn import model_selection
 
+from daskml_dist.data.collection import as_collection
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._codes import ByRange
@@ -83,10 +84,10 @@ def train_test_split(
 
 def _in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) -> RowsOfSplits:
     """Training rows first, then test rows; what is left over is neither."""
-    rows = ShuffleSplit(1).rows(arrays)
-    counts = count_rows(rows.columns)
+    columns = as_collection(arrays[0], None, numeric=False)
+    counts = count_rows(columns)
     n_train, n_test = sizes_of(int(counts.sum()), test_size, train_size)
     order = Order(np.asarray(counts.cumsum() - counts, np.int64))
     codes = ByRange(order, np.array([n_train, n_train + n_test]), 3)
     roles = TableRoles(np.array([[TRAIN], [TEST], [0]], np.int8))
-    return RowsOfSplits(arrays, rows.columns, codes, roles)
+    return RowsOfSplits(arrays, columns, codes, roles)

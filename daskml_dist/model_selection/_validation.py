@@ -25,7 +25,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
-from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen
+from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen, n_rows_of
 
 __all__ = [
     "Fitted",
@@ -33,6 +33,7 @@ __all__ = [
     "cross_val_predict",
     "cross_val_score",
     "cross_validate",
+    "fitted_on",
     "knows_dask",
     "score_sides",
 ]
@@ -82,6 +83,8 @@ class Splits:
     plain : dict
         Arguments of ``fit`` that are not cut.
     roles : Roles
+    codes : ndarray of int64 of shape (n_rows,), or None
+        Of rows in memory.
     n_splits : int
     """
 
@@ -96,13 +99,13 @@ class Splits:
             self.inputs = X, y, weight
         splitter = check_splitter(cv, estimator, y)
         self._rows: RowsOfSplits | None = None
-        self._codes: Any = None
+        self.codes: Any = None
         if any(map(is_dask, (*self.inputs, groups))):
             self._rows = rows_of(splitter, self.inputs, y, groups)
             self.roles: Roles = self._rows.roles
         else:
             self._splits = list(splitter.split(X, y, groups))
-            self._codes, self.roles = codes_of_indices(self._splits, X.shape[0])
+            self.codes, self.roles = codes_of_indices(self._splits, n_rows_of(X))
         self.n_splits = self.roles.n_splits
 
     @property
@@ -110,10 +113,6 @@ class Splits:
         """The rows of Dask collections."""
         assert self._rows is not None
         return self._rows
-
-    def codes(self) -> Any:
-        """Codes of rows in memory."""
-        return self._codes
 
     def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """Rows, targets and arguments of ``fit`` of one side of a split."""
@@ -184,8 +183,7 @@ def _fit_and_score(
     X, y, params = train
     begin = time.perf_counter()
     try:
-        fitted = clone(estimator)
-        fitted = fitted.fit(X, **params) if y is None else fitted.fit(X, y, **params)
+        fitted = fitted_on(estimator, X, y, params)
     except Exception as error:
         if error_score == "raise":
             raise
@@ -202,6 +200,12 @@ def _fit_and_score(
     score_time = time.perf_counter() - begin
     trained = score_sides(scorers, fitted, X, y, params, weigh=weigh) if train_score else {}
     return Fitted(found, trained, fit_time, score_time, fitted)
+
+
+def fitted_on(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:
+    """Clone of an estimator, fitted to some rows, with targets where there are any."""
+    made = clone(estimator)
+    return made.fit(X, **params) if y is None else made.fit(X, y, **params)
 
 
 def score_sides(
@@ -381,7 +385,6 @@ def cross_val_predict(
     predicted = []
     for split in range(splits.n_splits):
         rows, targets, more = splits.side(split, TRAIN)
-        fitted = clone(estimator)
-        fitted = fitted.fit(rows, **more) if targets is None else fitted.fit(rows, targets, **more)
+        fitted = fitted_on(estimator, rows, targets, more)
         predicted.append(getattr(fitted, method)(splits.rows.inputs[0]))
     return chosen(splits.rows, predicted)

@@ -181,6 +181,18 @@ def test_random_search_on_dask_collections(client: Any) -> None:
     assert ours.best_score_ == pytest.approx(expected.best_score_)
 
 
+def test_candidates_are_drawn_once_and_rows_may_be_lists() -> None:
+    values, options = {"alpha": np.logspace(-3, 3, 20)}, {"n_iter": 3, "cv": 3}
+    found = [
+        room.RandomizedSearchCV(model.Ridge(), values, random_state=state, **options)
+        .fit(X.tolist(), NUMBERS.tolist())
+        .cv_results_
+        for room, model in ((model_selection, linear_model), (truth, truths))
+        for state in [np.random.RandomState(5)]
+    ]
+    assert _largest_difference(*found) < 1e-9
+
+
 def test_a_failed_fit_scores_what_the_user_says(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     with pytest.warns(FitFailedWarning, match="var_smoothing"):
