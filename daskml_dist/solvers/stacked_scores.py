@@ -10,11 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, is_host, namespace, ones, total
+from daskml_dist.backends.namespace import cast, namespace, ones, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.stacked import Some, tiles_of_splits
+from daskml_dist.solvers.stacked import (
+    Some,
+    takes_kernel,
+    tiles_of_splits,
+    weights_of_splits,
+)
 
 __all__ = ["SCORES", "StackedScores"]
 
@@ -45,12 +50,13 @@ class StackedScores(Statistic):
         return len(self.w), _CLASSIFIER if model.each.n_classes else _REGRESSOR
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        for part, some in tiles_of_splits(self.w, self.splits, self.role, rows, backend):
+        kernel = takes_kernel(model.each, rows)
+        for part, some in tiles_of_splits(self.w, self.splits, self.role, rows, backend, kernel):
+            if kernel:
+                out[some.at] += self._by_kernel(model, part, some)
+                continue
             raw = model.each.raw_prediction(some.w, part.X, backend)
             raw = namespace(raw).reshape(raw, (part.y.shape[0], len(some.at), some.width))
-            if is_host(raw) and some.width == 1 and model.each.loss.kernel == "log_loss":
-                out[some.at] += self._by_kernel(model, raw[:, :, 0], part, some)
-                continue
             for k, sums in enumerate(self._by_arrays(model, raw, part, some, backend)):
                 if len(some.at) == out.shape[0]:
                     out[:, k] += sums
@@ -58,13 +64,15 @@ class StackedScores(Statistic):
                     out[some.at, k] += sums
         return float("nan")
 
-    def _by_kernel(self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some) -> Any:
+    def _by_kernel(self, model: StackedLinear, rows: BatchRows, some: Some) -> Any:
         from daskml_dist.backends.stack_kernels import log_scores
 
-        weight = 1.0 if rows.weight is None else rows.weight[:, None]
-        mask = (rows.y[:, 1:] == self.role) * weight
-        sums = np.zeros((_CLASSIFIER, len(some.at)))
-        log_scores(raw, rows.y[:, 0], mask, some.stops(model.roles.n_splits), _MOST_LOSS, sums)
+        w, bias = some.coefficients(model.each)
+        sums = np.zeros((_CLASSIFIER, len(bias)))
+        log_scores(
+            rows.X, np.ascontiguousarray(rows.y[:, 0]), weights_of_splits(rows, self.role),
+            some.stops(model.roles.n_splits), w, bias, _MOST_LOSS, sums,
+        )  # fmt: skip
         return sums.T
 
     def _by_arrays(
