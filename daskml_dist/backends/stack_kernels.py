@@ -68,17 +68,17 @@ def log_gradients(
 
 @_compiled
 def log_scores(
-    X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, least: float, sums: Any
+    X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, most: float, sums: Any
 ) -> None:
-    """Weights, right signs and log losses (of at most `least`) of columns, added up.
+    """Log losses (of at most `most`) of columns, weights and right signs of both signs, added up.
 
     Parameters
     ----------
     X, signs, mask, stops, w, bias
         As of :func:`log_gradients`.
-    least : float
-    sums : ndarray of float64 of shape (3, n_columns)
-        Added to.
+    most : float
+    sums : ndarray of float64 of shape (5, n_columns)
+        Losses; weights of the rows of sign -1 and +1; weights of the right ones of each. Added to.
     """
     n, k = len(X), w.shape[1]
     at_once = max(_LEAST, _ENTRIES // max(k, 1))
@@ -88,13 +88,14 @@ def log_scores(
         some = raw[: len(tile)]
         np.dot(tile, w, some)
         for i in range(len(tile)):
-            first = 0
+            sign, first = signs[start + i], 0
+            at = 2 if sign > 0 else 1
             for split in range(len(stops)):
                 weight, last = mask[start + i, split], stops[split]
                 if weight != 0 and first < last:
                     _score_row(
-                        some[i, first:last], bias[first:last], signs[start + i], weight, least,
-                        sums[0, first:last], sums[1, first:last], sums[2, first:last],
+                        some[i, first:last], bias[first:last], sign, weight, most,
+                        sums[0, first:last], sums[at, first:last], sums[at + 2, first:last],
                     )  # fmt: skip
                 first = last
 
@@ -129,11 +130,11 @@ def _of_row(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: An
 
 @_compiled
 def _score_row(
-    raw: Any, bias: Any, sign: Any, weight: Any, least: Any, weights: Any, right: Any, losses: Any
+    raw: Any, bias: Any, sign: Any, weight: Any, most: Any, losses: Any, weights: Any, right: Any
 ) -> None:
     for j in range(len(raw)):
         margin = raw[j] + bias[j]
         value, _ = log_loss(np.float64(sign * margin))
+        losses[j] += weight * (value if value < most else most)
         weights[j] += weight
         right[j] += weight if (margin > 0) == (sign > 0) else 0.0
-        losses[j] += weight * (value if value < least else least)
