@@ -16,8 +16,11 @@ from daskml_dist.backends.margins import ROWS, log_loss
 __all__ = ["log_gradients", "log_scores"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-#: Raw predictions of a tile of rows that a processor's cache holds, and its rows at least.
-_ENTRIES, _LEAST = 1 << 16, 64
+#: Raw predictions of a tile of rows that a processor's cache holds; its rows, at least and at most:
+#: of more, sums in the rows' dtype would lose digits that line searches read.
+_ENTRIES, _LEAST, _MOST = 1 << 16, 64, 512
+#: Rows whose losses are added up in their own dtype.
+_SUMMED = 32
 
 
 def _compiled(function: _F) -> _F:
@@ -46,7 +49,7 @@ def log_gradients(
         The intercepts' last; added to.
     """
     (n, d), k = X.shape, w.shape[1]
-    at_once = max(_LEAST, _ENTRIES // max(k, 1))
+    at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
     raw = np.empty((min(at_once, n), k), X.dtype)
     product, weight = np.empty((d, k), X.dtype), np.zeros(k, X.dtype)
     part, slopes = np.empty(k, X.dtype), np.empty(k, X.dtype)
@@ -54,16 +57,17 @@ def log_gradients(
         tile = X[start : start + at_once]
         some = raw[: len(tile)]
         np.dot(tile, w, some)
-        part[:] = 0
-        slopes[:] = 0
-        for i in range(len(tile)):
-            _spread(mask[start + i], stops, weight)
-            _of_row(some[i], bias, signs[start + i], weight, part, slopes)
+        for first in range(0, len(tile), _SUMMED):
+            part[:] = 0
+            slopes[:] = 0
+            for i in range(first, min(first + _SUMMED, len(tile))):
+                _spread(mask[start + i], stops, weight)
+                _of_row(some[i], bias, signs[start + i], weight, part, slopes)
+            _add(gradient[d], slopes)
+            _add(losses, part)
         np.dot(tile.T, some, product)
         for j in range(d):
             _add(gradient[j], product[j])
-        _add(gradient[d], slopes)
-        _add(losses, part)
 
 
 @_compiled
@@ -81,7 +85,7 @@ def log_scores(
         Losses; weights of the rows of sign -1 and +1; weights of the right ones of each. Added to.
     """
     n, k = len(X), w.shape[1]
-    at_once = max(_LEAST, _ENTRIES // max(k, 1))
+    at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
     raw = np.empty((min(at_once, n), k), X.dtype)
     for start in range(0, n, at_once):
         tile = X[start : start + at_once]
