@@ -20,7 +20,8 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.stacked import CodeWeights, Column, StackedSolver
+from daskml_dist.solvers.of_splits import CodeWeights
+from daskml_dist.solvers.stacked import Column, StackedSolver
 from daskml_dist.solvers.stacked_scores import SCORES, StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine

@@ -23,12 +23,11 @@ from daskml_dist.models.stacked import TRAIN, StackedLinear
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lock_step import Seat, in_lock_step
 from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers.of_splits import OfSplits, train_weights
 from daskml_dist.solvers.rows import row_tiles, to_rows
 
 __all__ = [
-    "CodeWeights",
     "Column",
-    "OfSplits",
     "Some",
     "StackedGradient",
     "StackedSolver",
@@ -160,8 +159,9 @@ class Some:
 
 
 def tiles_of_splits(
-    w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows, backend: Backend
-) -> Iterator[tuple[BatchRows, Some]]:
+    model: StackedLinear, w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows,
+    backend: Backend,
+) -> Iterator[tuple[BatchRows, Some]]:  # fmt: skip
     """Some rows at a time, as many as a cache holds raw predictions of, and their columns.
 
     Rows of a fold lie together where nobody shuffled them: columns that all of them are nothing to
@@ -173,9 +173,10 @@ def tiles_of_splits(
     for tile in row_tiles(rows.X, backend, cached=8 * most * max(1, rows.X.shape[1])):
         for start in range(tile.start, tile.stop, most):
             part = rows.part(slice(start, min(start + most, tile.stop)), backend)
-            there = np.ones(part.y.shape[1] - 1, bool)
-            if is_host(part.y):
-                there = (part.y[:, 1:] == role).any(axis=0)
+            _, roles = model.parted(part.y)
+            there = np.ones(roles.shape[1], bool)
+            if is_host(roles):
+                there = (roles == role).any(axis=0)
             if (key := there.tobytes()) not in known:
                 at = np.flatnonzero(there[splits])
                 known[key] = Some(w, splits, at, rows.X, backend)
@@ -203,7 +204,7 @@ class StackedGradient(Statistic):
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         met: dict[int, Some] = {}
-        for part, some in tiles_of_splits(self.w, self.splits, TRAIN, rows, backend):
+        for part, some in tiles_of_splits(model, self.w, self.splits, TRAIN, rows, backend):
             if id(some) not in met:
                 met[id(some)] = some
                 some.sums["losses"] = zeros((len(some.at),), np.float64, out)
@@ -228,9 +229,8 @@ class StackedGradient(Statistic):
     ) -> Any:
         """Derivatives of the weighted losses; the losses are added up a column."""
         xp, losses = namespace(raw), some.sums["losses"]
-        mask = cast(rows.y[:, 1:] == TRAIN, raw.dtype)
-        if rows.weight is not None:
-            mask = mask * cast(rows.weight, raw.dtype)[:, None]
+        every = np.arange(model.roles.n_splits)
+        mask = train_weights(model, rows, every, raw.dtype, backend)
         y, width = rows.y[:, 0], some.width
         if is_host(raw) and width == 1 and model.each.loss.kernel == "log_loss":
             from daskml_dist.backends.stack_kernels import log_losses
@@ -248,62 +248,3 @@ class StackedGradient(Statistic):
         weight = xp.take(mask, backend.to_device(some.splits), axis=1)
         losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
         return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class OfSplits(Statistic):
-    """Another statistic over the training rows of some splits.
-
-    Parameters
-    ----------
-    each : Statistic
-    splits : tuple of int
-    """
-
-    each: Statistic
-    splits: tuple[int, ...]
-
-    @property
-    def additive(self) -> bool:  # type: ignore[override]
-        """As of the other."""
-        return self.each.additive
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """As of the other."""
-        return self.each.shows_not_finite
-
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
-        return len(self.splits), *self.each.shape(model.each)
-
-    def merge(self, total: Array, part: Array) -> None:
-        for of_split, more in zip(total, part, strict=True):
-            self.each.merge(of_split, more)
-
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp, roles = namespace(rows.y), rows.y[:, 1:]
-        dtype = xp.int32 if model.each.n_classes > 2 else rows.y.dtype
-        y = cast(rows.y[:, 0], dtype)
-        for k, split in enumerate(self.splits):
-            weight = cast(roles[:, split] == TRAIN, rows.y.dtype)
-            if rows.weight is not None:
-                weight = weight * cast(rows.weight, rows.y.dtype)
-            some = BatchRows(rows.X, y, weight, rows.key, rows.block, rows.first)
-            self.each.add(model.each, some, out[k, ...], backend)
-        return float("nan")
-
-
-@dataclass(frozen=True, eq=False)
-class CodeWeights(Statistic):
-    """Weight of the training rows of each split."""
-
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
-        return (model.roles.n_splits,)
-
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp = namespace(rows.y)
-        mask = cast(rows.y[:, 1:] == TRAIN, xp.float64)
-        if rows.weight is not None:
-            mask = mask * cast(rows.weight, xp.float64)[:, None]
-        out += total(mask, axis=0)
-        return float("nan")

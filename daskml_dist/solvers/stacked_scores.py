@@ -45,7 +45,7 @@ class StackedScores(Statistic):
         return len(self.w), _CLASSIFIER if model.each.n_classes else _REGRESSOR
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        for part, some in tiles_of_splits(self.w, self.splits, self.role, rows, backend):
+        for part, some in tiles_of_splits(model, self.w, self.splits, self.role, rows, backend):
             raw = model.each.raw_prediction(some.w, part.X, backend)
             raw = namespace(raw).reshape(raw, (part.y.shape[0], len(some.at), some.width))
             if is_host(raw) and some.width == 1 and model.each.loss.kernel == "log_loss":
