@@ -16,7 +16,7 @@ from daskml_dist.models.stacked import TRAIN, StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.rows import is_sparse
 
-__all__ = ["CodeWeights", "LabelWeights", "OfSplits", "train_weights"]
+__all__ = ["CodeWeights", "LabelWeights", "OfSplits", "rows_of_split", "train_weights"]
 
 #: Splits whose training rows are told apart by the bits of a number.
 _MOST_BITS = 62
@@ -109,6 +109,25 @@ def _alike(rows: BatchRows, at: NDArray[np.intp], backend: Backend) -> Iterator[
         weight = None if rows.weight is None else rows.weight[some]
         X = backend.rows(rows.X, some)
         yield BatchRows(X, rows.y[some], weight, (*rows.key, start), rows.block)
+
+
+def rows_of_split(
+    model: StackedLinear, rows: BatchRows, split: int, role: int, backend: Backend
+) -> Iterator[BatchRows]:
+    """The rows that play a role in a split; where they cannot be told apart, the others weigh 0."""
+    _, roles = model.parted(rows.y)
+    playing = roles[:, split] == role
+    if is_host(roles):
+        at = np.flatnonzero(playing)
+        if not len(at):
+            return
+        if not is_sparse(rows.X) or _are_neighbours(at):
+            yield from _alike(rows, at, backend)
+            return
+    weight = cast(playing, roles.dtype)
+    if rows.weight is not None:
+        weight = weight * cast(rows.weight, roles.dtype)
+    yield BatchRows(rows.X, rows.y, weight, rows.key, rows.block, rows.first)
 
 
 def train_weights(
