@@ -8,9 +8,12 @@ from daskml_dist.linear_model.lasso import Lasso
 from daskml_dist.linear_model.lasso_cv import LassoCV
 from daskml_dist.linear_model.linear_regression import LinearRegression
 from daskml_dist.linear_model.logistic_regression import LogisticRegression
+from daskml_dist.linear_model.logistic_regression_cv import LogisticRegressionCV
 from daskml_dist.linear_model.poisson_regressor import PoissonRegressor
 from daskml_dist.linear_model.ridge import Ridge
 from daskml_dist.linear_model.ridge_classifier import RidgeClassifier
+from daskml_dist.linear_model.ridge_classifier_cv import RidgeClassifierCV
+from daskml_dist.linear_model.ridge_cv import RidgeCV
 from daskml_dist.linear_model.sgd_classifier import SGDClassifier
 from daskml_dist.linear_model.sgd_regressor import SGDRegressor
 from daskml_dist.linear_model.tweedie_regressor import TweedieRegressor
@@ -24,9 +27,12 @@ __all__ = [
     "LassoCV",
     "LinearRegression",
     "LogisticRegression",
+    "LogisticRegressionCV",
     "PoissonRegressor",
     "Ridge",
+    "RidgeCV",
     "RidgeClassifier",
+    "RidgeClassifierCV",
     "SGDClassifier",
     "SGDRegressor",
     "TweedieRegressor",

@@ -15,6 +15,7 @@ from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._stacks import StackedFit, can_stack, fit_stack
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.model_selection._codes import ByPlace, ByRange
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints
@@ -112,7 +113,7 @@ def targets_of(
     classes = _labels(splits, collection) if classification else None
     factors = None
     if class_weight is not None and classes is not None:
-        factors = class_factors(class_weight, classes, partial(_label_sums, collection))
+        factors = class_factors(class_weight, classes, partial(_label_sums, collection, classes))
     join = partial(_joined, classes)
     weigh = partial(_weighed, classes, factors)
     if collection.kind == "memory":
@@ -155,9 +156,16 @@ def class_factors(
     return np.array([float(class_weight.get(label, 1.0)) for label in known])
 
 
-def _label_sums(collection: Collection) -> NDArray[np.float64]:
-    """Rows of each label."""
-    return label_counts(collection, first_seen=False)[1].sum(axis=0).astype(np.float64)
+def _label_sums(collection: Collection, classes: NDArray[Any]) -> NDArray[np.float64]:
+    """Weights of the rows of each label, as a weight of two is as good as a row twice."""
+    found: NDArray[np.float64] = reduce_parts(collection, partial(_sums_of, classes), sum)
+    return found
+
+
+def _sums_of(classes: NDArray[Any], index: int, X: Any, y: Any, weight: Any) -> NDArray[np.float64]:
+    codes = np.searchsorted(classes, np.asarray(y))
+    given = None if weight is None else np.broadcast_to(np.asarray(weight, float), codes.shape)
+    return np.bincount(codes, given, len(classes)).astype(np.float64)
 
 
 def _weighed(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
