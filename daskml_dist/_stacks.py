@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,17 +21,19 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.stacked import CodeWeights, Column, StackedSolver
+from daskml_dist.solvers.of_splits import CodeWeights
+from daskml_dist.solvers.stacked import Column, StackedSolver
 from daskml_dist.solvers.stacked_scores import SCORES, StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
+from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import make_solver_fit
 from daskml_dist.training.survey import Survey
 
-__all__ = ["StackedFit", "can_stack", "fit_stack"]
+__all__ = ["Stack", "StackedFit", "can_stack", "fit_stack", "open_stack", "solution_of"]
 
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
@@ -107,23 +110,57 @@ def fit_stack(
     list of list of StackedFit
         Of each estimator, one a split.
     """
-    scored = (TEST, TRAIN) if train_score else (TEST,)
-    return _Stack(estimators, roles, classes, scored, pairs).fitted(collection, weighted)
+    for estimator in estimators:
+        estimator._check_params()
+    begin = time.perf_counter()
+    with open_stack(estimators[0], collection, roles, classes, weighted) as stack:
+        found = _Fits(stack, estimators, train_score, pairs).found()
+    seconds = (time.perf_counter() - begin) / (len(found) * roles.n_splits)
+    for row in found:
+        for fit in row:
+            fit.seconds = seconds
+    return found
 
 
-class _Stack(BaseOnRows):
-    """The rounds of a stack."""
+@contextmanager
+def open_stack(
+    estimator: Any, collection: Collection, roles: Roles, classes: Any, weighted: bool,
+    *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
+) -> Iterator[Stack]:  # fmt: skip
+    """Lay the rows of a stack out, as an estimator's parameters say, for as long as it is open.
+
+    Parameters
+    ----------
+    estimator : estimator
+    collection, roles, classes, weighted
+        As in :func:`fit_stack`.
+    n_targets : int or None
+        Columns of the targets, where they have two dimensions.
+    client, callbacks : optional
+        Of the fits.
+
+    Yields
+    ------
+    Stack
+    """
+    rows = _Rows(estimator)
+    run = rows._run_settings()
+    with open_engine(collection, client, run.memory_budget, run.device) as engine:
+        seen = rows._rows(engine, run, None, None, weighted)
+        lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
+        survey = _TargetSurvey(seen.survey.infos, n_columns=n_targets)
+        asked = replace(seen, survey=survey, classes=classes)
+        yield Stack(engine, lanes, seen, asked, roles, run, callbacks or CallbackList([]))
+
+
+class _Rows(BaseOnRows):
+    """Rows as another estimator has them."""
 
     _multi_output = True
 
-    def __init__(
-        self, estimators: Sequence[Any], roles: Roles, classes: Any, scored: tuple[int, ...],
-        pairs: bool,
-    ) -> None:  # fmt: skip
-        first, self.scored, self.pairs = estimators[0], scored, pairs
-        self.estimators, self.roles, self.classes = estimators, roles, classes
-        self.run, self.device, self.verbose = first.run, first.device, first.verbose
-        self._run_used = type(first)._run_used  # type: ignore[misc]
+    def __init__(self, estimator: Any) -> None:
+        self.run, self.device, self.verbose = estimator.run, estimator.device, estimator.verbose
+        self._run_used = type(estimator)._run_used  # type: ignore[misc]
 
     def _raw(self) -> Any:
         raise NotImplementedError
@@ -131,37 +168,99 @@ class _Stack(BaseOnRows):
     def _params(self) -> dict[str, Any]:
         return dict(self._defaults)
 
-    def fitted(self, collection: Collection, weighted: bool) -> list[list[StackedFit]]:
-        """Fit and score all columns."""
-        for estimator in self.estimators:
-            estimator._check_params()
-        run = self._run_settings()
-        begin = time.perf_counter()
-        with open_engine(collection, None, run.memory_budget, run.device) as engine:
-            rows = self._rows(engine, run, None, None, weighted)
-            lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
-            asked = _Asked(engine, lanes, rows, run)
-            of_rows = replace(rows, survey=_TargetSurvey(rows.survey.infos), classes=self.classes)
-            some, _ = self.estimators[0]._problem(of_rows)
-            weights = asked(StackedLinear(some, self.roles, self._codes), OnePass(CodeWeights())).w
-            found = self._columns(asked, of_rows, weights)
-        seconds = (time.perf_counter() - begin) / len(found)
-        n_splits = self.roles.n_splits
-        for fit in found:
-            fit.seconds = seconds
-        return [found[i : i + n_splits] for i in range(0, len(found), n_splits)]
+
+class Stack:
+    """Rows, laid out for any number of fits of linear models to the training rows of splits.
+
+    Attributes
+    ----------
+    rows : Rows
+        Facts of all rows, with targets alone.
+    roles : Roles
+    records : list of dict
+        Of all passes so far.
+    """
+
+    def __init__(
+        self, engine: Engine, lanes: list[LaneSpec], seen: Rows, rows: Rows, roles: Roles,
+        run: RunSettings, callbacks: CallbackList,
+    ) -> None:  # fmt: skip
+        self._engine, self._lanes, self._seen, self._run = engine, lanes, seen, run
+        self._callbacks = callbacks
+        self.rows, self.roles = rows, roles
+        self.records: list[dict[str, Any]] = []
+
+    def __call__(self, model: Any, solver: Solver) -> Solution:
+        """Solution of a solver that is asked about the rows."""
+        fit = make_solver_fit(
+            model, solver, self._seen, self._lanes, None, self._engine.streaming, self._run
+        )
+        result = self._engine.train(fit, self._callbacks)
+        self.records += result.records
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, len(self.records))
+        assert isinstance(result.state, Solution)
+        self.last = fit, result
+        return result.state
 
     @property
-    def _codes(self) -> NDArray[Any] | None:
-        return None if self.classes is None else np.arange(len(self.classes))
+    def engine(self) -> Engine:
+        """Where the fits run."""
+        return self._engine
 
-    def _columns(self, asked: _Asked, rows: Rows, weights: NDArray[np.float64]) -> list[StackedFit]:
-        """Fits in the order of the estimators, and of their splits."""
+    def model(self, each: LinearModel, class_weight: Any = None) -> StackedLinear:
+        """One model for each column."""
+        classes = self.rows.classes
+        codes = None if classes is None else np.arange(len(classes))
+        return StackedLinear(each, self.roles, codes, class_weight)
+
+    def of_split(self, weight: float) -> Rows:
+        """Facts of the training rows of a split, of their weight."""
+        survey = self.rows.survey
+        assert isinstance(survey, _TargetSurvey)
+        return replace(self.rows, survey=replace(survey, weight=float(weight)))
+
+    def weights(self, each: LinearModel) -> NDArray[np.float64]:
+        """Weight of the training rows of each split."""
+        return self(self.model(each), OnePass(CodeWeights())).w
+
+    def scores(
+        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
+        pairs: bool = False,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """Sums that scores of columns are made of, over rows that play a role in their splits."""
+        order = np.argsort(splits, kind="stable")
+        sums = self(model, OnePass(StackedScores(w[order], splits[order], role, pairs))).w
+        found = np.empty_like(sums)
+        found[order] = sums
+        return found
+
+
+class _Fits:
+    """Fits of all candidates to all splits.
+
+    Parameters
+    ----------
+    stack : Stack
+    estimators : sequence of estimator
+    train_score, pairs : bool
+    """
+
+    def __init__(
+        self, stack: Stack, estimators: Sequence[Any], train_score: bool, pairs: bool
+    ) -> None:
+        self._stack, self._estimators, self._pairs = stack, estimators, pairs
+        self._n_splits = stack.roles.n_splits
+        self._sides = (TEST, TRAIN) if train_score else (TEST,)
+
+    def found(self) -> list[list[StackedFit]]:
+        """Fits of each estimator, one a split."""
+        stack = self._stack
+        weights = stack.weights(self._estimators[0]._problem(stack.rows)[0])
         problems: list[tuple[LinearModel, Column, Rows]] = []
-        for estimator in self.estimators:
+        for estimator in self._estimators:
             for split, weight in enumerate(weights):
-                infos = rows.survey.infos
-                of_split = replace(rows, survey=_TargetSurvey(infos, float(weight)))
+                of_split = stack.of_split(weight)
                 model, solver = estimator._problem(of_split)
                 start = estimator._start(model, of_split)
                 problems.append((model, Column(split, solver, float(weight), start), of_split))
@@ -170,52 +269,39 @@ class _Stack(BaseOnRows):
         while left:
             model = problems[left[0]][0]
             some = [i for i in left if problems[i][0] == model][:_MOST_COLUMNS]
-            stacked = StackedLinear(model, self.roles, self._codes)
-            columns = tuple(problems[i][1] for i in some)
-            solution = asked(stacked, StackedSolver(columns))
-            sums = self._scored(asked, stacked, solution.w, columns)
-            for k, i in enumerate(some):
-                n_splits = self.roles.n_splits
-                estimator = type(self.estimators[0])(
-                    **self.estimators[i // n_splits].get_params(deep=False)
-                )
-                n_iter, converged, message, extra = solution.extra["columns"][k]
-                one = Solution(solution.w[k], n_iter, converged, message, extra)
-                estimator._set_fitted(one, model, problems[i][2])
-                estimator._set_n_iter(one)
-                estimator._warn(one)
-                found[i] = StackedFit(estimator, {r: s[k] for r, s in sums.items()}, 0.0)
+            found |= self._columns(model, {i: problems[i] for i in some})
             left = [i for i in left if i not in found]
-        return [found[i] for i in range(len(problems))]
+        n = self._n_splits
+        return [[found[i] for i in range(k, k + n)] for k in range(0, len(problems), n)]
 
-    def _scored(
-        self, asked: _Asked, model: StackedLinear, w: NDArray[np.float64],
-        columns: Sequence[Column],
-    ) -> dict[int, NDArray[np.float64]]:  # fmt: skip
+    def _columns(
+        self, model: LinearModel, problems: dict[int, tuple[LinearModel, Column, Rows]]
+    ) -> dict[int, StackedFit]:
+        """Fits of one stack, by their numbers."""
+        stacked = self._stack.model(model)
+        columns = tuple(column for _, column, _ in problems.values())
+        solution = self._stack(stacked, StackedSolver(columns))
         splits = np.array([column.split for column in columns])
-        order = np.argsort(splits, kind="stable")
+        sums = {
+            side: self._stack.scores(stacked, solution.w, splits, side, self._pairs)
+            for side in self._sides
+        }
         found = {}
-        for role in self.scored:
-            scores = StackedScores(w[order], splits[order], role, self.pairs)
-            sums = asked(model, OnePass(scores)).w
-            found[role] = np.empty_like(sums)
-            found[role][order] = sums
+        for k, (i, (_, _, rows)) in enumerate(problems.items()):
+            candidate = self._estimators[i // self._n_splits]
+            estimator = type(candidate)(**candidate.get_params(deep=False))
+            one = solution_of(solution, k)
+            estimator._set_fitted(one, model, rows)
+            estimator._set_n_iter(one)
+            estimator._warn(one)
+            found[i] = StackedFit(estimator, {s: of[k] for s, of in sums.items()}, 0.0)
         return found
 
 
-class _Asked:
-    """Fits of several solvers to the same rows."""
-
-    def __init__(self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings) -> None:
-        self._engine, self._lanes, self._rows, self._run = engine, lanes, rows, run
-
-    def __call__(self, model: Any, solver: Solver) -> Solution:
-        fit = make_solver_fit(
-            model, solver, self._rows, self._lanes, None, self._engine.streaming, self._run
-        )
-        solution = self._engine.train(fit, CallbackList([])).state
-        assert isinstance(solution, Solution)
-        return solution
+def solution_of(stacked: Solution, k: int) -> Solution:
+    """Solution of a column of a stack."""
+    n_iter, converged, message, extra = stacked.extra["columns"][k]
+    return Solution(stacked.w[k], n_iter, converged, message, extra)
 
 
 @dataclass(frozen=True)
@@ -226,9 +312,12 @@ class _TargetSurvey(Survey):
     ----------
     weight : float or None
         Rows of a split, counted by their weights; None: all rows.
+    n_columns : int or None
+        Columns of the targets; None: they have one dimension.
     """
 
     weight: float | None = None
+    n_columns: int | None = None
 
     @property
     def n_rows(self) -> Any:
@@ -236,14 +325,14 @@ class _TargetSurvey(Survey):
         return sum(i.n_rows for i in self.infos) if self.weight is None else self.weight
 
     @property
-    def n_targets(self) -> None:
-        """None: targets have one dimension."""
-        return None
+    def n_targets(self) -> int | None:
+        """Columns of the targets; None for targets of one dimension."""
+        return self.n_columns
 
     @property
     def targets(self) -> Spread:
-        """Of the first column."""
-        both = Survey(self.infos).targets
+        """Of all columns but the codes'."""
+        both, n = Survey(self.infos).targets, self.n_columns or 1
         return replace(
-            both, origin=both.origin[:1], offset=both.offset[:1], squares=both.squares[:1]
+            both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]
         )

@@ -17,7 +17,7 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
 
-__all__ = ["BaseLeastSquares"]
+__all__ = ["BaseLeastSquares", "check_memory", "moments_of"]
 
 #: Copies of the Gram matrix in one process at most: of its lanes, on their way, and factors.
 _COPIES = 8
@@ -43,7 +43,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
     def _model(self, rows: Rows) -> LinearModel:
         survey = rows.survey
         fit_intercept = bool(self.get_params(deep=False)["fit_intercept"])
-        _check_memory(survey.n_features)
+        check_memory(survey.n_features)
         return LinearModel(
             self._loss(),
             survey.n_features,
@@ -55,12 +55,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 
     def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
         """Facts of the rows that every solver by the Gram matrix must know."""
-        survey = rows.survey
-        sparse = survey.any_sparse
-        return {
-            "eps": float(np.finfo(np.float64 if sparse else survey.dtype).eps),
-            "sparse": sparse,
-        }
+        return moments_of(rows)
 
     def _set_n_iter(self, solution: Solution) -> None:
         """Nothing: these solvers do not iterate."""
@@ -77,7 +72,16 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         self.intercept_ = (w[-1, 0] if one else w[-1].copy()) if model.fit_intercept else 0.0
 
 
-def _check_memory(n_features: int) -> None:
+def moments_of(rows: Rows) -> dict[str, Any]:
+    """Facts of the rows that every solver by the Gram matrix must know."""
+    sparse = rows.survey.any_sparse
+    return {
+        "eps": float(np.finfo(np.float64 if sparse else rows.survey.dtype).eps),
+        "sparse": sparse,
+    }
+
+
+def check_memory(n_features: int) -> None:
     """Check that a Gram matrix fits, before any worker tries."""
     if n_features <= _FEW_FEATURES:
         return

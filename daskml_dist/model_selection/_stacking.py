@@ -15,7 +15,8 @@ from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._stacks import StackedFit, can_stack, fit_stack
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
 from daskml_dist.model_selection._codes import ByPlace, ByRange
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints
@@ -23,7 +24,7 @@ from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.stacked_scores import SCORES
 
-__all__ = ["stacked_fits"]
+__all__ = ["class_factors", "stacked_fits", "targets_of"]
 
 #: A score of a stack's sums: takes the fit and ``role=``.
 _OfSums = Callable[..., float]
@@ -55,7 +56,7 @@ def stacked_fits(
     """
     if set(splits.plain) - {"sample_weight"} or not can_stack(estimators):
         return None
-    collection, classes = _targets(splits, estimators[0]._classification)
+    collection, classes = targets_of(splits, estimators[0]._classification)
     weighted = collection.parts[0][2] is not None
     known = {name: _of_sums(estimators[0], given) for name, given in scoring.items()}
     pairs = any(isinstance(score, partial) and score.func is _of_pairs for score in known.values())
@@ -107,22 +108,40 @@ def _scored(
     return Fitted(scores[0], scores[1] if train_score else {}, fit.seconds, 0.0, fit.estimator)
 
 
-def _targets(splits: Splits, classification: bool) -> tuple[Collection, Any]:
-    """The rows, with targets and codes as two columns; and the labels of a classifier."""
+def targets_of(
+    splits: Splits, classification: bool, *, multi_output: bool = False, class_weight: Any = None
+) -> tuple[Collection, Any]:
+    """The rows, with targets and then codes as columns; and the labels of a classifier.
+
+    Parameters
+    ----------
+    splits : Splits
+    classification : bool
+        Whether targets are labels; the collection has their numbers.
+    multi_output : bool
+        Whether targets may have several columns.
+    class_weight : dict, "balanced" or None
+        Factors of the weights of rows, by their label.
+    """
     X, y, *weight = splits.inputs
     collection = as_collection(
         X, y, weight[0] if weight else splits.plain.get("sample_weight"),
-        classification=classification,
+        classification=classification, multi_output=multi_output,
     )  # fmt: skip
     classes = _labels(splits, collection) if classification else None
+    factors = None
+    if class_weight is not None and classes is not None:
+        factors = class_factors(class_weight, classes, partial(_label_sums, collection, classes))
     join = partial(_joined, classes)
+    weigh = partial(_weighed, classes, factors)
     if collection.kind == "memory":
         ((rows, targets, given),) = collection.parts
-        parts = [(rows, join(targets, splits.codes), given)]
+        parts = [(rows, join(targets, splits.codes), weigh(targets, given))]
     else:
         lazily = delayed(join, pure=False)
+        weighed = delayed(weigh, pure=False) if factors is not None else lambda targets, w: w
         parts = [
-            (rows, lazily(targets, codes), given)
+            (rows, lazily(targets, codes), weighed(targets, given))
             for (rows, targets, given), codes in zip(
                 collection.parts, splits.rows.code_parts(), strict=True
             )
@@ -131,6 +150,48 @@ def _targets(splits: Splits, classification: bool) -> tuple[Collection, Any]:
         collection, parts=parts, multi_output=True, classification=False,
         inputs=(X, None, weight[0] if weight else None),
     ), classes  # fmt: skip
+
+
+def class_factors(
+    class_weight: Any, classes: NDArray[Any], sums: Callable[[], NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Weight of each class, of what the user gave; `sums` tells those of its rows.
+
+    Raises
+    ------
+    InvalidParameterError
+        A label is none of the classes.
+    """
+    if isinstance(class_weight, str):
+        of_class = sums()
+        return np.asarray(of_class.sum() / (len(classes) * of_class), np.float64)
+    known = classes.tolist()
+    if unknown := [label for label in class_weight if label not in known]:
+        raise InvalidParameterError(
+            f"The given class_weight dict must have the class labels as keys: {unknown} are none "
+            f"of {known}."
+        )
+    return np.array([float(class_weight.get(label, 1.0)) for label in known])
+
+
+def _label_sums(collection: Collection, classes: NDArray[Any]) -> NDArray[np.float64]:
+    """Weights of the rows of each label, as a weight of two is as good as a row twice."""
+    found: NDArray[np.float64] = reduce_parts(collection, partial(_sums_of, classes), sum)
+    return found
+
+
+def _sums_of(classes: NDArray[Any], index: int, X: Any, y: Any, weight: Any) -> NDArray[np.float64]:
+    codes = np.searchsorted(classes, np.asarray(y))
+    given = None if weight is None else np.broadcast_to(np.asarray(weight, float), codes.shape)
+    return np.bincount(codes, given, len(classes)).astype(np.float64)
+
+
+def _weighed(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
+    """Weights of rows, times those of their labels."""
+    if factors is None:
+        return given
+    of_labels = factors[np.searchsorted(classes, np.asarray(targets))]
+    return of_labels if given is None else of_labels * np.asarray(given)
 
 
 def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
@@ -152,7 +213,5 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
 def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[np.float64]:
     """Targets (numbers of their labels) and codes counted from 1, so that none is 0."""
     values = np.asarray(targets)
-    out = np.empty((len(values), 2))
-    out[:, 0] = values if classes is None else np.searchsorted(classes, values)
-    out[:, 1] = codes + 1
-    return out
+    values = values if classes is None else np.searchsorted(classes, values)
+    return np.column_stack([values, codes + 1.0])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.models.base import Model
 from daskml_dist.models.linear import LinearModel
 
-__all__ = ["NEITHER", "TEST", "TRAIN", "Roles", "StackedLinear"]
+__all__ = ["NEITHER", "TEST", "TRAIN", "Roles", "StackedLinear", "WithAll"]
 
 #: What a row is to a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
@@ -34,6 +34,29 @@ class Roles(ABC):
 
 
 @dataclass(frozen=True, eq=False)
+class WithAll(Roles):
+    """Roles of some splits, and of one more, the last, that trains on all rows.
+
+    Parameters
+    ----------
+    each : Roles
+    """
+
+    each: Roles
+
+    @property
+    def n_splits(self) -> int:  # type: ignore[override]
+        """One more."""
+        return self.each.n_splits + 1
+
+    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+        """As in :class:`Roles`."""
+        if split == self.each.n_splits:
+            return np.full(len(codes), TRAIN, np.int8)
+        return self.each.played(codes, split)
+
+
+@dataclass(frozen=True, eq=False)
 class StackedLinear(Model):
     """Linear models of one kind, a column of parameters (or as many as there are classes) each.
 
@@ -45,11 +68,14 @@ class StackedLinear(Model):
     roles : Roles
     classes : ndarray or None
         As the targets name them; None for regression.
+    class_weight : ndarray of float64 of shape (n_splits, n_classes), or None
+        Factors of the weights of training rows, by their label.
     """
 
     each: LinearModel
     roles: Roles
     classes: NDArray[Any] | None
+    class_weight: NDArray[np.float64] | None = None
 
     @property
     def n_features(self) -> int:
@@ -61,16 +87,29 @@ class StackedLinear(Model):
 
         Parameters
         ----------
-        y : ndarray of shape (n, 2)
-            Targets and codes counted from 1.
+        y : ndarray of shape (n, n_given + 1)
+            Targets (labels in one column) and codes counted from 1.
 
         Returns
         -------
-        ndarray of float64 or float32 of shape (n, 1 + n_splits)
+        ndarray of float64 or float32 of shape (n, n_targets + n_splits)
         """
-        codes = y[:, 1].astype(np.int64) - 1
-        out = np.empty((len(y), 1 + self.roles.n_splits), dtype)
-        out[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
+        codes = y[:, -1].astype(np.int64) - 1
+        given = y[:, 0] if y.shape[1] == 2 else y[:, :-1]
+        targets = self.each.encode(given, self.classes, dtype)
+        n_targets = self.n_targets
+        out = np.empty((len(y), n_targets + self.roles.n_splits), dtype)
+        out[:, :n_targets] = targets.reshape(len(y), -1)
         for split in range(self.roles.n_splits):
-            out[:, 1 + split] = self.roles.played(codes, split)
+            out[:, n_targets + split] = self.roles.played(codes, split)
         return out
+
+    @property
+    def n_targets(self) -> int:
+        """Columns of the targets."""
+        return self.each.n_targets or 1
+
+    def parted(self, y: Any) -> tuple[Any, Any]:
+        """Targets as each model reads them, and the roles, of what :meth:`encode` made."""
+        n = self.n_targets
+        return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]

@@ -68,7 +68,13 @@ class LeastSquares(Solver):
             cut=self._cut,
             dear=self.sparse,
         )
-        coef, facts = self._coef(reduced, sums.n_rows, start_of(model, start)[: model.n_features])
+        return self.of_reduced(model, reduced, sums.n_rows, start)
+
+    def of_reduced(
+        self, model: Any, reduced: Reduced, n_rows: int, start: Array | None = None
+    ) -> Solution:
+        """Solve a problem that is reduced already."""
+        coef, facts = self._coef(reduced, n_rows, start_of(model, start)[: model.n_features])
         if model.fit_intercept:
             coef = np.vstack([coef, reduced.y_mean - reduced.x_mean @ coef])
         return Solution(coef, **facts)

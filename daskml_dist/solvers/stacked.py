@@ -24,18 +24,16 @@ from daskml_dist.models.stacked import TRAIN, StackedLinear
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lock_step import Seat, in_lock_step
 from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers.of_splits import OfSplits, train_weights
 from daskml_dist.solvers.rows import row_tiles, to_rows
 
 __all__ = [
-    "CodeWeights",
     "Column",
-    "OfSplits",
     "Some",
     "StackedGradient",
     "StackedSolver",
     "takes_kernel",
     "tiles_of_splits",
-    "weights_of_splits",
 ]
 
 #: Raw predictions of a tile of rows that a processor's cache holds.
@@ -177,15 +175,9 @@ def takes_kernel(model: LinearModel, rows: BatchRows) -> bool:
     return X.flags.c_contiguous and X.dtype == rows.y.dtype
 
 
-def weights_of_splits(rows: BatchRows, role: int) -> Any:
-    """Weight of each row to each split, 0 where it plays another role; (n, n_splits)."""
-    mask = cast(rows.y[:, 1:] == role, rows.y.dtype)
-    return mask if rows.weight is None else mask * cast(rows.weight, mask.dtype)[:, None]
-
-
 def tiles_of_splits(
-    w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows, backend: Backend,
-    in_kernel: bool,
+    model: StackedLinear, w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows,
+    backend: Backend, in_kernel: bool,
 ) -> Iterator[tuple[BatchRows, Some]]:  # fmt: skip
     """Some rows at a time, as many as a cache holds raw predictions of, and their columns.
 
@@ -198,9 +190,10 @@ def tiles_of_splits(
     for tile in row_tiles(rows.X, backend, cached=8 * most * max(1, rows.X.shape[1])):
         for start in range(tile.start, tile.stop, most):
             part = rows.part(slice(start, min(start + most, tile.stop)), backend)
-            there = np.ones(part.y.shape[1] - 1, bool)
-            if is_host(part.y):
-                there = (part.y[:, 1:] == role).any(axis=0)
+            _, roles = model.parted(part.y)
+            there = np.ones(roles.shape[1], bool)
+            if is_host(roles):
+                there = (roles == role).any(axis=0)
             if (key := there.tobytes()) not in known:
                 at = np.flatnonzero(there[splits])
                 known[key] = Some(w, splits, at, rows.X, backend)
@@ -229,13 +222,14 @@ class StackedGradient(Statistic):
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         met: dict[int, Some] = {}
         kernel = takes_kernel(model.each, rows)
-        for part, some in tiles_of_splits(self.w, self.splits, TRAIN, rows, backend, kernel):
+        tiles = tiles_of_splits(model, self.w, self.splits, TRAIN, rows, backend, kernel)
+        for part, some in tiles:
             if id(some) not in met:
                 met[id(some)] = some
                 some.sums["losses"] = zeros((len(some.at),), np.float64, out)
                 some.sums["gradient"] = zeros(some.w.shape, np.float64, out)
             if kernel:
-                self._by_kernel(model, part, some)
+                self._by_kernel(model, part, some, backend)
                 continue
             with np.errstate(over="ignore", invalid="ignore"):
                 raw = model.each.raw_prediction(some.w, part.X, backend)
@@ -252,14 +246,18 @@ class StackedGradient(Statistic):
                 out[some.at] += found
         return float("nan")
 
-    def _by_kernel(self, model: StackedLinear, rows: BatchRows, some: Some) -> None:
+    def _by_kernel(
+        self, model: StackedLinear, rows: BatchRows, some: Some, backend: Backend
+    ) -> None:
         from daskml_dist.backends.stack_kernels import log_gradients
 
         w, bias = some.coefficients(model.each)
         gradient = np.zeros((len(w) + 1, len(bias)))
+        every = np.arange(model.roles.n_splits)
         log_gradients(
-            rows.X, np.ascontiguousarray(rows.y[:, 0]), weights_of_splits(rows, TRAIN),
-            some.stops(model.roles.n_splits), w, bias, some.sums["losses"], gradient,
+            rows.X, np.ascontiguousarray(rows.y[:, 0]),
+            train_weights(model, rows, every, rows.X.dtype, backend), some.stops(len(every)),
+            w, bias, some.sums["losses"], gradient,
         )  # fmt: skip
         some.sums["gradient"] += gradient[: len(some.w)]
 
@@ -268,7 +266,9 @@ class StackedGradient(Statistic):
     ) -> Any:
         """Derivatives of the weighted losses; the losses are added up a column."""
         xp, losses = namespace(raw), some.sums["losses"]
-        mask, y, width = weights_of_splits(rows, TRAIN), rows.y[:, 0], some.width
+        every = np.arange(model.roles.n_splits)
+        mask = train_weights(model, rows, every, raw.dtype, backend)
+        y, width = rows.y[:, 0], some.width
         n, n_columns = raw.shape[0], len(some.at)
         each = xp.reshape(raw, (n * n_columns, width) if width > 1 else (n * n_columns,))
         targets = model.each.targets(
@@ -276,65 +276,6 @@ class StackedGradient(Statistic):
             raw.dtype,
         )
         values, g = model.each.loss.value_and_gradient(targets, each)
-        weight = cast(xp.take(mask, backend.to_device(some.splits), axis=1), raw.dtype)
+        weight = xp.take(mask, backend.to_device(some.splits), axis=1)
         losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
         return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class OfSplits(Statistic):
-    """Another statistic over the training rows of some splits.
-
-    Parameters
-    ----------
-    each : Statistic
-    splits : tuple of int
-    """
-
-    each: Statistic
-    splits: tuple[int, ...]
-
-    @property
-    def additive(self) -> bool:  # type: ignore[override]
-        """As of the other."""
-        return self.each.additive
-
-    @property
-    def shows_not_finite(self) -> bool:
-        """As of the other."""
-        return self.each.shows_not_finite
-
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
-        return len(self.splits), *self.each.shape(model.each)
-
-    def merge(self, total: Array, part: Array) -> None:
-        for of_split, more in zip(total, part, strict=True):
-            self.each.merge(of_split, more)
-
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp, roles = namespace(rows.y), rows.y[:, 1:]
-        dtype = xp.int32 if model.each.n_classes > 2 else rows.y.dtype
-        y = cast(rows.y[:, 0], dtype)
-        for k, split in enumerate(self.splits):
-            weight = cast(roles[:, split] == TRAIN, rows.y.dtype)
-            if rows.weight is not None:
-                weight = weight * cast(rows.weight, rows.y.dtype)
-            some = BatchRows(rows.X, y, weight, rows.key, rows.block, rows.first)
-            self.each.add(model.each, some, out[k, ...], backend)
-        return float("nan")
-
-
-@dataclass(frozen=True, eq=False)
-class CodeWeights(Statistic):
-    """Weight of the training rows of each split."""
-
-    def shape(self, model: StackedLinear) -> tuple[int, ...]:
-        return (model.roles.n_splits,)
-
-    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp = namespace(rows.y)
-        mask = cast(rows.y[:, 1:] == TRAIN, xp.float64)
-        if rows.weight is not None:
-            mask = mask * cast(rows.weight, xp.float64)[:, None]
-        out += total(mask, axis=0)
-        return float("nan")

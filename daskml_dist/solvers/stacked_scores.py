@@ -19,7 +19,6 @@ from daskml_dist.solvers.stacked import (
     Some,
     takes_kernel,
     tiles_of_splits,
-    weights_of_splits,
 )
 
 __all__ = ["SCORES", "StackedScores"]
@@ -57,7 +56,8 @@ class StackedScores(Statistic):
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         kernel = takes_kernel(model.each, rows)
-        for part, some in tiles_of_splits(self.w, self.splits, self.role, rows, backend, kernel):
+        tiles = tiles_of_splits(model, self.w, self.splits, self.role, rows, backend, kernel)
+        for part, some in tiles:
             if kernel:
                 out[some.at] += self._by_kernel(model, part, some)
                 continue
@@ -73,11 +73,14 @@ class StackedScores(Statistic):
     def _by_kernel(self, model: StackedLinear, rows: BatchRows, some: Some) -> Any:
         from daskml_dist.backends.stack_kernels import log_scores
 
-        w, bias = some.coefficients(model.each)
+        (w, bias), (y, roles) = some.coefficients(model.each), model.parted(rows.y)
+        mask = cast(roles == self.role, y.dtype)
+        if rows.weight is not None:
+            mask *= rows.weight[:, None]
         sums = np.zeros((5, len(bias)))
         log_scores(
-            rows.X, np.ascontiguousarray(rows.y[:, 0]), weights_of_splits(rows, self.role),
-            some.stops(model.roles.n_splits), w, bias, _MOST_LOSS, sums,
+            rows.X, np.ascontiguousarray(y), mask, some.stops(roles.shape[1]), w, bias,
+            _MOST_LOSS, sums,
         )  # fmt: skip
         losses, *weights, right_down, right_up = sums
         down, up = weights

@@ -1,0 +1,95 @@
+"""Base class of linear models that choose their penalty by cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._linear import BaseLinear
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._stacks import Stack, open_stack
+from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.stacked import TEST, WithAll
+
+__all__ = ["CrossValidated"]
+
+
+class CrossValidated(BaseLinear):
+    """Splits of the rows, and one stack for all fits to them.
+
+    An estimator has the parameters `cv` and `scoring`, and those of a fit.
+    """
+
+    cv: Any
+    scoring: Any = None
+    #: Parameters of a `Run` that are used.
+    _run_used = BaseRounds._run_used
+
+    def _splits(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
+        """The rows, cut once."""
+        from daskml_dist.model_selection._validation import Splits
+
+        X, y, weight = self._taken(X, y, sample_weight)
+        self._check_target(y)
+        check_feature_names(self, X, reset=True)
+        given = {} if weight is None else {"sample_weight": weight}
+        return Splits(self, X, y, groups, given, self.cv)
+
+    def _stack(
+        self, splits: Any, client: Any, class_weight: Any = None
+    ) -> AbstractContextManager[Stack]:
+        """Rows of all splits, and of one more that trains on all rows."""
+        from daskml_dist.model_selection._stacking import targets_of
+
+        collection, classes = targets_of(
+            splits, self._classification,
+            multi_output=self._multi_output, class_weight=class_weight,
+        )  # fmt: skip
+        return open_stack(
+            self, collection, WithAll(splits.roles), classes, collection.parts[0][2] is not None,
+            n_targets=None if self._classification else _n_targets(splits.inputs[1]),
+            client=client, callbacks=self._callbacks(None),
+        )  # fmt: skip
+
+    def _scorer(self) -> Any:
+        """What scores, of rows in memory and of Dask collections."""
+        from daskml_dist.metrics.scorers import get_scorer
+
+        if self.scoring is not None and not (
+            isinstance(self.scoring, str) or callable(self.scoring)
+        ):
+            raise InvalidParameterError(
+                f"scoring={self.scoring!r}: use a name of a score, a callable "
+                "(estimator, X, y), or None."
+            )
+        return None if self.scoring is None else get_scorer(self.scoring)
+
+    def _scored(
+        self, splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any
+    ) -> NDArray[np.float64]:
+        """Scores of fitted estimators on the test rows of their splits, a split a row."""
+        from daskml_dist.model_selection._validation import score_sides
+
+        found = []
+        for split, of_split in estimators.items():
+            side = splits.side(split, TEST)
+            scores = [score_sides({"": scorer}, e, *side, weigh=True)[""] for e in of_split]
+            found.append(scores)
+        return np.array(found)
+
+    def _set_stack_history(self, stack: Stack) -> None:
+        fit, result = stack.last
+        result.records = stack.records
+        self._set_history(fit, result, stack.engine)
+
+
+def _n_targets(y: Any) -> int | None:
+    """Columns of targets; None for one dimension."""
+    ndim = getattr(y, "ndim", None)
+    y = np.asarray(y) if ndim is None else y
+    return None if y.ndim == 1 else int(y.shape[1])

@@ -1,0 +1,97 @@
+"""Logistic regressions of all penalties and splits, as columns of one fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._stacks import Stack, solution_of
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked_scores import SCORES
+
+__all__ = ["LogisticPaths"]
+
+#: Columns of one stack: each has a thread that waits.
+_MOST_COLUMNS = 512
+
+
+class LogisticPaths:
+    """Fits of all candidates to the training rows of all splits.
+
+    Parameters
+    ----------
+    stack : Stack
+        Its last split trains on all rows.
+    each : LinearModel
+    sums : ndarray of shape (n_splits + 1, n_classes)
+        Weights of the training rows of each split, by their labels.
+    factors : ndarray of shape (n_classes,), or None
+        Weights of classes.
+
+    Attributes
+    ----------
+    w : ndarray of shape (n_splits, n_candidates, n_rows, width)
+    n_iter : ndarray of int32 of shape (n_splits, n_candidates)
+    solutions : list of Solution
+        Split by split.
+    """
+
+    def __init__(
+        self, stack: Stack, each: LinearModel, sums: NDArray[np.float64],
+        factors: NDArray[np.float64] | None,
+    ) -> None:  # fmt: skip
+        self._stack = stack
+        n_classes = sums.shape[1]
+        of_splits = None if factors is None else np.tile(factors, (len(sums), 1))
+        self.model = stack.model(each, of_splits)
+        self._weights = sums @ (np.ones(n_classes) if factors is None else factors)
+        self._n_splits = len(sums) - 1
+
+    def fit(self, candidates: Sequence[Any]) -> None:
+        """Fit them all."""
+        columns = [
+            self._column(candidate, split)
+            for split in range(self._n_splits)
+            for candidate in candidates
+        ]
+        self.solutions = []
+        for start in range(0, len(columns), _MOST_COLUMNS):
+            some = tuple(columns[start : start + _MOST_COLUMNS])
+            found = self._stack(self.model, StackedSolver(some))
+            self.solutions += [solution_of(found, k) for k in range(len(some))]
+        w = np.array([one.w for one in self.solutions])
+        self.w = w.reshape(self._n_splits, len(candidates), *w.shape[1:])
+        n_iter = np.array([one.n_iter for one in self.solutions], np.int32)
+        self.n_iter = n_iter.reshape(self.w.shape[:2])
+
+    def refitted(self, candidate: Any, number: int) -> Solution:
+        """Fit of a candidate to all rows, from the mean of those of the splits."""
+        column = self._column(candidate, self._n_splits)
+        column = replace(column, start=self.w[:, number].mean(axis=0))
+        return solution_of(self._stack(self.model, StackedSolver((column,))), 0)
+
+    def scores(self, name: str, role: int) -> NDArray[np.float64]:
+        """Scores over rows of a role, of shape (n_splits, n_candidates)."""
+        n_splits, n_candidates = self.w.shape[:2]
+        splits = np.repeat(np.arange(n_splits), n_candidates)
+        w = self.w.reshape(-1, *self.w.shape[2:])
+        # Weights of classes are no part of scores.
+        sums = self._stack.scores(self.model, w, splits, role)
+        return SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
+
+    def estimator(self, candidate: Any, w: NDArray[np.float64]) -> Any:
+        """A candidate that has these parameters."""
+        candidate = type(candidate)(**candidate.get_params(deep=False))
+        candidate._set_fitted(Solution(w), self.model.each, self._stack.rows)
+        return candidate
+
+    def _column(self, candidate: Any, split: int) -> Column:
+        weight = float(self._weights[split])
+        _, solver = candidate._problem(self._stack.of_split(weight))
+        return Column(split, solver, weight)

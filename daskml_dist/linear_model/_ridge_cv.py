@@ -1,0 +1,223 @@
+"""Base class of ridge models that choose their penalty: by leaving rows out, or by folds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_class_weight, check_flag
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._stacks import Stack
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model._cross_validated import CrossValidated
+from daskml_dist.linear_model._least_squares import moments_of
+from daskml_dist.linear_model._rows_left_out import values_left_out
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.stacked import TEST
+from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
+from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.folded import FoldedReduction
+from daskml_dist.solvers.leave_one_out import LeaveOneOutRidge
+from daskml_dist.solvers.path_scores import TARGET_SCORES, PathSums, SignedHits
+from daskml_dist.solvers.paths import ridge_path, with_intercept
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseRidgeCV"]
+
+
+class BaseRidgeCV(CrossValidated, BaseRounds):
+    """Fitting of the estimators; a mixin that gives them one model for all penalties."""
+
+    alphas: Any
+    fit_intercept: bool
+    store_cv_results: bool
+    alpha_per_target: bool = False
+    #: Name of the score where none is asked for.
+    _own_score = "r2"
+    #: Makes the model of some rows.
+    _model: Callable[[Rows], LinearModel]
+
+    @abstractmethod
+    def _plain(self, alpha: float) -> Any:
+        """An estimator of one penalty, unfitted, to be scored."""
+
+    @abstractmethod
+    def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
+        """Score of predictions of rows that were left out."""
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        self._forget()
+        if self.cv is None:
+            self._leave_out(X, y, sample_weight, client)
+        else:
+            self._fit_folds(X, y, sample_weight, groups, client)
+        return self
+
+    # -- leaving each row out -------------------------------------------------------------------
+
+    def _leave_out(self, X: Any, y: Any, sample_weight: Any, client: Any) -> None:
+        self._fit(X, y, sample_weight, client)
+        left_out, model, rows = self._found
+        del self._found
+        scorer = self._scorer()
+        if scorer is None and not self.store_cv_results:
+            return
+        X, y, weight = self._taken(X, y, sample_weight)
+        collection = self._aligned(X, y, weight)
+        values = values_left_out(collection, left_out, model, rows, squares=scorer is None)
+        if scorer is not None:
+            scores = [
+                self._left_out_score(scorer, y, values.of_penalty(i), weight)
+                for i in range(len(left_out.w))
+            ]
+            self._choose(np.array(scores), left_out.w, model, rows)
+        if self.store_cv_results:
+            self.cv_results_ = values.gathered()
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        # Rows' weights have mean 1 in the fit.
+        alphas = self._alphas * (rows.weight_scale or 1.0)
+        return self._model(rows), LeaveOneOutRidge(alphas=alphas, **moments_of(rows))
+
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+        left_out, squares = solution.extra["left_out"], solution.extra["squares"]
+        self._found = left_out, model, rows
+        errors = squares / (rows.survey.n_rows * (rows.weight_scale or 1.0))
+        self._choose(
+            -errors if self.alpha_per_target else -errors.mean(axis=1), left_out.w, model, rows
+        )
+
+    def _choose(
+        self, scores: NDArray[np.float64], w: NDArray[np.float64], model: LinearModel, rows: Rows
+    ) -> None:
+        """Set what follows from the scores of penalties, or of these for each target."""
+        best = np.argmax(scores, axis=0)
+        if scores.ndim == 2 and scores.shape[1] > 1:
+            targets = np.arange(scores.shape[1])
+            self.alpha_, self.best_score_ = self._alphas[best], scores[best, targets]
+            chosen = w[best, :, targets].T
+        else:
+            best = int(np.ravel(best)[0])
+            self.alpha_ = float(self._alphas[best])
+            self.best_score_ = float(np.ravel(scores[best])[0])
+            chosen = w[best]
+        super()._set_fitted(Solution(chosen), model, rows)
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        """Nothing: these solvers do not iterate."""
+
+    # -- folds ----------------------------------------------------------------------------------
+
+    def _fit_folds(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
+        splits = self._splits(X, y, sample_weight, groups)
+        with self._stack(splits, client, self._params()["class_weight"]) as stack:
+            model = self._model(stack.rows)
+            alphas = self._alphas * (stack.rows.weight_scale or 1.0)
+            facts = moments_of(stack.rows)
+            found = stack(
+                stack.model(model), FoldedReduction(l2=float(alphas.min()), of_mean=False, **facts)
+            ).extra
+            *reduced, last = found["reduced"]
+            coefs = np.array([ridge_path(one, alphas) for one in reduced])
+            if model.fit_intercept:
+                coefs = np.array(
+                    [with_intercept(one, w) for one, w in zip(reduced, coefs, strict=True)]
+                )
+            scores = self._fold_scores(stack, splits, model, coefs).mean(axis=0)
+            best = int(np.argmax(scores))
+            self.alpha_, self.best_score_ = float(self._alphas[best]), float(scores[best])
+            solver = RidgeLeastSquares(
+                alpha=np.full(model.width, alphas[best]), method="auto", positive=False, **facts
+            )
+            solution = solver.of_reduced(model, last, found["n_rows"][-1])
+            super()._set_fitted(solution, model, stack.rows)
+            self._set_stack_history(stack)
+
+    def _fold_scores(
+        self, stack: Stack, splits: Any, model: LinearModel, w: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Scores of test rows, of shape (n_splits, n_alphas)."""
+        name, stacked = self.scoring or self._own_score, stack.model(model)
+        if self._classification and name == "accuracy":
+            hits = stack(stacked, OnePass(SignedHits(w, TEST))).w
+            return np.asarray(hits[..., 1] / hits[..., 0])
+        if not self._classification and isinstance(name, str) and name in TARGET_SCORES:
+            statistic = PathSums(w, TEST, absolute=name == "neg_mean_absolute_error")
+            return TARGET_SCORES[name](stack(stacked, OnePass(statistic)).w)
+        estimators = {
+            split: [
+                self._with(alpha, one, model, stack.rows)
+                for alpha, one in zip(self._alphas, of_split, strict=True)
+            ]
+            for split, of_split in enumerate(w)
+        }
+        return self._scored(splits, estimators, self._scorer())
+
+    def _with(self, alpha: float, w: NDArray[np.float64], model: LinearModel, rows: Rows) -> Any:
+        """An estimator that has these parameters."""
+        estimator = self._plain(float(alpha))
+        estimator._set_fitted(Solution(w), model, rows)
+        if hasattr(self, "feature_names_in_"):
+            estimator.feature_names_in_ = self.feature_names_in_
+        return estimator
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    @property
+    def _alphas(self) -> NDArray[np.float64]:
+        return np.ravel(np.asarray(self.alphas, dtype=np.float64))
+
+    def _check_params(self) -> None:
+        check_flag("fit_intercept", self.fit_intercept)
+        check_flag("store_cv_results", self.store_cv_results)
+        check_flag("alpha_per_target", self.alpha_per_target)
+        check_class_weight(self._params()["class_weight"])
+        self._scorer()
+        given = np.ravel(np.asarray(self.alphas, dtype=object))
+        if not len(given):
+            raise InvalidParameterError("alphas is empty. Name at least one strength.")
+        for i, alpha in enumerate(given):
+            name = "alphas" if len(given) == 1 else f"alphas[{i}]"
+            if isinstance(alpha, bool) or not isinstance(alpha, Real):
+                raise InvalidParameterError(
+                    f"{name} must be an instance of float, not {type(alpha).__name__}: {alpha!r}. "
+                    "Use numbers."
+                )
+            if not (alpha > 0 or (alpha == 0 and self.cv is not None)) or not alpha < np.inf:
+                least = ">= 0.0" if self.cv is not None else "> 0.0"
+                raise InvalidParameterError(
+                    f"{name} == {alpha}, must be {least}. Leaving rows out (cv=None) needs a "
+                    "penalty; use LinearRegression for none."
+                )
+        for name in ("store_cv_results", "alpha_per_target"):
+            if self.cv is not None and getattr(self, name):
+                raise InvalidParameterError(
+                    f"cv!=None and {name}=True are incompatible. Leave cv=None."
+                )

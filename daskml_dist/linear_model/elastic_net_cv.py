@@ -1,0 +1,266 @@
+"""`ElasticNetCV`."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist._checks import check_count, check_flag, check_number, seed_of
+from daskml_dist._run import Run
+from daskml_dist._stacks import Stack
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model._cross_validated import CrossValidated
+from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.stacked import TEST
+from daskml_dist.solvers import CoordinateDescent, Solution, Solver
+from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.folded import FoldedReduction, Grid, grid_of
+from daskml_dist.solvers.path_scores import PathSums
+from daskml_dist.solvers.paths import ElasticNetPath, with_intercept
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["ElasticNetCV"]
+
+
+class ElasticNetCV(CrossValidated, BaseLeastSquares):
+    """Elastic net whose penalty is chosen by cross-validation, in two passes over the rows.
+
+    The first pass makes the moments of each fold, of which all paths and the last fit follow by
+    coordinate descent; the second has the errors of all fits on the rows that they were not
+    trained on.
+
+    Parameters
+    ----------
+    l1_ratio : float or list of float, default=0.5
+        Shares of l1 to be tried.
+    eps : float, default=1e-3
+        Least strength of an automatic path, as a share of the largest.
+    alphas : int or array-like of shape (n_alphas,), default=100
+        Strengths to be tried; a number of them: from the one that leaves no coefficient down.
+    fit_intercept : bool, default=True
+    precompute, copy_X, n_jobs
+        Without effect: the Gram matrix is always made, rows are never changed, and all folds are
+        fitted at once.
+    max_iter : int, default=1000
+        Cycles over the features at most, for each strength.
+    tol : float, default=1e-4
+        As in :class:`~daskml_dist.linear_model.ElasticNet`.
+    cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
+        None: 5 folds.
+    positive, random_state, selection
+        As in :class:`~daskml_dist.linear_model.ElasticNet`.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    alpha_, l1_ratio_ : float
+        Chosen: of the least mean squared error, which is the mean of those of the folds.
+    alphas_ : ndarray of shape (n_alphas,) or (n_l1_ratios, n_alphas)
+    mse_path_ : ndarray of shape (n_alphas, n_folds) or (n_l1_ratios, n_alphas, n_folds)
+        Mean squared errors of the test rows, weighted where rows are.
+    coef_, intercept_, dual_gap_, n_iter_
+        As in :class:`~daskml_dist.linear_model.ElasticNet`, of the fit to all rows.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from daskml_dist.linear_model import ElasticNetCV
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = ElasticNetCV(l1_ratio=[0.5, 0.9], cv=3).fit(X, y)
+    >>> model.l1_ratio_, model.alphas_.shape
+    (0.9, (2, 100))
+    """
+
+    _multi_output = False
+    #: Whether there is a parameter `l1_ratio`.
+    _has_ratio: ClassVar[bool] = True
+    l1_ratio: Any
+
+    def __init__(
+        self,
+        *,
+        l1_ratio: Any = 0.5,
+        eps: float = 1e-3,
+        alphas: Any = 100,
+        fit_intercept: bool = True,
+        precompute: Any = "auto",
+        max_iter: int = 1000,
+        tol: float = 1e-4,
+        cv: Any = None,
+        copy_X: bool = True,
+        verbose: int = 0,
+        n_jobs: int | None = None,
+        positive: bool = False,
+        random_state: Any = None,
+        selection: str = "cyclic",
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.l1_ratio = l1_ratio
+        self.eps = eps
+        self.alphas = alphas
+        self.fit_intercept = fit_intercept
+        self.precompute = precompute
+        self.max_iter = max_iter
+        self.tol = tol
+        self.cv = cv
+        self.copy_X = copy_X
+        self.verbose = verbose
+        self.n_jobs = n_jobs
+        self.positive = positive
+        self.random_state = random_state
+        self.selection = selection
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = False
+        return tags
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        weight = None if isinstance(sample_weight, Real) else sample_weight
+        splits = self._splits(X, y, weight, groups)
+        with self._stack(splits, client) as stack:
+            model = self._model(stack.rows)
+            solution = self._chosen(stack, model)
+            self._set_fitted(solution, model, stack.rows)
+            self._set_n_iter(solution)
+            self._set_stack_history(stack)
+        self._warn(solution)
+        return self
+
+    def _chosen(self, stack: Stack, model: LinearModel) -> Solution:
+        """Choose the penalty; the fit to all rows."""
+        ratios = np.atleast_1d(np.asarray(self.l1_ratio, np.float64))
+        grid = None
+        if isinstance(self.alphas, Integral):
+            grid = Grid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
+        given = np.sort(np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64)))[::-1]
+        moments, stacked = moments_of(stack.rows), stack.model(model)
+        reduction = FoldedReduction(l2=grid or float(given[-1]), of_mean=True, **moments)
+        found = stack(stacked, reduction).extra
+        reduced, n_rows = found["reduced"], found["n_rows"]
+        if grid is None:
+            alphas = np.tile(given, (len(ratios), 1))
+        else:
+            alphas = grid_of(grid, reduced[-1], n_rows[-1])
+        path = ElasticNetPath(
+            max_iter=int(self.max_iter),
+            tol=float(self.tol),
+            positive=bool(self.positive),
+            selection=self.selection,
+            random_state=self.random_state,
+        )
+        w, converged = [], True
+        for one, n in zip(reduced[:-1], n_rows, strict=False):
+            paths = [path(one, n, of, ratio) for of, ratio in zip(alphas, ratios, strict=True)]
+            converged &= all(found.converged for found in paths)
+            coefs = np.concatenate([found.coefs for found in paths])[:, :, None]
+            w.append(with_intercept(one, coefs) if model.fit_intercept else coefs)
+        if not converged:
+            warnings.warn(
+                "Some fits of the paths did not converge within max_iter cycles. Increase "
+                "max_iter, scale the features (StandardScaler), or raise eps.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        sums = stack(stacked, OnePass(PathSums(np.array(w), TEST))).w[..., 0, :]
+        errors = (sums[..., 1] / sums[..., 0]).reshape(len(w), len(ratios), -1)
+        self._choose(errors.transpose(1, 2, 0), alphas, ratios, grid is not None)
+        _, solver = self._problem_of(stack.rows, model)
+        return solver.of_reduced(model, reduced[-1], n_rows[-1])
+
+    def _choose(
+        self, errors: NDArray[np.float64], alphas: NDArray[np.float64],
+        ratios: NDArray[np.float64], many: bool,
+    ) -> None:  # fmt: skip
+        mean = errors.mean(axis=2)
+        ratio, at = np.unravel_index(int(mean.argmin()), mean.shape)
+        self.mse_path_ = np.squeeze(errors)
+        self.alpha_, self._ratio = float(alphas[ratio, at]), float(ratios[ratio])
+        self.alphas_ = alphas if many and len(ratios) > 1 else alphas[0]
+        if self._has_ratio:
+            self.l1_ratio_ = self._ratio
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        return self._problem_of(rows, self._model(rows))
+
+    def _problem_of(self, rows: Rows, model: LinearModel) -> tuple[LinearModel, CoordinateDescent]:
+        """The fit to all rows."""
+        return model, CoordinateDescent(
+            alpha=self.alpha_,
+            l1_ratio=self._ratio,
+            n_rows=rows.survey.n_rows,
+            max_iter=int(self.max_iter),
+            tol=float(self.tol),
+            positive=bool(self.positive),
+            selection=self.selection,
+            seed=seed_of(self.random_state),
+            **moments_of(rows),
+        )
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        self.dual_gap_, self.n_iter_ = solution.extra["dual_gap"][0], solution.extra["n_iter"][0]
+
+    def _check_target(self, y: Any) -> None:
+        if getattr(y, "ndim", 1) == 2 and y.shape[1] != 1:
+            raise InvalidDataError(
+                f"For multi-task outputs, fit a {type(self).__name__} for each: y has "
+                f"{y.shape[1]} columns."
+            )
+
+    def _check_params(self) -> None:
+        check_flag("fit_intercept", self.fit_intercept)
+        check_flag("positive", self.positive)
+        check_number("tol", self.tol)
+        check_number("eps", self.eps, lambda v: v > 0, "> 0")
+        check_count("max_iter", self.max_iter)
+        for ratio in np.ravel(np.asarray(self.l1_ratio, dtype=object)):
+            check_number("l1_ratio", ratio, lambda v: 0 <= v <= 1, "from 0 to 1")
+            if ratio == 0 and isinstance(self.alphas, Integral):
+                raise InvalidParameterError(
+                    "Automatic alpha grid generation is not supported for l1_ratio=0. Please "
+                    "supply a grid by providing your estimator with the appropriate `alphas=` "
+                    "argument."
+                )
+        if isinstance(self.alphas, Integral):
+            check_count("alphas", self.alphas)
+        else:
+            for i, alpha in enumerate(np.ravel(np.asarray(self.alphas, dtype=object))):
+                check_number(f"alphas[{i}]", alpha)
+        if self.selection not in ("cyclic", "random"):
+            raise InvalidParameterError(f'selection={self.selection!r}: use "cyclic" or "random".')

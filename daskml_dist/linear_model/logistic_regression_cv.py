@@ -1,0 +1,325 @@
+"""`LogisticRegressionCV`."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._checks import check_flag
+from daskml_dist._linear_classifier import LinearClassifier
+from daskml_dist._run import Run
+from daskml_dist._stacks import Stack
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model._cross_validated import CrossValidated
+from daskml_dist.linear_model._logistic_paths import LogisticPaths
+from daskml_dist.linear_model.logistic_regression import LogisticRegression
+from daskml_dist.losses import LogLoss, Loss
+from daskml_dist.models.stacked import TEST
+from daskml_dist.solvers import Solution
+from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.of_splits import LabelWeights
+from daskml_dist.solvers.stacked_scores import SCORES
+
+__all__ = ["LogisticRegressionCV"]
+
+
+class LogisticRegressionCV(CrossValidated, LinearClassifier):
+    """Logistic regression whose penalty is chosen by cross-validation, all fits of it in one.
+
+    Each pair of a penalty and a split is a column of one wide model, and the gradients that all
+    columns ask for are one reading of the rows; the fit to all rows begins where the chosen ones
+    of the splits ended.
+
+    Parameters
+    ----------
+    Cs : int or array-like of shape (n_Cs,), default=10
+        Inverse strengths to be tried; a number of them: from 1e-4 to 1e4, evenly by their
+        logarithms.
+    l1_ratios : array-like of shape (n_l1_ratios,) or None, default=None
+        Shares of l1 to be tried; None: 0, which is l2.
+    fit_intercept : bool, default=True
+    cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
+        None: 5 folds, stratified.
+    dual, n_jobs, intercept_scaling, random_state
+        Without effect on these solvers: `dual` must be False; all fits are made at once.
+    penalty : {"auto", "l2", "l1", "elasticnet"}, default="auto"
+        As in :class:`~daskml_dist.linear_model.LogisticRegression`.
+    scoring : str, callable or None, default=None
+        Larger is better. None: accuracy. ``"accuracy"`` and ``"neg_log_loss"`` of all fits are one
+        pass, other scores a pass a fit.
+    solver, tol, max_iter, class_weight
+        As in :class:`~daskml_dist.linear_model.LogisticRegression`. ``"balanced"`` is by the labels
+        of all rows; weights of classes count in fits, and not in scores.
+    refit : bool, default=True
+        Whether to fit all rows with the penalty of the best mean score. False: coefficients are
+        the mean of those of each split's own best.
+    use_legacy_attributes : bool, default=True
+        Whether fitted attributes have the shapes of scikit-learn before its version 1.10; see
+        there.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    coef_ : ndarray of shape (1, n_features), or (n_classes, n_features) for more than two
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+    Cs_ : ndarray of shape (n_Cs,)
+    l1_ratios_ : ndarray of shape (n_l1_ratios,)
+    coefs_paths_ : dict of ndarray of shape (n_folds, n_Cs, n_dof), by label, or with `l1_ratios` \
+(n_folds, n_Cs, n_l1_ratios, n_dof)
+        Coefficients of all fits, and then the intercept. Not legacy: ndarray of shape
+        (n_folds, n_l1_ratios, n_Cs, n_classes, n_dof).
+    scores_ : dict of ndarray of shape (n_folds, n_Cs) or (n_folds, n_Cs, n_l1_ratios)
+        Not legacy: ndarray of shape (n_folds, n_l1_ratios, n_Cs).
+    C_, l1_ratio_ : ndarray of shape (1,) or (n_classes,)
+        Chosen. Not legacy: float.
+    n_iter_ : ndarray of int of shape (1, n_folds, n_Cs) or (1, n_folds, n_Cs, n_l1_ratios)
+        Not legacy: of shape (n_folds, n_l1_ratios, n_Cs).
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from daskml_dist.linear_model import LogisticRegressionCV
+    >>> X, y = load_iris(return_X_y=True)
+    >>> clf = LogisticRegressionCV(Cs=5, scoring="neg_log_loss", use_legacy_attributes=False)
+    >>> clf.fit(X, y).scores_.shape
+    (5, 1, 5)
+    """
+
+    _run_used = (*CrossValidated._run_used, "compute_dtype")
+
+    def __init__(
+        self,
+        *,
+        Cs: Any = 10,
+        l1_ratios: Any = None,
+        fit_intercept: bool = True,
+        cv: Any = None,
+        dual: bool = False,
+        penalty: str = "auto",
+        scoring: Any = None,
+        solver: str = "lbfgs",
+        tol: float = 1e-4,
+        max_iter: int = 100,
+        class_weight: Any = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+        refit: bool = True,
+        intercept_scaling: float = 1.0,
+        random_state: Any = None,
+        use_legacy_attributes: bool = True,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.Cs = Cs
+        self.l1_ratios = l1_ratios
+        self.fit_intercept = fit_intercept
+        self.cv = cv
+        self.dual = dual
+        self.penalty = penalty
+        self.scoring = scoring
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.class_weight = class_weight
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+        self.refit = refit
+        self.intercept_scaling = intercept_scaling
+        self.random_state = random_state
+        self.use_legacy_attributes = use_legacy_attributes
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        splits = self._splits(X, y, sample_weight, groups)
+        with self._stack(splits, client) as stack:
+            paths = self._paths(stack)
+            paths.fit(self._candidates())
+            scores = self._scores(paths, splits)
+            model = paths.model.each
+            if self.refit:
+                best = int(np.argmax(scores.mean(axis=0)))
+                solution = paths.refitted(self._candidates()[best], best)
+                chosen = np.full(len(scores), best)
+            else:
+                chosen = scores.argmax(axis=1)
+                w = paths.w[np.arange(len(scores)), chosen].mean(axis=0)
+                solution = Solution(w)
+            self._set_fitted(solution, model, stack.rows)
+            self._set_paths(paths, scores, chosen)
+            self._set_stack_history(stack)
+        for one in (*paths.solutions, solution):
+            if not one.converged:
+                self._plain(1.0, 0.0)._warn(one)
+                break
+        return self
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Score of `scoring`, in one pass over the blocks.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        scorer = self._scorer()
+        if scorer is None:
+            return super().score(X, y, sample_weight)
+        self._check_fitted()
+        X, y, weight = self._taken(X, y, sample_weight)
+        more = {} if weight is None else {"sample_weight": weight}
+        return float(scorer(self, X, y, **more))
+
+    # -- fits -----------------------------------------------------------------------------------
+
+    def _paths(self, stack: Stack) -> LogisticPaths:
+        some, _ = self._plain(1.0, 0.0)._problem(stack.rows)
+        sums = stack(stack.model(some), OnePass(LabelWeights())).w
+        factors = self._class_factors(stack, sums[-1])
+        return LogisticPaths(stack, some, sums, factors)
+
+    def _class_factors(
+        self, stack: Stack, of_labels: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        from daskml_dist.model_selection._stacking import class_factors
+
+        if self.class_weight is None:
+            return None
+        classes = stack.rows.classes
+        assert classes is not None
+        return class_factors(self.class_weight, classes, lambda: of_labels)
+
+    def _candidates(self) -> list[LogisticRegression]:
+        """One for each C and share of l1; shares of the same C are neighbours."""
+        return [self._plain(float(c), float(r)) for c in self._values for r in self._ratios]
+
+    def _plain(self, C: float, l1_ratio: float) -> LogisticRegression:
+        """An estimator of one penalty, unfitted."""
+        own, params = self.get_params(deep=False), LogisticRegression().get_params(deep=False)
+        shared = {name: own[name] for name in own if name in params}
+        shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
+        return LogisticRegression(**shared)
+
+    def _scores(self, paths: LogisticPaths, splits: Any) -> NDArray[np.float64]:
+        """Scores of test rows, of shape (n_splits, n_candidates)."""
+        name = "accuracy" if self.scoring is None else self.scoring
+        if isinstance(name, str) and name in SCORES["classifier"]:
+            return paths.scores(name, TEST)
+        candidates = self._candidates()
+        estimators = {}
+        for split, of_split in enumerate(paths.w):
+            estimators[split] = [
+                paths.estimator(candidate, w)
+                for candidate, w in zip(candidates, of_split, strict=True)
+            ]
+            for one in estimators[split]:
+                if hasattr(self, "feature_names_in_"):
+                    one.feature_names_in_ = self.feature_names_in_
+        return self._scored(splits, estimators, self._scorer())
+
+    # -- attributes -----------------------------------------------------------------------------
+
+    def _set_paths(
+        self, paths: LogisticPaths, scores: NDArray[np.float64], chosen: NDArray[np.intp]
+    ) -> None:
+        """Set what scikit-learn's has; `chosen` is the candidate of each split."""
+        values, ratios = self._values, self._ratios
+        shape = len(scores), len(values), len(ratios)
+        c = float(np.mean(np.repeat(values, len(ratios))[chosen]))
+        ratio = float(np.mean(np.tile(ratios, len(values))[chosen]))
+        self.Cs_ = values
+        self.l1_ratios_ = np.array([None]) if self.l1_ratios is None else ratios
+        # (n_splits, n_candidates, n_dof, width)
+        coefs = np.moveaxis(paths.w, 3, 0).reshape(paths.w.shape[3], *shape, -1)
+        n_iter = paths.n_iter.reshape(shape)
+        scores = scores.reshape(shape)
+        if not self.use_legacy_attributes:
+            self.coefs_paths_: Any = coefs.transpose(1, 3, 2, 0, 4)
+            self.scores_: Any = scores.transpose(0, 2, 1)
+            self.n_iter_ = n_iter.transpose(0, 2, 1)
+            self.C_: Any = c
+            self.l1_ratio_: Any = ratio
+            return
+        labels = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
+        if self.l1_ratios is None:
+            coefs, scores, n_iter = coefs[:, :, :, 0], scores[:, :, 0], n_iter[:, :, 0]
+        self.coefs_paths_ = dict(zip(labels, coefs, strict=True))
+        self.scores_ = {label: scores.copy() for label in labels}
+        self.n_iter_ = n_iter[None]
+        self.C_ = np.full(len(labels), c)
+        of_classes = np.full(len(labels), ratio)
+        self.l1_ratio_ = np.array([None] * len(labels)) if self.l1_ratios is None else of_classes
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    @property
+    def _values(self) -> NDArray[np.float64]:
+        if isinstance(self.Cs, Integral):
+            return np.logspace(-4, 4, int(self.Cs))
+        return np.ravel(np.asarray(self.Cs, np.float64))
+
+    @property
+    def _ratios(self) -> NDArray[np.float64]:
+        given = self.l1_ratios
+        if given is None:
+            return np.array([1.0 if self.penalty == "l1" else 0.0])
+        return np.ravel(np.asarray(given, np.float64))
+
+    def _loss(self) -> Loss:
+        return LogLoss()
+
+    def _check_params(self) -> None:
+        for name in ("refit", "fit_intercept", "use_legacy_attributes"):
+            check_flag(name, getattr(self, name))
+        if isinstance(self.Cs, bool) or (isinstance(self.Cs, Real) and not self.Cs >= 1):
+            raise InvalidParameterError(f"Cs={self.Cs!r}: use a number >= 1, or values > 0.")
+        if self.dual:
+            raise InvalidParameterError(
+                "dual=True: no solver here has a dual. Leave dual=False; the optimum is the same."
+            )
+        self._scorer()
+        for name, value in (("Cs", self._values), ("l1_ratios", self._ratios)):
+            if not len(value):
+                raise InvalidParameterError(f"{name} is empty. Name at least one value.")
+        if not ((self._ratios >= 0) & (self._ratios <= 1)).all():
+            raise InvalidParameterError(
+                "l1_ratios must be an array-like of numbers between 0 and 1; got "
+                f"(l1_ratios={self.l1_ratios!r})."
+            )
+        for candidate in self._candidates():
+            candidate._check_params()

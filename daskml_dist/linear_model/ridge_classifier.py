@@ -1,0 +1,133 @@
+"""`RidgeClassifier`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daskml_dist._checks import check_class_weight, check_flag, check_number
+from daskml_dist._linear_classifier import LinearClassifier
+from daskml_dist._rounds import BaseRounds
+from daskml_dist._run import Run
+from daskml_dist.linear_model._least_squares import check_memory, moments_of
+from daskml_dist.linear_model.ridge import check_solver
+from daskml_dist.losses import Loss, SquaredError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.signed_classes import SignedClasses
+from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["RidgeClassifier", "SignedClassifier"]
+
+
+class SignedClassifier(LinearClassifier):
+    """Least squares to targets of 1 for a row's label and -1 for others."""
+
+    fit_intercept: bool
+
+    def _loss(self) -> Loss:
+        return SquaredError()
+
+    def _model(self, rows: Rows) -> LinearModel:
+        assert rows.classes is not None
+        n_features, n_classes = rows.survey.n_features, len(rows.classes)
+        check_memory(n_features)
+        n_targets = n_classes if n_classes > 2 else None
+        return SignedClasses(self._loss(), n_features, 0, bool(self.fit_intercept), n_targets)
+
+
+class RidgeClassifier(SignedClassifier, BaseRounds):
+    """Classification by ridge regression to the signs of labels, in one pass over the rows.
+
+    Each class has a target, 1 for its rows and -1 for others (two classes have one between them);
+    the label of the largest prediction is the answer.
+
+    Parameters
+    ----------
+    alpha : float, default=1.0
+        Strength of the penalty.
+    fit_intercept : bool, default=True
+    copy_X, max_iter, tol, random_state
+        Without effect, as rows are never changed and solvers do not iterate over them.
+    class_weight : dict, "balanced" or None, default=None
+    solver : {"auto", "cholesky", "svd", "lbfgs"}, default="auto"
+        As in :class:`~daskml_dist.linear_model.Ridge`.
+    positive : bool, default=False
+        No coefficient is negative.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    coef_ : ndarray of shape (1, n_features), or (n_classes, n_features) for more than two
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+    n_iter_ : None
+        As in scikit-learn, where the solver does not iterate.
+    solver_ : str
+        The one used.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from daskml_dist.linear_model import RidgeClassifier
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> RidgeClassifier().fit(X, y).score(X, y) > 0.95
+    True
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        copy_X: bool = True,
+        max_iter: int | None = None,
+        tol: float = 1e-4,
+        class_weight: Any = None,
+        solver: str = "auto",
+        positive: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.copy_X = copy_X
+        self.max_iter = max_iter
+        self.tol = tol
+        self.class_weight = class_weight
+        self.solver = solver
+        self.positive = positive
+        self.random_state = random_state
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        self.n_iter_ = None
+        self.solver_ = solution.extra["solver"]
+
+    def _check_params(self) -> None:
+        check_flag("fit_intercept", self.fit_intercept)
+        check_flag("positive", self.positive)
+        check_number("alpha", self.alpha)
+        check_class_weight(self.class_weight)
+        check_solver(self.solver, self.positive)
+
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        model = self._model(rows)
+        # Rows' weights have mean 1 here.
+        alpha = float(self.alpha) * (rows.survey.n_rows / rows.weight_sum)
+        return model, RidgeLeastSquares(
+            alpha=np.full(model.width, alpha),
+            method=self.solver,
+            positive=bool(self.positive),
+            **moments_of(rows),
+        )

@@ -1,0 +1,115 @@
+"""`RidgeClassifierCV`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+
+from daskml_dist._run import Run
+from daskml_dist.linear_model._ridge_cv import BaseRidgeCV
+from daskml_dist.linear_model.ridge_classifier import RidgeClassifier, SignedClassifier
+
+__all__ = ["RidgeClassifierCV"]
+
+
+class RidgeClassifierCV(BaseRidgeCV, SignedClassifier):
+    """Ridge classifier whose penalty is chosen by cross-validation, in two passes over the rows.
+
+    To :class:`~daskml_dist.linear_model.RidgeClassifier` as
+    :class:`~daskml_dist.linear_model.RidgeCV` is to ridge regression.
+
+    Parameters
+    ----------
+    alphas : array-like of shape (n_alphas,), default=(0.1, 1.0, 10.0)
+        Strengths to be tried.
+    fit_intercept : bool, default=True
+    scoring : str, callable or None, default=None
+        Larger is better. None: without `cv` the negative mean squared error of the signs of
+        labels, with it the accuracy.
+    cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
+        None: each row is left out once. A number of folds: stratified.
+    class_weight : dict, "balanced" or None, default=None
+    store_cv_results : bool, default=False
+        Whether to set ``cv_results_``; without `cv` alone.
+    verbose, run, device, callbacks
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Attributes
+    ----------
+    alpha_, best_score_ : float
+    cv_results_ : ndarray of shape (n_rows, n_targets, n_alphas)
+        Squared errors of rows left out (times their weights), or with `scoring` their predictions;
+        a target a class, or one for two classes.
+    classes_, coef_, intercept_
+        As in :class:`~daskml_dist.linear_model.RidgeClassifier`.
+    n_features_in_, feature_names_in_, history_
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from daskml_dist.linear_model import RidgeClassifierCV
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> RidgeClassifierCV(alphas=[1e-3, 1e-2, 1e-1, 1]).fit(X, y).score(X, y) > 0.96
+    True
+    """
+
+    _own_score = "accuracy"
+
+    def __init__(
+        self,
+        alphas: Any = (0.1, 1.0, 10.0),
+        *,
+        fit_intercept: bool = True,
+        scoring: Any = None,
+        cv: Any = None,
+        class_weight: Any = None,
+        store_cv_results: bool = False,
+        verbose: int = 0,
+        run: Run | None = None,
+        device: str = "auto",
+        callbacks: Any = None,
+    ) -> None:
+        self.alphas = alphas
+        self.fit_intercept = fit_intercept
+        self.scoring = scoring
+        self.cv = cv
+        self.class_weight = class_weight
+        self.store_cv_results = store_cv_results
+        self.verbose = verbose
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
+
+    def _plain(self, alpha: float) -> Any:
+        return RidgeClassifier(alpha=alpha, fit_intercept=self.fit_intercept)
+
+    def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
+        more = {} if weight is None else {"sample_weight": weight}
+        raw = predicted[:, 0] if predicted.shape[1] == 1 else predicted
+        return scorer(_Decided(self.classes_), raw, y, **more)
+
+
+class _Decided(ClassifierMixin, BaseEstimator):
+    """Stands for a classifier whose raw predictions are there already."""
+
+    def __init__(self, classes: NDArray[Any]) -> None:
+        self.classes_ = classes
+
+    def decision_function(self, raw: Any) -> Any:
+        return raw
+
+    def predict(self, raw: Any) -> Any:
+        if isinstance(raw, da.Array):
+            drop: Any = {"drop_axis": 1} if raw.ndim == 2 else {}
+            found: da.Array = raw.map_blocks(self._labels, dtype=self.classes_.dtype, **drop)
+            return found
+        return self._labels(raw)
+
+    def _labels(self, raw: NDArray[np.float64]) -> NDArray[Any]:
+        best = (raw > 0).astype(int) if raw.ndim == 1 else raw.argmax(axis=1)
+        return np.asarray(self.classes_[best])
