@@ -1,4 +1,4 @@
-"""Ensembles of trees."""
+"""Ensembles: of trees, and of any other estimators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from daskml_dist.ensemble.hist_gradient_boosting_classifier import HistGradientB
 from daskml_dist.ensemble.hist_gradient_boosting_regressor import HistGradientBoostingRegressor
 from daskml_dist.ensemble.random_forest_classifier import RandomForestClassifier
 from daskml_dist.ensemble.random_forest_regressor import RandomForestRegressor
+from daskml_dist.ensemble.stacking_classifier import StackingClassifier
+from daskml_dist.ensemble.stacking_regressor import StackingRegressor
+from daskml_dist.ensemble.voting_classifier import VotingClassifier
+from daskml_dist.ensemble.voting_regressor import VotingRegressor
 
 __all__ = [
     "ExtraTreesClassifier",
@@ -16,4 +20,8 @@ __all__ = [
     "HistGradientBoostingRegressor",
     "RandomForestClassifier",
     "RandomForestRegressor",
+    "StackingClassifier",
+    "StackingRegressor",
+    "VotingClassifier",
+    "VotingRegressor",
 ]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
+from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing
 
@@ -156,7 +157,9 @@ class Splits:
 
 
 def knows_dask(estimator: Any) -> bool:
-    """Whether an estimator takes Dask collections: one of ours, or a pipeline that ends so."""
+    """Whether an estimator takes Dask collections: one of ours, frozen, or a pipeline of such."""
+    if isinstance(estimator, FrozenEstimator):
+        return knows_dask(estimator.estimator)
     if isinstance(estimator, Pipeline):
         return all(step == "passthrough" or knows_dask(step) for _, step in estimator.steps)
     return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
