@@ -182,22 +182,28 @@ def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) ->
             )
 
 
-def fit_members(
-    members: Sequence[Any], X: Any, y: Any, params: Sequence[dict[str, Any]]
-) -> list[Any]:
-    """Fit clones of estimators to all rows, each with arguments of its own.
+def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[Any]:
+    """Fit clones of estimators, each to rows and with arguments of its own.
 
     Those that know Dask collections are fitted one after the other, each on the whole cluster;
     others as tasks side by side, on rows gathered there.
+
+    Parameters
+    ----------
+    jobs : sequence of (estimator, X, y, dict)
+
+    Returns
+    -------
+    list of estimator
     """
     found, tasks = {}, {}
-    for i, (member, given) in enumerate(zip(members, params, strict=True)):
-        if knows_dask(member):
-            found[i] = fitted_on(member, X, y, given)
+    for i, job in enumerate(jobs):
+        if knows_dask(job[0]):
+            found[i] = fitted_on(*job)
         else:
-            tasks[i] = _fit_task(member, X, y, given)
+            tasks[i] = _fit_task(*job)
     found.update(zip(tasks, compute(*tasks.values()), strict=True))
-    return [found[i] for i in range(len(members))]
+    return [found[i] for i in range(len(jobs))]
 
 
 def _fit_task(member: Any, X: Any, y: Any, params: dict[str, Any]) -> Delayed:

@@ -101,8 +101,11 @@ def _lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
     X = join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan))
-    # A later fit must not change what is lazy now.
-    function = partial(_answer, copy.copy(estimator), name, params)
+    # A later fit must not change what is lazy now, and a task starts no processes.
+    kept = copy.copy(estimator)
+    if hasattr(kept, "n_jobs"):
+        kept.n_jobs = None
+    function = partial(_answer, kept, name, params)
     try:
         meta = function(sample_rows(X))
     except (ValueError, TypeError) as error:

@@ -138,7 +138,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         if apart:
             final = fits
         else:
-            final = [fits[0]] if frozen else fit_members([member], X, y, [own])
+            final = [fits[0]] if frozen else fit_members([(member, X, y, own)])
         columns = [self._columns(one, classes) for one in final]
         lots = asked.blocks(rows, codes)
         if self.method == "temperature":
@@ -152,7 +152,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             for fitted, calibrators in zip(final, found, strict=True)
         ]
         for name in ("n_features_in_", "feature_names_in_"):
-            vars(self).pop(name, None)
+            self.__dict__.pop(name, None)
             if hasattr(final[0], name):
                 setattr(self, name, getattr(final[0], name))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from daskml_dist.ensemble.bagging_classifier import BaggingClassifier
+from daskml_dist.ensemble.bagging_regressor import BaggingRegressor
 from daskml_dist.ensemble.extra_trees_classifier import ExtraTreesClassifier
 from daskml_dist.ensemble.extra_trees_regressor import ExtraTreesRegressor
 from daskml_dist.ensemble.hist_gradient_boosting_classifier import HistGradientBoostingClassifier
@@ -14,6 +16,8 @@ from daskml_dist.ensemble.voting_classifier import VotingClassifier
 from daskml_dist.ensemble.voting_regressor import VotingRegressor
 
 __all__ = [
+    "BaggingClassifier",
+    "BaggingRegressor",
     "ExtraTreesClassifier",
     "ExtraTreesRegressor",
     "HistGradientBoostingClassifier",

@@ -92,10 +92,11 @@ class Stacking(Named):
             self.stack_method_ = methods
             meta = self._answers(X)
         else:
-            self._set_members(fit_members(members, X, y, given))
+            jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
+            self._set_members(fit_members(jobs))
             self.stack_method_ = methods
             meta = self._out_of_fold(members, X, y, given)
-        (self.final_estimator_,) = fit_members([final], meta, *_aligned(X, y, params))
+        (self.final_estimator_,) = fit_members([(final, meta, *_aligned(X, y, params))])
         return self
 
     def _checked_final(self, params: dict[str, Any]) -> Any:
@@ -161,7 +162,7 @@ def _fixed(cv: Any) -> Any:
     return cv
 
 
-def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
+def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Targets and arguments of the last fit, cut as the rows are."""
     weight = params.get("sample_weight")
     rows = as_collection(X, y, weight, numeric=False)
@@ -169,6 +170,6 @@ def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, list[dict[str
     targets = np.empty(0, getattr(y, "dtype", np.float64))
     y = as_array([column(part[1]) for part in rows.parts], rows, targets)
     if weight is None or np.ndim(weight) == 0:
-        return y, [params]
+        return y, params
     weights = as_array([column(part[2]) for part in rows.parts], rows, np.empty(0))
-    return y, [{**params, "sample_weight": weights}]
+    return y, {**params, "sample_weight": weights}

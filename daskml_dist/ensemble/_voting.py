@@ -54,5 +54,7 @@ class Voting(Named):
             self.le_ = LabelEncoder()
             self.le_.classes_ = self.classes_ = labels_of(y)
             y = encoded(y, self.classes_)
-        self._set_members(fit_members([member for _, member in named], X, y, given))
+        self._set_members(
+            fit_members([(m, X, y, own) for (_, m), own in zip(named, given, strict=True)])
+        )
         return self
