@@ -88,17 +88,11 @@ class Bagged:
             return X, y, given
         unknown = Collection(**{**vars(self.rows), "row_counts": None})
         repeat = delayed(_repeated, pure=False)
-        repeated = [
-            as_array(
-                [
-                    repeat(piece, count)
-                    for piece, count in zip(value.to_delayed().ravel(), counts, strict=True)
-                ],
-                unknown,
-                value._meta,
-            )
-            for value in (X, y)
-        ]
+        samples = _columns(features, sample), np.empty(0, y.dtype)
+        repeated = []
+        for value, like in zip((X, y), samples, strict=True):
+            pieces = zip(value.to_delayed().ravel(), counts, strict=True)
+            repeated.append(as_array([repeat(one, count) for one, count in pieces], unknown, like))
         return repeated[0], repeated[1], None
 
     def _targets(self) -> Any:
