@@ -15,9 +15,10 @@ from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._stacks import StackedFit, can_stack, fit_stack
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.model_selection._codes import ByPlace, ByRange
-from daskml_dist.model_selection._roles import TEST, TRAIN, Ints
+from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.stacked_scores import SCORES
@@ -52,6 +53,8 @@ def stacked_fits(
     if set(splits.plain) - {"sample_weight"} or not can_stack(estimators):
         return None
     collection, classes = _targets(splits, estimators[0]._classification)
+    if classes is not None and not _all_labels_met(collection, splits.roles, len(classes)):
+        return None  # such fits know fewer labels than the others
     weighted = collection.parts[0][2] is not None
     found = fit_stack(estimators, collection, splits.roles, classes, weighted, train_score)
     names = {name: _name(estimators[0], given) for name, given in scoring.items()}
@@ -113,6 +116,25 @@ def _targets(splits: Splits, classification: bool) -> tuple[Collection, Any]:
         collection, parts=parts, multi_output=True, classification=False,
         inputs=(X, None, weight[0] if weight else None),
     ), classes  # fmt: skip
+
+
+def _all_labels_met(collection: Collection, roles: Roles, n_classes: int) -> bool:
+    """Whether the training rows of every split have all labels."""
+    targets = replace(collection, parts=[(None, part[1], None) for part in collection.parts])
+    met: NDArray[np.bool_] = reduce_parts(targets, partial(_met, roles, n_classes), _any)
+    return bool(met.all())
+
+
+def _met(roles: Roles, n_classes: int, index: int, X: Any, targets: Any, w: Any) -> Any:
+    labels, codes = targets[:, 0].astype(np.int64), targets[:, -1].astype(np.int64) - 1
+    met = np.zeros((roles.n_splits, n_classes), bool)
+    for split in range(roles.n_splits):
+        met[split, labels[roles.played(codes, split) == TRAIN]] = True
+    return met
+
+
+def _any(parts: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    return np.any(parts, axis=0)
 
 
 def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
