@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.training.rows import named_weights
 from daskml_dist.training.survey import Survey
 
 __all__ = ["class_weights", "one_of"]
@@ -42,7 +43,7 @@ def class_weights(given: Any, survey: Survey) -> tuple[NDArray[np.float64], ...]
             "Give a dict for each output."
         )
     _check_number(given, len(columns))
-    return tuple(_of_labels(of, labels) for of, (labels, _) in zip(given, columns, strict=True))
+    return tuple(named_weights(of, labels) for of, (labels, _) in zip(given, columns, strict=True))
 
 
 def one_of(given: list[Any]) -> list[Any]:
@@ -63,13 +64,3 @@ def _check_number(given: list[Any], n_outputs: int) -> None:
             f"The number of elements in class_weight should match number of outputs. Got "
             f"{len(given)} element(s) while y has {n_outputs}. Give a dict for each output."
         )
-
-
-def _of_labels(given: dict[Any, float], labels: NDArray[Any]) -> NDArray[np.float64]:
-    known = labels.tolist()
-    unknown = [label for label in given if label not in known]
-    if unknown:
-        raise InvalidParameterError(
-            f"class_weight names labels that y does not hold: {unknown}. Use labels among {known}."
-        )
-    return np.array([float(given.get(label, 1.0)) for label in known])

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from numbers import Real
 from typing import Any, Literal
 
@@ -21,14 +20,14 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import Block, make_block
-from daskml_dist.data.conversion import as_column, to_host
+from daskml_dist.data.conversion import as_column
+from daskml_dist.data.cutting import check_lengths, cut
 from daskml_dist.data.lazy import (
     is_dask,
     is_dask_frame,
     join_column_chunks,
     join_delayed,
 )
-from daskml_dist.data.lowering import aligned_pieces
 from daskml_dist.data.reads import read_columns
 from daskml_dist.data.row_checks import RowShape, check_rows, row_shape, unsupported
 from daskml_dist.errors import InvalidDataError
@@ -203,12 +202,11 @@ def as_collection(
         "y": _check_column(y, "y", several=multi_output),
         "sample_weight": _check_column(sample_weight, "sample_weight"),
     }
-    n_rows = _check_lengths(inputs)
+    n_rows = check_lengths(inputs)
     shape = row_shape(X)
     _check_not_empty(n_rows, shape)
     if any(map(is_dask, inputs.values())):
-        row_counts = _row_counts(inputs)
-        parts = _cut(inputs, row_counts)
+        row_counts, parts = cut(inputs)
         _check_not_empty(len(parts), shape)
         kind: Literal["memory", "dask"] = "dask"
     else:
@@ -233,6 +231,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     ----------
     X : pandas.DataFrame, dask DataFrame, or any other rows
     y, sample_weight : str or any other values
+        Several targets: `y` as a list of str.
 
     Returns
     -------
@@ -254,9 +253,27 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
                 "or pass the values themselves."
             )
         given[name] = X[column]
-    if named:
-        X = X[[column for column in X.columns if column not in named.values()]]
+    taken = set(named.values())
+    if _are_names(y, X):
+        given["y"], taken = X[list(y)], taken | set(y)
+    if taken:
+        X = X[[column for column in X.columns if column not in taken]]
     return X, given["y"], given["sample_weight"]
+
+
+def _are_names(y: Any, X: Any) -> bool:
+    """Whether y names columns of a frame; as many labels as rows in memory are no names."""
+    if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
+        return False
+    if not is_dataframe_like(X) or (not is_dask(X) and len(X) == len(y)):
+        return False
+    unknown = [name for name in y if name not in X.columns]
+    if unknown and len(unknown) < len(y):
+        raise InvalidDataError(
+            f"y={list(y)!r} names {unknown}, which are no columns of X: its columns are "
+            f"{list(X.columns)}. Name columns of the dataframe, or pass the values themselves."
+        )
+    return not unknown
 
 
 def _feature_names(X: Any) -> NDArray[Any] | None:
@@ -312,28 +329,6 @@ def _check_dask_column(values: Any, name: str, several: bool) -> Any:
     )
 
 
-# --- alignment -------------------------------------------------------------------------------
-
-
-def _length(value: Any) -> int | None:
-    """Rows of an input, None where it has none or Dask does not know."""
-    if value is None or isinstance(value, float) or is_dask_frame(value):
-        return None
-    return None if np.isnan(value.shape[0]) else int(value.shape[0])
-
-
-def _check_lengths(inputs: dict[str, Any]) -> int | None:
-    """Number of rows, where any input knows it."""
-    known = {name: n for name, value in inputs.items() if (n := _length(value)) is not None}
-    if len(set(known.values())) > 1:
-        lengths = ", ".join(f"{name} has {n}" for name, n in known.items())
-        raise InvalidDataError(
-            f"Found input variables with inconsistent numbers of samples: {lengths} rows. Pass "
-            "the same rows in each, in the same order."
-        )
-    return next(iter(known.values()), None)
-
-
 def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
     shape = (n_rows, *((None,) if of_row is None else of_row))
     if n_rows == 0:
@@ -346,53 +341,3 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
             f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required. "
             "Select at least one column of X."
         )
-
-
-def _known_chunks(value: Any) -> tuple[int, ...] | None:
-    """Row chunks of a Dask Array, None where it does not know them."""
-    chunks: tuple[int, ...] | None = value.chunks[0] if isinstance(value, da.Array) else None
-    return None if chunks is None or np.isnan(chunks).any() else chunks
-
-
-def _n_blocks(value: Any) -> int:
-    return int(value.npartitions if is_dask_frame(value) else value.numblocks[0])
-
-
-def _row_counts(inputs: dict[str, Any]) -> list[int] | None:
-    """Rows of the blocks of the first lazy input, where an input with as many knows them."""
-    lazy = [value for value in inputs.values() if is_dask(value)]
-    known = [chunks for value in lazy if (chunks := _known_chunks(value)) is not None]
-    n_blocks = _n_blocks(lazy[0])
-    return next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
-
-
-def _cut(inputs: dict[str, Any], row_counts: list[int] | None) -> list[tuple[Any, Any, Any]]:
-    """Cut inputs into blocks: lazy pieces of Dask collections, slices of the rest."""
-    lazy = {name: value for name, value in inputs.items() if is_dask(value)}
-    if row_counts is not None:
-        lazy = {name: _rechunk(value, tuple(row_counts)) for name, value in lazy.items()}
-    scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
-    here = [name for name in inputs if name not in lazy and name not in scalars]
-    pieces: dict[str, list[Any]] = dict(aligned_pieces(lazy, here))
-    n_blocks = len(next(iter(pieces.values())))
-    pieces.update({name: [inputs[name]] * n_blocks for name in scalars})
-    pieces.update({name: _slices(inputs[name], name, row_counts, n_blocks) for name in here})
-    return list(zip(*(pieces[name] for name in inputs), strict=True))
-
-
-def _rechunk(value: Any, row_counts: tuple[int, ...]) -> Any:
-    chunks = _known_chunks(value)
-    return value if chunks is None or chunks == row_counts else value.rechunk({0: row_counts})
-
-
-def _slices(value: Any, name: str, row_counts: list[int] | None, n_blocks: int) -> list[Any]:
-    if row_counts is None:
-        raise InvalidDataError(
-            f"The rows cannot be aligned: {name} has its rows in memory, the other input "
-            f"{n_blocks} blocks of unknown chunk sizes. Call .compute_chunk_sizes() on the Dask "
-            "Array first, or make one of a dataframe with .to_dask_array(lengths=True)."
-        )
-    stops = list(accumulate(row_counts))
-    value = to_host(value)  # which goes to the workers
-    rows = value.iloc if is_dataframe_like(value) else value
-    return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]

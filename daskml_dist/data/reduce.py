@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import dask
-from dask.base import compute, get_scheduler
 from dask.delayed import delayed
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.waiting import tell_releases, wait_for_workers, watched
-from daskml_dist.errors import DataLostError
+from daskml_dist.data.computing import tried
 
 __all__ = ["fold_parts", "reduce_parts"]
 
@@ -22,8 +19,6 @@ S = TypeVar("S")
 
 #: Summaries that one task merges.
 _FAN_IN = 16
-#: Times that a collection is read where Dask gives up.
-_TRIES = 4
 
 
 def reduce_parts(
@@ -53,7 +48,7 @@ def reduce_parts(
     """
     if collection.kind == "memory":
         return merge([summarise(i, *part, *shared) for i, part in enumerate(collection.parts)])
-    result: S = _tried(lambda: _merged(collection, summarise, merge, shared))
+    result: S = tried(lambda: _merged(collection, summarise, merge, shared))
     return result
 
 
@@ -78,7 +73,7 @@ def fold_parts(collection: Collection, step: Callable[[S, int, Any, Any, Any], S
         for i, part in enumerate(collection.parts):
             state = step(state, i, *part)
         return state
-    result: S = _tried(lambda: _folded(collection, step, state))
+    result: S = tried(lambda: _folded(collection, step, state))
     return result
 
 
@@ -88,52 +83,6 @@ def _folded(collection: Collection, step: Any, state: Any) -> Any:
     for i, part in enumerate(collection.parts):
         last = one(last, i, *part)
     return last
-
-
-def _tried(make: Callable[[], Any]) -> Any:
-    """A value that Dask computes; where workers are lost again and again, from the start."""
-    for left in reversed(range(_TRIES)):
-        try:
-            return _computed(make())
-        except Exception as error:
-            name = type(error).__name__
-            if name == "FutureCancelledError":
-                raise DataLostError(
-                    "Rows are not there any more. Nothing can make again what was scattered, and "
-                    "what was persisted is held by the collection that persist() returned, not by "
-                    f"parts of it: keep that, or read the rows from storage. ({error})"
-                ) from error
-            # Dask gives a task up while whose work workers died again and again; by any cause.
-            if not left or name != "KilledWorker":
-                raise
-    raise AssertionError
-
-
-def _computed(lazy: Any) -> Any:
-    """A value that Dask computes, by a client's cluster where there is a client.
-
-    Dask itself would wait for workers for ever, and say nothing.
-    """
-    client = _client()
-    if client is None:
-        return compute(lazy)[0]
-
-    def workers() -> list[dict[str, Any]]:
-        return list(client.scheduler_info(n_workers=-1)["workers"].values())
-
-    timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
-    wait_for_workers(client, workers, timeout)
-    try:
-        with watched(client, workers, timeout, lazy.key):
-            return compute(lazy)[0]
-    finally:
-        tell_releases(client)
-
-
-def _client() -> Any:
-    """The client that Dask computes by, or None."""
-    client = getattr(get_scheduler(), "__self__", None)
-    return client if getattr(client, "status", "") == "running" else None  # else Dask says so
 
 
 def _merged(collection: Collection, summarise: Any, merge: Any, shared: Any) -> Any:

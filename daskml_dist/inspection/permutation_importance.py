@@ -17,10 +17,10 @@ from daskml_dist._checks import check_count, seed_of
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import as_column, to_host, where
+from daskml_dist.data.permutations import Draw
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.share import shared
-from daskml_dist.inspection._permutations import Draw
 from daskml_dist.inspection._scores import Score, Target, score_of
 
 __all__ = ["permutation_importance"]

@@ -13,7 +13,7 @@ from sklearn.metrics import check_scoring, get_scorer
 from daskml_dist._exported import Exported
 from daskml_dist._stacks import can_stack
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._stacking import stacked_fits
@@ -98,11 +98,16 @@ class SearchOnDask(Exported):
         estimators = [self._candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
         names = self._names()
-        if names is not None and (
-            fits := stacked_fits(estimators, splits, names, scorers, train_score=train_score)
-        ):
-            self.stacks_ = 1
-            return fits
+        if names is not None:
+            try:
+                fits = stacked_fits(estimators, splits, names, scorers, train_score=train_score)
+            except (InvalidParameterError, InvalidDataError):
+                if self.error_score == "raise":
+                    raise
+                fits = None  # fits by themselves tell which of them have failed
+            if fits is not None:
+                self.stacks_ = 1
+                return fits
         return splits.fits(
             estimators, dict(scorers), train_score=train_score,
             error_score=self.error_score, weigh_scores=True,

@@ -19,7 +19,14 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._roles import TEST, TRAIN, Codes, Ints, Roles
 
-__all__ = ["RowsOfSplits", "chosen", "count_rows", "label_counts", "n_rows_of"]
+__all__ = [
+    "RowsOfSplits",
+    "chosen",
+    "count_rows",
+    "joined_rows",
+    "label_counts",
+    "n_rows_of",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +134,7 @@ def _gathered(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     train, test = (
         tuple(
-            None if pieces is None else _joined_rows(
+            None if pieces is None else joined_rows(
                 [_take(roles, split, role, rows, code)
                  for rows, code in zip(pieces, codes, strict=True)]
             )
@@ -138,7 +145,8 @@ def _gathered(
     return train, test
 
 
-def _joined_rows(pieces: list[Any]) -> Any:
+def joined_rows(pieces: list[Any]) -> Any:
+    """Rows of several blocks, in one piece of their kind."""
     if hasattr(pieces[0], "iloc"):
         import pandas
 

@@ -19,7 +19,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
 from daskml_dist.model_selection._codes import ByPlace, ByRange
-from daskml_dist.model_selection._roles import TEST, TRAIN, Ints
+from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.stacked_scores import SCORES
@@ -57,6 +57,8 @@ def stacked_fits(
     if set(splits.plain) - {"sample_weight"} or not can_stack(estimators):
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
+    if classes is not None and not _all_labels_met(collection, splits.roles, len(classes)):
+        return None  # such fits know fewer labels than the others
     weighted = collection.parts[0][2] is not None
     known = {name: _of_sums(estimators[0], given) for name, given in scoring.items()}
     pairs = any(isinstance(score, partial) and score.func is _of_pairs for score in known.values())
@@ -192,6 +194,25 @@ def _weighed(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
         return given
     of_labels = factors[np.searchsorted(classes, np.asarray(targets))]
     return of_labels if given is None else of_labels * np.asarray(given)
+
+
+def _all_labels_met(collection: Collection, roles: Roles, n_classes: int) -> bool:
+    """Whether the training rows of every split have all labels."""
+    targets = replace(collection, parts=[(None, part[1], None) for part in collection.parts])
+    met: NDArray[np.bool_] = reduce_parts(targets, partial(_met, roles, n_classes), _any)
+    return bool(met.all())
+
+
+def _met(roles: Roles, n_classes: int, index: int, X: Any, targets: Any, w: Any) -> Any:
+    labels, codes = targets[:, 0].astype(np.int64), targets[:, -1].astype(np.int64) - 1
+    met = np.zeros((roles.n_splits, n_classes), bool)
+    for split in range(roles.n_splits):
+        met[split, labels[roles.played(codes, split) == TRAIN]] = True
+    return met
+
+
+def _any(parts: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    return np.any(parts, axis=0)
 
 
 def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:

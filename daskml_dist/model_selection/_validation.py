@@ -15,7 +15,7 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.base import clone
-from sklearn.exceptions import FitFailedWarning
+from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing
 
@@ -24,6 +24,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
+from daskml_dist.model_selection._failures import tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen, n_rows_of
 
@@ -148,15 +149,15 @@ class Splits:
             rows = [self.rows.gathered(split) for split in range(self.n_splits)]
             task = delayed(partial(_fit_here, self.plain, scorers, options), pure=False)
             found = list(compute(*[task(e, rows[split]) for e, split in every]))
-        for fit in found:
-            if fit.error is not None:
-                warnings.warn(fit.error, FitFailedWarning, stacklevel=4)
+        tell_failures([fit.error for fit in found], error_score, stacklevel=5)
         n = self.n_splits
         return [found[i : i + n] for i in range(0, len(found), n)]
 
 
 def knows_dask(estimator: Any) -> bool:
-    """Whether an estimator takes Dask collections: one of ours, or a pipeline that ends so."""
+    """Whether an estimator takes Dask collections: one of ours, frozen, or a pipeline of such."""
+    if isinstance(estimator, FrozenEstimator):
+        return knows_dask(estimator.estimator)
     if isinstance(estimator, Pipeline):
         return all(step == "passthrough" or knows_dask(step) for _, step in estimator.steps)
     return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
@@ -188,18 +189,38 @@ def _fit_and_score(
         if error_score == "raise":
             raise
         scores = dict.fromkeys(scorers, float(error_score))
-        text = (
-            f"A fit of {type(estimator).__name__} failed, and its scores are {error_score}. "
-            f"error_score='raise' shows where. ({type(error).__name__}: {error})"
-        )
+        text = f"{type(error).__name__}: {error}"
         taken = time.perf_counter() - begin
         return Fitted(scores, dict(scores) if train_score else {}, taken, error=text)
     fit_time = time.perf_counter() - begin
     begin = time.perf_counter()
-    found = score_sides(scorers, fitted, *test(), weigh=weigh)
+    safe = {name: _Told(score, error_score) for name, score in scorers.items()}
+    found = score_sides(safe, fitted, *test(), weigh=weigh)
     score_time = time.perf_counter() - begin
-    trained = score_sides(scorers, fitted, X, y, params, weigh=weigh) if train_score else {}
+    trained = score_sides(safe, fitted, X, y, params, weigh=weigh) if train_score else {}
     return Fitted(found, trained, fit_time, score_time, fitted)
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """A scorer that tells of its failure, and scores what the user says, rather than raising."""
+
+    score: Callable[..., Any]
+    error_score: Any
+
+    def __call__(self, *args: Any, **params: Any) -> float:
+        try:
+            return float(self.score(*args, **params))
+        except Exception as error:
+            if self.error_score == "raise":
+                raise
+            warnings.warn(
+                "Scoring failed. The score on this train-test partition for these parameters will "
+                f"be set to {self.error_score}. Details: \n{type(error).__name__}: {error}",
+                UserWarning,
+                stacklevel=6,
+            )
+            return float(self.error_score)
 
 
 def fitted_on(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.training.spec import RowsSpec, Streaming
 from daskml_dist.training.survey import Survey
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "named_weights"]
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,29 @@ def _class_weight(
         balanced = np.zeros(len(sums))
         np.divide(sums.sum(), len(classes) * sums, out=balanced, where=sums > 0)
         return balanced
-    known = dict.fromkeys(classes.tolist(), 1.0)
-    unknown = [label for label in class_weight if label not in known]
-    if unknown:
+    return named_weights(class_weight, classes)
+
+
+def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.float64]:
+    """Weight of each class, of a dict from labels.
+
+    Labels that no row has may be among them, as in a fold that holds none: but where others are
+    missing, names are mistaken.
+
+    Raises
+    ------
+    InvalidParameterError
+        They are.
+    """
+    known = classes.tolist()
+    unknown = [label for label in given if label not in known]
+    missing = [label for label in known if label not in given]
+    if unknown and missing:
         raise InvalidParameterError(
-            f"class_weight names labels that y does not hold: {unknown}. Use labels among "
-            f"{list(known)}."
+            f"The classes, {missing}, are not in class_weight, which names labels that y does not "
+            f"hold: {unknown}. Use labels among {known}, or name all of these."
         )
-    return np.array([float(class_weight.get(label, 1.0)) for label in known])
+    return np.array([float(given.get(label, 1.0)) for label in known])
 
 
 def _weight_scale(

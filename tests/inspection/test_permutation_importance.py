@@ -19,10 +19,10 @@ from sklearn.metrics import get_scorer
 
 from daskml_dist._checks import seed_of
 from daskml_dist.cluster import KMeans
+from daskml_dist.data.permutations import Draw, Permutation
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inspection import permutation_importance
-from daskml_dist.inspection._permutations import Draw, Permutation
 from daskml_dist.inspection._scores import SCORES
 from daskml_dist.linear_model import LinearRegression, LogisticRegression
 

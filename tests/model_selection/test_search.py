@@ -197,16 +197,60 @@ def test_candidates_are_drawn_once_and_rows_may_be_lists() -> None:
 
 
 def test_a_failed_fit_scores_what_the_user_says(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(THREE, chunks=250)
+    # Trained on two labels; nothing is known of a third.
+    with_all, without = np.arange(300), np.flatnonzero(THREE < 2)
+    cv = [(with_all, np.arange(300, 600)), (without[:100], without[100:])]
+    estimator = linear_model.LogisticRegression(class_weight={2: 5.0})
+    for lazy in (True, False):
+        given = (rows, labels) if lazy else (X, THREE)
+        search = model_selection.GridSearchCV(estimator, {"C": [1.0]}, cv=cv, error_score=-3.0)
+        with pytest.warns(FitFailedWarning, match=r"1 fits failed out of a total of 2(?s:.*)are n"):
+            search.fit(*given)
+        assert search.cv_results_["split1_test_score"].tolist() == [-3.0]
+        assert search.cv_results_["split0_test_score"][0] > 0.5
+
+
+def test_the_first_cause_is_named_where_all_fits_failed(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
-    with pytest.warns(FitFailedWarning, match="var_smoothing"):
-        scores = model_selection.cross_val_score(
-            GaussianNB(var_smoothing=-1), rows, labels, cv=2, error_score=-3.0
-        )
-    assert scores.tolist() == [-3.0, -3.0]
-    with pytest.raises(InvalidParameterError, match="var_smoothing"):
+    text = r"All the 2 fits failed(?s:.*)InvalidParameterError: var_smoothing=-1"
+    with pytest.raises(InvalidParameterError, match=text):
+        model_selection.cross_val_score(GaussianNB(var_smoothing=-1), rows, labels, cv=2)
+    with pytest.raises(InvalidParameterError, match=r"^var_smoothing"):
         model_selection.cross_val_score(
             GaussianNB(var_smoothing=-1), rows, labels, cv=2, error_score="raise"
         )
+    with pytest.raises(InvalidParameterError, match=r"All the 4 fits failed(?s:.*)C=-1"):
+        model_selection.GridSearchCV(
+            linear_model.LogisticRegression(), {"C": [-1.0, -2.0]}, cv=2
+        ).fit(rows, labels)
+
+
+def test_a_mistaken_candidate_of_a_stack_fails_alone(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    search = model_selection.GridSearchCV(
+        linear_model.LogisticRegression(), {"C": [1.0, -1.0]}, cv=2
+    )
+    with (
+        pytest.warns(FitFailedWarning, match="2 fits failed out of a total of 4"),
+        pytest.warns(UserWarning, match="test scores are non-finite"),
+    ):
+        search.fit(rows, labels)
+    assert search.best_params_ == {"C": 1.0}
+
+
+def test_a_failed_score_is_told(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+
+    def broken(estimator: Any, X: Any, y: Any) -> float:
+        raise RuntimeError("a broken score")
+
+    options = {"cv": 2, "scoring": broken}
+    with pytest.warns(UserWarning, match=r"Scoring failed(?s:.*)a broken score"):
+        scores = model_selection.cross_val_score(GaussianNB(), rows, labels, **options)
+    assert np.isnan(scores).all()
+    with pytest.raises(RuntimeError, match="a broken score"):
+        model_selection.cross_val_score(GaussianNB(), rows, labels, error_score="raise", **options)
 
 
 @pytest.mark.parametrize(

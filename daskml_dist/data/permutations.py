@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draw", "Permutation"]
+__all__ = ["Draw", "Permutation", "hashed"]
 
 Numbers = NDArray[np.int64]
 _ROUNDS = 10
@@ -63,14 +63,14 @@ class Permutation:
         high, low = numbers >> half, numbers & mask
         for key in self._keys[::-1] if back else self._keys:
             if back:
-                high, low = low ^ (_hashed(high, key) & mask), high
+                high, low = low ^ (hashed(high, key) & mask), high
             else:
-                high, low = low, high ^ (_hashed(low, key) & mask)
+                high, low = low, high ^ (hashed(low, key) & mask)
         return (high << half) | low
 
 
-def _hashed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+def hashed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """Hashes of numbers: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     with np.errstate(over="ignore"):
         mixed = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,0 +1,335 @@
+"""Members of ensembles: fits of others to rows of Dask collections, and what they say of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import compute
+from dask.delayed import Delayed, delayed
+from dask.utils import is_series_like
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils._metadata_requests import _routing_enabled
+from sklearn.utils.metadata_routing import process_routing
+from sklearn.utils.validation import has_fit_parameter
+
+from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.lazy import is_dask, is_dask_frame
+from daskml_dist.errors import (
+    DaskMLDistError,
+    InvalidDataError,
+    InvalidParameterError,
+    InvalidTypeError,
+)
+from daskml_dist.inference.share import shared
+from daskml_dist.model_selection._roles import TEST
+from daskml_dist.model_selection._split_rows import (
+    RowsOfSplits,
+    joined_rows,
+    label_counts,
+    n_rows_of,
+)
+from daskml_dist.model_selection._stacking import stacked_fits
+from daskml_dist.model_selection._validation import Splits, fitted_on, knows_dask
+
+__all__ = [
+    "OutOfFold",
+    "as_array",
+    "check_weighable",
+    "checked_as_theirs",
+    "counted_labels",
+    "encoded",
+    "fit_folds",
+    "fit_members",
+    "here",
+    "labels_of",
+    "params_of",
+    "taken",
+]
+
+
+def here(y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Targets and arguments of a fit to rows in memory, where they fit too."""
+    y, values = compute(y, params) if any(map(is_dask, (y, *params.values()))) else (y, params)
+    return y, values
+
+
+def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Inputs of a fit, with columns for the names of these; weights that are None are left out."""
+    X, y, weight = take_columns(X, y, params.get("sample_weight"))
+    if y is None:
+        raise InvalidDataError("requires y to be passed, but the target y is None. Pass y as well.")
+    params = {name: value for name, value in params.items() if name != "sample_weight"}
+    return X, y, params if weight is None else {**params, "sample_weight": weight}
+
+
+@contextmanager
+def checked_as_theirs() -> Iterator[None]:
+    """Checks of parameters that scikit-learn makes, with errors of the package."""
+    try:
+        yield
+    except DaskMLDistError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InvalidParameterError(str(error)) from error
+
+
+# --- targets ---------------------------------------------------------------------------------
+
+
+def labels_of(y: Any) -> NDArray[Any]:
+    """Sorted labels; one pass over those of a Dask collection.
+
+    Raises
+    ------
+    InvalidDataError
+        They are missing, or numbers with a fraction, or of several columns.
+    """
+    return counted_labels(y)[0]
+
+
+def counted_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Labels as of :func:`labels_of`, and how many rows have each."""
+    if not is_dask(y):
+        labels, counts = np.unique(np.asarray(y), return_counts=True)
+        return _checked_labels(labels), counts
+    table = y.to_frame("y") if is_series_like(y) else y
+    if getattr(table, "ndim", 2) == 1:
+        table = table[:, np.newaxis]
+    columns = as_collection(table, y, numeric=False, classification=True)
+    labels, of_blocks = label_counts(columns, first_seen=False)
+    return _checked_labels(labels), of_blocks.sum(axis=0)
+
+
+def _checked_labels(labels: NDArray[Any]) -> NDArray[Any]:
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+        if (labels % 1).any():
+            raise InvalidDataError(
+                "Unknown label type: continuous. Use a regressor for a continuous target."
+            )
+    return labels
+
+
+def encoded(y: Any, classes: NDArray[Any]) -> Any:
+    """Numbers of labels among the sorted `classes`; lazy where y is."""
+    if is_dask_frame(y):
+        column = y if is_series_like(y) else y[y.columns[0]]
+        return column.map_partitions(_codes_of_series, classes, meta=(column.name, np.int64))
+    if is_dask(y):
+        return y.map_blocks(_codes, classes, dtype=np.int64, meta=np.empty(0, np.int64))
+    return _codes(np.asarray(y), classes)
+
+
+def _codes(labels: Any, classes: NDArray[Any]) -> NDArray[np.int64]:
+    return np.searchsorted(classes, np.asarray(labels)).astype(np.int64)
+
+
+def _codes_of_series(labels: Any, classes: NDArray[Any]) -> Any:
+    import pandas
+
+    return pandas.Series(_codes(labels, classes), labels.index, name=labels.name)
+
+
+# --- fits ------------------------------------------------------------------------------------
+
+
+def params_of(
+    ensemble: Any, named: Sequence[tuple[str, Any]], params: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Arguments of the ``fit`` of each member: weights, or what metadata routing sends it.
+
+    Parameters
+    ----------
+    ensemble : estimator
+    named : sequence of (str, estimator)
+    params : dict
+        Arguments of the ensemble's ``fit``.
+    """
+    if _routing_enabled():
+        with checked_as_theirs():
+            routed = process_routing(ensemble, "fit", **params)
+        return [dict(routed[name]["fit"]) for name, _ in named]
+    if strange := sorted(set(params) - {"sample_weight"}):
+        raise InvalidParameterError(
+            f"fit of {type(ensemble).__name__} got {strange}, and knows sample_weight alone. Turn "
+            "on scikit-learn's metadata routing for others."
+        )
+    check_weighable(named, params)
+    return [dict(params) for _ in named]
+
+
+def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) -> None:
+    """Check that members take the weights of rows, if there are any.
+
+    Raises
+    ------
+    InvalidTypeError
+        One does not.
+    """
+    for name, member in named:
+        if "sample_weight" in params and not has_fit_parameter(member, "sample_weight"):
+            raise InvalidTypeError(
+                f"Underlying estimator {name} ({type(member).__name__}) does not support sample "
+                "weights. Leave them out, or use an estimator that takes them."
+            )
+
+
+def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[Any]:
+    """Fit clones of estimators, each to rows and with arguments of its own.
+
+    Those that know Dask collections are fitted one after the other, each on the whole cluster;
+    others as tasks side by side, on rows gathered there.
+
+    Parameters
+    ----------
+    jobs : sequence of (estimator, X, y, dict)
+
+    Returns
+    -------
+    list of estimator
+    """
+    found, tasks = {}, {}
+    for i, job in enumerate(jobs):
+        if knows_dask(job[0]):
+            found[i] = fitted_on(*job)
+        else:
+            tasks[i] = _fit_task(*job)
+    found.update(zip(tasks, compute(*tasks.values()), strict=True))
+    return [found[i] for i in range(len(jobs))]
+
+
+def _fit_task(member: Any, X: Any, y: Any, params: dict[str, Any]) -> Delayed:
+    plain = dict(params)
+    weight = plain.pop("sample_weight", None)
+    rows = as_collection(X, y, weight, numeric=False, multi_output=True)
+    columns = [list(of) for of in zip(*rows.parts, strict=True)]
+    task: Delayed = delayed(partial(_fit_here, plain), pure=False)(member, *columns)
+    return task
+
+
+def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -> Any:
+    """Fit a clone to rows that are gathered from the blocks."""
+    params = dict(plain)
+    if weight[0] is not None:
+        n_rows = map(n_rows_of, X)
+        pieces = [np.full(n, w) if np.ndim(w) == 0 else w for n, w in zip(n_rows, weight)]  # noqa: B905
+        params["sample_weight"] = joined_rows(pieces)
+    return fitted_on(member, joined_rows(X), joined_rows(y), params)
+
+
+def fit_folds(member: Any, splits: Splits) -> list[Any]:
+    """Fit clones of an estimator to the training rows of each split; one fit where that can be."""
+    stacked = stacked_fits([member], splits, {}, {}, train_score=False)
+    if stacked is None:
+        stacked = splits.fits([member], {}, train_score=False, error_score="raise")
+    return [fit.estimator for fit in stacked[0]]
+
+
+# --- what members say of rows that they have not seen ----------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfFold:
+    """Answers of members about rows, each by the fit that has not seen the row. Picklable.
+
+    Parameters
+    ----------
+    fits : list of list of estimator
+        Of each member, one a split.
+    methods : list of str
+        Of the members.
+    n_classes : int or None
+        Of the targets, which are numbered; None for regression.
+    """
+
+    fits: list[list[Any]]
+    methods: list[str]
+    n_classes: int | None
+
+    def of_rows(self, X: Any) -> list[NDArray[Any]]:
+        """Answers of the first fits."""
+        each = zip(self.fits, self.methods, strict=True)
+        return [_in_order(fits[0], method, X, self.n_classes) for fits, method in each]
+
+    def blocks(self, rows: RowsOfSplits, then: Any) -> list[Delayed]:
+        """``then(X, answers)`` of each block, lazy.
+
+        Parameters
+        ----------
+        rows : RowsOfSplits
+        then : callable
+            Picklable.
+        """
+        make = delayed(partial(_out_of_fold, rows.roles), pure=False)
+        once = shared(partial(_both, self, then))
+        return [
+            make(once, X, codes)
+            for (X, _, _), codes in zip(rows.columns.parts, rows.code_parts(), strict=True)
+        ]
+
+
+def _both(own: OutOfFold, then: Any) -> tuple[OutOfFold, Any]:
+    return own, then
+
+
+def _out_of_fold(roles: Any, both: Any, X: Any, codes: NDArray[np.int64]) -> Any:
+    own, then = both()
+    if not n_rows_of(X):
+        return then(X, [])
+    played = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
+    if not (played.sum(axis=0) == 1).all():
+        raise InvalidDataError(
+            "cross_val_predict only works for partitions: every row must be in the test rows of "
+            "one split. Use KFold, StratifiedKFold or GroupKFold as cv."
+        )
+    found: list[NDArray[Any]] = []
+    for fits, method in zip(own.fits, own.methods, strict=True):
+        out: Any = None
+        for at, fitted in zip(played, fits, strict=True):
+            if not at.any():
+                continue
+            rows = X.iloc[np.flatnonzero(at)] if hasattr(X, "iloc") else X[np.flatnonzero(at)]
+            answers = _in_order(fitted, method, rows, own.n_classes)
+            if out is None:
+                out = np.empty((len(codes), *answers.shape[1:]), answers.dtype)
+            out[at] = answers
+        found.append(out)
+    return then(X, found)
+
+
+def _in_order(fitted: Any, method: str, X: Any, n_classes: int | None) -> NDArray[Any]:
+    """Answers with a column for every class, of a fit that may not have met all."""
+    answers = np.asarray(getattr(fitted, method)(X))
+    known = np.asarray(getattr(fitted, "classes_", ()))
+    if n_classes is None or method == "predict" or len(known) == n_classes:
+        return answers
+    if answers.ndim == 1:
+        raise InvalidDataError(
+            f"{method} of a split's training rows knows {len(known)} of {n_classes} labels. Use "
+            "StratifiedKFold, or fewer folds."
+        )
+    none = 0.0 if method == "predict_proba" else np.finfo(answers.dtype).min
+    out = np.full((len(answers), n_classes), none, answers.dtype)
+    out[:, known.astype(np.int64)] = answers
+    return out
+
+
+def as_array(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
+    """Lazy array of a block for each block of a collection; `sample` is some rows of it."""
+    counts: Any = rows.row_counts or [np.nan] * len(rows.parts)
+    meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
+    array: da.Array = da.concatenate(
+        [
+            da.from_delayed(piece, (n, *meta.shape[1:]), dtype=meta.dtype, meta=meta)
+            for piece, n in zip(pieces, counts, strict=True)
+        ]
+    )
+    return array

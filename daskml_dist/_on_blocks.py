@@ -1,0 +1,117 @@
+"""Mixin of ensembles whose answers are scikit-learn's, of each block of a Dask collection."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from sklearn.base import is_classifier
+from sklearn.utils.metaestimators import available_if
+
+from daskml_dist._exported import Exported
+from daskml_dist._transformer import check_fitted
+from daskml_dist.data.collection import take_columns
+from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.errors import as_ours
+from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.metrics.scorers import get_scorer
+
+__all__ = ["OnBlocks"]
+
+
+class OnBlocks(Exported):
+    """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
+
+    Each block is answered by scikit-learn's own method in one task, by all members together.
+    """
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Mean accuracy of a classifier, R^2 of a regressor; in one pass over the blocks.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        X, y, sample_weight = take_columns(X, y, sample_weight)
+        name = "accuracy" if is_classifier(self) else "r2"
+        return float(get_scorer(name)(self, X, y, sample_weight=sample_weight))
+
+
+_DOC = """{summary}
+
+Parameters
+----------
+X : as in :meth:`fit`
+**params
+    scikit-learn's, for the members.
+
+Returns
+-------
+ndarray, or lazy dask Array where X is a Dask collection
+    {shape}
+"""
+#: Methods of rows: what they give, and its shape.
+_METHODS = {
+    "predict": ("Labels or numbers of rows.", "Of shape (n_rows,)."),
+    "predict_proba": ("Probabilities of the classes.", "Of shape (n_rows, n_classes)."),
+    "predict_log_proba": (
+        "Logarithms of the probabilities of the classes.",
+        "Of shape (n_rows, n_classes).",
+    ),
+    "decision_function": (
+        "Scores of the classes.",
+        "Of shape (n_rows,) for two classes, else (n_rows, n_classes).",
+    ),
+    "transform": ("Answers of the members.", "Of shape (n_rows, n_columns)."),
+}
+
+
+def _method(name: str, summary: str, shape: str) -> Any:
+    def theirs(self: Any) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(super(OnBlocks, self), name)
+        return found
+
+    def method(self: Any, X: Any, **params: Any) -> Any:
+        return _lazily(self, name, X, params) if is_dask(X) else theirs(self)(X, **params)
+
+    def check(self: Any) -> bool:
+        return theirs(self) is not None  # else scikit-learn's own error says why
+
+    method.__name__ = name
+    method.__qualname__ = f"OnBlocks.{name}"
+    method.__doc__ = _DOC.format(summary=summary, shape=shape)
+    return available_if(check)(method)
+
+
+for _name, _texts in _METHODS.items():
+    setattr(OnBlocks, _name, _method(_name, *_texts))
+
+
+def _lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
+    """Answer of a fitted ensemble to the rows of a Dask collection, by blocks."""
+    check_fitted(estimator)
+    check_feature_names(estimator, X, reset=False)
+    X = join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan))
+    # A later fit must not change what is lazy now, and a task starts no processes.
+    kept = copy.copy(estimator)
+    if hasattr(kept, "n_jobs"):
+        kept.n_jobs = None
+    function = partial(_answer, kept, name, params)
+    try:
+        meta = function(sample_rows(X))
+    except (ValueError, TypeError) as error:
+        raise as_ours(error) from error
+    return map_blocks(function, X, meta=meta)
+
+
+def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
+    return getattr(estimator, name)(X, **params)

@@ -1,0 +1,8 @@
+"""Calibration of the probabilities that classifiers give."""
+
+from __future__ import annotations
+
+from daskml_dist.calibration.calibrated_classifier_cv import CalibratedClassifierCV
+from daskml_dist.metrics.curves import calibration_curve
+
+__all__ = ["CalibratedClassifierCV", "calibration_curve"]

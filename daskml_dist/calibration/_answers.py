@@ -1,0 +1,140 @@
+"""Answers that calibrators are fitted to: those of classifiers, to rows they have not seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from dask.delayed import delayed
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import as_column
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.inference.share import shared
+from daskml_dist.model_selection._roles import TEST, Roles
+from daskml_dist.model_selection._split_rows import n_rows_of
+
+__all__ = ["Answers", "Asked", "answered"]
+
+Floats = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Answers to some rows, and what these are.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (n, n_columns)
+        Decisions or probabilities; of two classes those of the second.
+    labels : ndarray of int64 of shape (n,)
+        Numbers of the classes.
+    weights : ndarray of float64 of shape (n,)
+    """
+
+    scores: Floats
+    labels: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Classifiers, and who of them answers which rows. Picklable.
+
+    Parameters
+    ----------
+    fits : list of estimator
+        One a split, or one for all rows.
+    roles : Roles or None
+        None: every row is answered by the only one.
+    classes : ndarray
+        All labels, sorted.
+    apart : bool
+        Whether the answers to the test rows of each split are kept apart.
+    """
+
+    fits: list[Any]
+    roles: Roles | None
+    classes: NDArray[Any]
+    apart: bool
+
+    def __call__(self) -> Asked:
+        """Itself: what is shared is a function."""
+        return self
+
+    def of(self, X: Any, codes: Any, y: Any, weight: Any) -> list[Answers | None]:
+        """Answers to a block's rows, in as many lots as there are calibrators' fits."""
+        n = n_rows_of(X)
+        labels = np.searchsorted(self.classes, as_column(y, name="y"))
+        given = 1.0 if weight is None else weight
+        weights = np.full(n, given) if np.ndim(given) == 0 else as_column(given, name="weight")
+        weights = weights.astype(np.float64)
+        if (weights < 0).any():
+            raise InvalidDataError("Some weights are negative. Give weights of at least 0.")
+        if self.roles is None:
+            at = np.arange(n)
+            return [self._one(self.fits[0], X, labels, weights, at, whole=False)]
+        lots: list[Answers | None] = []
+        for split, fitted in enumerate(self.fits):
+            at = np.flatnonzero(self.roles.played(codes, split) == TEST)
+            lots.append(self._one(fitted, X, labels, weights, at, whole=not self.apart))
+        if self.apart:
+            return lots
+        filled = [lot for lot in lots if lot is not None]
+        if sum(len(lot.labels) for lot in filled) != n:
+            raise InvalidDataError(
+                "With ensemble=False every row must be in the test rows of one split. Use KFold or "
+                "StratifiedKFold as cv."
+            )
+        if not filled:
+            return [None]
+        parts = [(lot.scores, lot.labels, lot.weights) for lot in filled]
+        return [Answers(*map(np.concatenate, zip(*parts, strict=True)))]
+
+    def _one(
+        self, fitted: Any, X: Any, labels: Any, weights: Any, at: NDArray[np.intp], *, whole: bool
+    ) -> Answers | None:
+        if not len(at):
+            return None
+        scores = answered(fitted, X.iloc[at] if hasattr(X, "iloc") else X[at])
+        if whole and scores.shape[1] not in (1, len(self.classes)):
+            known = np.searchsorted(self.classes, fitted.classes_)
+            none = 0.0 if not has_decisions(fitted) else np.finfo(scores.dtype).min
+            wide = np.full((len(scores), len(self.classes)), none, scores.dtype)
+            wide[:, known] = scores
+            scores = wide
+        return Answers(scores, labels[at], weights[at])
+
+    def blocks(self, rows: Collection, codes: list[Any]) -> Collection:
+        """The lots of each block, as rows of a collection."""
+        make = delayed(_answers_of_block, pure=False)
+        once = shared(self)
+        parts = [
+            (make(once, X, code, y, weight), None, None)
+            for (X, y, weight), code in zip(rows.parts, codes, strict=True)
+        ]
+        return replace(rows, parts=parts)
+
+
+def _answers_of_block(asked: Any, X: Any, codes: Any, y: Any, weight: Any) -> Any:
+    own: Asked = asked()
+    if not n_rows_of(X):
+        return [None] * (len(own.fits) if own.apart else 1)
+    return own.of(X, codes, y, weight)
+
+
+def has_decisions(fitted: Any) -> bool:
+    """Whether a classifier gives decisions, which are preferred to probabilities."""
+    return hasattr(fitted, "decision_function")
+
+
+def answered(fitted: Any, X: Any) -> Floats:
+    """Decisions or probabilities of rows, a column a class; of two classes one column."""
+    if has_decisions(fitted):
+        scores = np.asarray(fitted.decision_function(X))
+    else:
+        scores = np.asarray(fitted.predict_proba(X))
+        scores = scores[:, 1:] if scores.shape[1] == 2 else scores
+    return scores[:, None] if scores.ndim == 1 else scores

@@ -1,0 +1,175 @@
+"""Stacking: fits of members, and of the last one to what they say of rows they have not seen."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from copy import copy
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from dask.delayed import delayed
+from sklearn.base import clone, is_classifier
+from sklearn.preprocessing import LabelEncoder
+
+from daskml_dist._members import (
+    OutOfFold,
+    as_array,
+    check_weighable,
+    checked_as_theirs,
+    encoded,
+    fit_folds,
+    fit_members,
+    here,
+    labels_of,
+    params_of,
+    taken,
+)
+from daskml_dist._transformer import check_fitted
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.conversion import as_column
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.ensemble._heterogeneous import Named
+from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.model_selection._validation import Splits
+
+__all__ = ["Stacking"]
+
+
+class Stacking(Named):
+    """Mixin of the stacking ensembles, put before scikit-learn's class."""
+
+    cv: Any
+    stack_method: str
+    passthrough: bool
+    final_estimator: Any
+    final_estimator_: Any
+
+    @abstractmethod
+    def _default(self) -> Any:
+        """The last estimator, where the user gives none."""
+
+    def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
+        """Fit every member to all rows, and the last one to their answers out of fold.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
+        y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
+        **fit_params
+            `sample_weight`, or what scikit-learn's metadata routing sends to members.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        """
+        if not is_dask(X):
+            y, fit_params = here(y, fit_params)
+            found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
+            return found
+        X, y, params = taken(X, y, fit_params)
+        named = self._checked_members()
+        final = self._checked_final(params)
+        given = params_of(self, named, params)
+        if is_classifier(self):
+            self._label_encoder = LabelEncoder()
+            self._label_encoder.classes_ = self.classes_ = labels_of(y)
+            y = encoded(y, self.classes_)
+        members = [member for _, member in named]
+        with checked_as_theirs():
+            methods = [
+                self._method_name(name, member, self.stack_method)  # type: ignore[attr-defined]
+                for name, member in named
+            ]
+        if self.cv == "prefit":
+            for member in members:
+                check_fitted(member)
+            self._set_members(members)
+            self.stack_method_ = methods
+            meta = self._answers(X)
+        else:
+            jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
+            self._set_members(fit_members(jobs))
+            self.stack_method_ = methods
+            meta = self._out_of_fold(members, X, y, given)
+        (self.final_estimator_,) = fit_members([(final, meta, *_aligned(X, y, params))])
+        return self
+
+    def _checked_final(self, params: dict[str, Any]) -> Any:
+        with checked_as_theirs():
+            self._validate_final_estimator()  # type: ignore[attr-defined]
+        final = clone(self._default() if self.final_estimator is None else self.final_estimator)
+        check_weighable([("final_estimator", final)], params)
+        del self.final_estimator_  # until it is fitted
+        return final
+
+    def _answers(self, X: Any) -> Any:
+        """Answers of fitted members, lazy."""
+        function = partial(_joined, self._plain(), self.estimators_)
+        meta = function(sample_rows(X))
+        self._set_widths(sample_rows(X))
+        return map_blocks(function, X, meta=meta)
+
+    def _out_of_fold(self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]]) -> Any:
+        """Answers to rows by members that have not seen them, lazy."""
+        fits = []
+        cv = _fixed(self.cv)
+        for member, params in zip(members, given, strict=True):
+            splits = Splits(self, X, y, None, params, cv)
+            fits.append(fit_folds(member, splits))
+        n_classes = len(self.classes_) if is_classifier(self) else None
+        own = OutOfFold(fits, self.stack_method_, n_classes)
+        plain = self._plain()
+        sample = sample_rows(X)
+        found = plain._concatenate_predictions(sample, own.of_rows(sample))
+        self._set_widths(sample)
+        rows = splits.rows
+        blocks = own.blocks(rows, partial(_concatenated, plain, found[:0]))
+        return as_array(blocks, rows.columns, found)
+
+    def _plain(self) -> Any:
+        """What workers need to put answers side by side."""
+        plain = copy(self)
+        for name in ("estimators_", "named_estimators_", "final_estimator_"):
+            vars(plain).pop(name, None)
+        plain.estimators, plain.final_estimator = [], None
+        return plain
+
+    def _set_widths(self, X: Any) -> None:
+        """Set the columns of each member's answers, which names of features are made of."""
+        _joined(self, self.estimators_, X)
+
+
+def _joined(plain: Any, fitted: list[Any], X: Any) -> Any:
+    """Answers of fitted members to a block, side by side."""
+    each = zip(fitted, plain.stack_method_, strict=True)
+    return plain._concatenate_predictions(X, [getattr(one, method)(X) for one, method in each])
+
+
+def _concatenated(plain: Any, none: Any, X: Any, answers: list[Any]) -> Any:
+    return plain._concatenate_predictions(X, answers) if answers else none
+
+
+def _fixed(cv: Any) -> Any:
+    """A splitter that splits alike for every member."""
+    if hasattr(cv, "random_state") and not isinstance(cv.random_state, int | np.integer):
+        cv = copy(cv)
+        cv.random_state = int(np.random.RandomState().randint(2**31 - 1))
+    return cv
+
+
+def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Targets and arguments of the last fit, cut as the rows are."""
+    weight = params.get("sample_weight")
+    rows = as_collection(X, y, weight, numeric=False)
+    column = delayed(partial(as_column, name="y"), pure=False)
+    targets = np.empty(0, getattr(y, "dtype", np.float64))
+    y = as_array([column(part[1]) for part in rows.parts], rows, targets)
+    if weight is None or np.ndim(weight) == 0:
+        return y, params
+    weights = as_array([column(part[2]) for part in rows.parts], rows, np.empty(0))
+    return y, {**params, "sample_weight": weights}

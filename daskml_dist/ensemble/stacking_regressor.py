@@ -1,0 +1,36 @@
+"""Regressor of what several others predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn import ensemble, linear_model
+
+from daskml_dist.ensemble._stacking import Stacking
+
+__all__ = ["StackingRegressor"]
+
+
+class StackingRegressor(Stacking, ensemble.StackingRegressor):
+    """Regressor fitted to what several predict for rows that they have not seen.
+
+    Rows in memory are scikit-learn's affair; Dask collections as in :class:`StackingClassifier`.
+
+    Parameters
+    ----------
+    estimators, final_estimator, cv, passthrough
+        scikit-learn's. Its default, `RidgeCV`, is fitted to the members' answers in the memory of a
+        worker: give `Ridge` of this package where these do not fit. `n_jobs` and `verbose` are for
+        rows in memory.
+
+    Attributes
+    ----------
+    estimators_, named_estimators_, final_estimator_, stack_method_, n_features_in_, \
+feature_names_in_
+        scikit-learn's.
+    """
+
+    stack_method = "predict"
+
+    def _default(self) -> Any:
+        return linear_model.RidgeCV()

@@ -1,0 +1,30 @@
+"""Votes of several classifiers."""
+
+from __future__ import annotations
+
+from sklearn import ensemble
+
+from daskml_dist.ensemble._voting import Voting
+
+__all__ = ["VotingClassifier"]
+
+
+class VotingClassifier(Voting, ensemble.VotingClassifier):
+    """Classifier by the votes of several, or by their mean probabilities.
+
+    Rows in memory are scikit-learn's affair. On a Dask collection members that know such (those of
+    this package) are fitted one after the other, each on the whole cluster; others side by side, on
+    rows gathered in a worker. Labels are counted in one pass, and answers are lazy.
+
+    Parameters
+    ----------
+    estimators, voting, weights, flatten_transform
+        scikit-learn's. `n_jobs` and `verbose` are for rows in memory.
+
+    Attributes
+    ----------
+    estimators_, named_estimators_, le_, classes_, n_features_in_, feature_names_in_
+        scikit-learn's.
+    """
+
+    _classification = True
