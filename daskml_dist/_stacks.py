@@ -30,7 +30,7 @@ from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import make_solver_fit
 from daskml_dist.training.survey import Survey
 
-__all__ = ["StackedFit", "can_stack", "fit_stack"]
+__all__ = ["Asked", "StackedFit", "TargetSurvey", "can_stack", "fit_stack"]
 
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
@@ -131,8 +131,8 @@ class _Stack(BaseOnRows):
         with open_engine(collection, None, run.memory_budget, run.device) as engine:
             rows = self._rows(engine, run, None, None, weighted)
             lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
-            asked = _Asked(engine, lanes, rows, run)
-            of_rows = replace(rows, survey=_TargetSurvey(rows.survey.infos), classes=self.classes)
+            asked = Asked(engine, lanes, rows, run)
+            of_rows = replace(rows, survey=TargetSurvey(rows.survey.infos), classes=self.classes)
             some, _ = self.estimators[0]._problem(of_rows)
             weights = asked(StackedLinear(some, self.roles, self._codes), OnePass(CodeWeights())).w
             found = self._columns(asked, of_rows, weights, train_score)
@@ -147,14 +147,14 @@ class _Stack(BaseOnRows):
         return None if self.classes is None else np.arange(len(self.classes))
 
     def _columns(
-        self, asked: _Asked, rows: Rows, weights: NDArray[np.float64], train_score: bool
+        self, asked: Asked, rows: Rows, weights: NDArray[np.float64], train_score: bool
     ) -> list[StackedFit]:
         """Fits in the order of the estimators, and of their splits."""
         problems: list[tuple[LinearModel, Column, Rows]] = []
         for estimator in self.estimators:
             for split, weight in enumerate(weights):
                 infos = rows.survey.infos
-                of_split = replace(rows, survey=_TargetSurvey(infos, float(weight)))
+                of_split = replace(rows, survey=TargetSurvey(infos, float(weight)))
                 model, solver = estimator._problem(of_split)
                 start = estimator._start(model, of_split)
                 problems.append((model, Column(split, solver, float(weight), start), of_split))
@@ -182,7 +182,7 @@ class _Stack(BaseOnRows):
         return [found[i] for i in range(len(problems))]
 
     def _scored(
-        self, asked: _Asked, model: StackedLinear, w: NDArray[np.float64],
+        self, asked: Asked, model: StackedLinear, w: NDArray[np.float64],
         columns: Sequence[Column], train_score: bool,
     ) -> dict[int, NDArray[np.float64]]:  # fmt: skip
         splits = np.array([column.split for column in columns])
@@ -195,7 +195,7 @@ class _Stack(BaseOnRows):
         return found
 
 
-class _Asked:
+class Asked:
     """Fits of several solvers to the same rows."""
 
     def __init__(self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings) -> None:
@@ -211,7 +211,7 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _TargetSurvey(Survey):
+class TargetSurvey(Survey):
     """A survey of targets alone, without the codes beside them.
 
     Parameters

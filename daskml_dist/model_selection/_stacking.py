@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
+from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
+from daskml_dist._stackable import step_stacks
 from daskml_dist._stacks import StackedFit, can_stack, fit_stack
+from daskml_dist._step_stacks import NotStackedError, StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.errors import InvalidDataError
-from daskml_dist.model_selection._codes import ByPlace, ByRange
+from daskml_dist.errors import DivergedError, InvalidDataError
+from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.stacked_scores import SCORES
 
-__all__ = ["stacked_fits"]
+__all__ = [
+    "FailedFit",
+    "fits_of_columns",
+    "score_name",
+    "stack_rows",
+    "stacked_fits",
+    "stacks",
+]
 
 #: What `score` of an estimator is, by the class that it comes from.
 _OWN_SCORES: dict[type, str] = {BaseClassifier: "accuracy", BaseRegressor: "r2"}
+
+
+def stacks(estimators: Sequence[Any]) -> bool:
+    """Whether estimators can be fitted as stacks, as far as they tell."""
+    return can_stack(estimators) or step_stacks(estimators) is not None
 
 
 def stacked_fits(
@@ -35,8 +51,9 @@ def stacked_fits(
     scorers: Mapping[str, Any],
     *,
     train_score: bool,
-) -> list[list[Fitted]] | None:
-    """Fit and score candidates as one stack; None where they are none.
+    error_score: Any = np.nan,
+) -> tuple[list[list[Fitted]], int] | None:
+    """Fit and score candidates as stacks, and the number of these; None where they are none.
 
     Parameters
     ----------
@@ -48,30 +65,114 @@ def stacked_fits(
     scorers : mapping of str to callable
         For scores that a stack has no sums for.
     train_score : bool
+    error_score : "raise" or float
+        What a failed fit scores.
     """
-    if set(splits.plain) - {"sample_weight"} or not can_stack(estimators):
+    if set(splits.plain) - {"sample_weight"}:
         return None
-    collection, classes = _targets(splits, estimators[0]._classification)
+    rounds = can_stack(estimators)
+    of_steps = None if rounds else step_stacks(estimators)
+    if not rounds and of_steps is None:
+        return None
+    collection, classes = stack_rows(splits, estimators[0]._classification)
     weighted = collection.parts[0][2] is not None
-    found = fit_stack(estimators, collection, splits.roles, classes, weighted, train_score)
-    names = {name: _name(estimators[0], given) for name, given in scoring.items()}
+    names = {name: score_name(estimators[0], given) for name, given in scoring.items()}
+    found: list[list[StackedFit | FailedFit]] | None
+    if rounds:
+        found = [
+            list(row)
+            for row in fit_stack(
+                estimators, collection, splits.roles, classes, weighted, train_score
+            )
+        ]
+    else:
+        found = _fit_step_stacks(estimators, of_steps or [], collection, splits, classes, weighted,
+                                 train_score)  # fmt: skip
+        if found is None:
+            return None
     result = []
     for row in found:
         fits = []
         for split, fit in enumerate(row):
+            if isinstance(fit, FailedFit):
+                fits.append(fit.scored(names, train_score, error_score))
+                continue
             if collection.feature_names is not None:
                 fit.estimator.feature_names_in_ = collection.feature_names
             fits.append(_scored(fit, split, splits, names, scorers, train_score))
         result.append(fits)
-    return result
+    return result, len(of_steps or [0])
 
 
-def _name(estimator: Any, given: Any) -> str | None:
+@dataclass(eq=False)
+class FailedFit:
+    """A column of a stack that has come to nothing.
+
+    Parameters
+    ----------
+    error : Exception
+    seconds : float
+    """
+
+    error: Exception
+    seconds: float
+
+    def scored(self, names: Iterable[str], train_score: bool, error_score: Any) -> Fitted:
+        """What a failed fit scores."""
+        if error_score == "raise":
+            raise self.error
+        scores = dict.fromkeys(names, float(error_score))
+        text = (
+            f"A fit failed, and its scores are {error_score}. error_score='raise' shows where. "
+            f"({type(self.error).__name__}: {self.error})"
+        )
+        warnings.warn(text, FitFailedWarning, stacklevel=6)
+        return Fitted(scores, dict(scores) if train_score else {}, self.seconds, error=text)
+
+
+def _fit_step_stacks(
+    estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, splits: Splits,
+    classes: Any, weighted: bool, train_score: bool,
+) -> list[list[StackedFit | FailedFit]] | None:  # fmt: skip
+    """Fits by gradient steps, each stack one fit; None where their steps do not stack."""
+    found: dict[int, list[StackedFit | FailedFit]] = {}
+    for numbers in stacks:
+        stack = StepStack([estimators[number] for number in numbers], splits.roles, classes)
+        try:
+            with stack.opened(collection, weighted) as columns:
+                stack.advance(columns, max(column.stopping.max_iter for column in columns))
+                fits = fits_of_columns(stack, columns, train_score)
+        except NotStackedError:
+            return None
+        for k, number in enumerate(numbers):
+            found[number] = fits[k * splits.n_splits : (k + 1) * splits.n_splits]
+    return [found[number] for number in range(len(estimators))]
+
+
+def fits_of_columns(
+    stack: StepStack, columns: Sequence[StepColumn], train_score: bool
+) -> list[StackedFit | FailedFit]:
+    """What columns have come to, with sums of their scores."""
+    roles = (TEST, TRAIN) if train_score else (TEST,)
+    sums = {role: stack.scores(columns, role) for role in roles}
+    fits: list[StackedFit | FailedFit] = []
+    for k, column in enumerate(columns):
+        try:
+            of_column = {role: of_role[k] for role, of_role in sums.items()}
+            fits.append(StackedFit(stack.fitted(column), of_column, column.seconds))
+        except DivergedError as error:
+            fits.append(FailedFit(error, column.seconds))
+    return fits
+
+
+def score_name(estimator: Any, given: Any) -> str | None:
     """Name of a score that a stack has sums for; None: it has none."""
     if given is None:
         owner = next(kind for kind in type(estimator).__mro__ if "score" in vars(kind))
         given = _OWN_SCORES.get(owner)
     kind = "classifier" if estimator._classification else "regressor"
+    if given == "neg_log_loss" and estimator._loss().name != "log_loss":
+        return None
     return given if isinstance(given, str) and given in SCORES[kind] else None
 
 
@@ -89,7 +190,7 @@ def _scored(
     return Fitted(scores[0], scores[1] if train_score else {}, fit.seconds, 0.0, fit.estimator)
 
 
-def _targets(splits: Splits, classification: bool) -> tuple[Collection, Any]:
+def stack_rows(splits: Splits, classification: bool) -> tuple[Collection, Any]:
     """The rows, with targets and codes as two columns; and the labels of a classifier."""
     X, y, *weight = splits.inputs
     collection = as_collection(
@@ -121,6 +222,7 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
         labels = np.unique(np.asarray(collection.parts[0][1]))
     else:
         codes = splits.rows.codes
+        codes = codes.codes if isinstance(codes, Thinned) else codes
         known = codes.order.labels if isinstance(codes, ByPlace | ByRange) else None
         labels = label_counts(collection, first_seen=False)[0] if known is None else known
         labels = np.unique(labels)
