@@ -227,10 +227,12 @@ def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -
 
 def fit_folds(member: Any, splits: Splits) -> list[Any]:
     """Fit clones of an estimator to the training rows of each split; one fit where that can be."""
-    stacked = stacked_fits([member], splits, {}, {}, train_score=False)
-    if stacked is None:
-        stacked = splits.fits([member], {}, train_score=False, error_score="raise")
-    return [fit.estimator for fit in stacked[0]]
+    found = stacked_fits([member], splits, {}, {}, train_score=False, error_score="raise")
+    if found is None:
+        fits = splits.fits([member], {}, train_score=False, error_score="raise")
+    else:
+        fits, _ = found
+    return [fit.estimator for fit in fits[0]]
 
 
 # --- what members say of rows that they have not seen ----------------------------------------

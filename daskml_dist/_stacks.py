@@ -33,7 +33,16 @@ from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import make_solver_fit
 from daskml_dist.training.survey import Survey
 
-__all__ = ["Stack", "StackedFit", "can_stack", "fit_stack", "open_stack", "solution_of"]
+__all__ = [
+    "Asked",
+    "Stack",
+    "StackedFit",
+    "TargetSurvey",
+    "can_stack",
+    "fit_stack",
+    "open_stack",
+    "solution_of",
+]
 
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
@@ -148,7 +157,7 @@ def open_stack(
     with open_engine(collection, client, run.memory_budget, run.device) as engine:
         seen = rows._rows(engine, run, None, None, weighted)
         lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
-        survey = _TargetSurvey(seen.survey.infos, n_columns=n_targets)
+        survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)
         asked = replace(seen, survey=survey, classes=classes)
         yield Stack(engine, lanes, seen, asked, roles, run, callbacks or CallbackList([]))
 
@@ -169,25 +178,21 @@ class _Rows(BaseOnRows):
         return dict(self._defaults)
 
 
-class Stack:
-    """Rows, laid out for any number of fits of linear models to the training rows of splits.
+class Asked:
+    """Fits of several solvers to the same rows.
 
     Attributes
     ----------
-    rows : Rows
-        Facts of all rows, with targets alone.
-    roles : Roles
     records : list of dict
         Of all passes so far.
     """
 
     def __init__(
-        self, engine: Engine, lanes: list[LaneSpec], seen: Rows, rows: Rows, roles: Roles,
-        run: RunSettings, callbacks: CallbackList,
+        self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings,
+        callbacks: CallbackList | None = None,
     ) -> None:  # fmt: skip
-        self._engine, self._lanes, self._seen, self._run = engine, lanes, seen, run
-        self._callbacks = callbacks
-        self.rows, self.roles = rows, roles
+        self._engine, self._lanes, self._seen, self._run = engine, lanes, rows, run
+        self._callbacks = callbacks or CallbackList([])
         self.records: list[dict[str, Any]] = []
 
     def __call__(self, model: Any, solver: Solver) -> Solution:
@@ -203,6 +208,24 @@ class Stack:
         self.last = fit, result
         return result.state
 
+
+class Stack(Asked):
+    """Rows, laid out for any number of fits of linear models to the training rows of splits.
+
+    Attributes
+    ----------
+    rows : Rows
+        Facts of all rows, with targets alone.
+    roles : Roles
+    """
+
+    def __init__(
+        self, engine: Engine, lanes: list[LaneSpec], seen: Rows, rows: Rows, roles: Roles,
+        run: RunSettings, callbacks: CallbackList,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, lanes, seen, run, callbacks)
+        self.rows, self.roles = rows, roles
+
     @property
     def engine(self) -> Engine:
         """Where the fits run."""
@@ -217,7 +240,7 @@ class Stack:
     def of_split(self, weight: float) -> Rows:
         """Facts of the training rows of a split, of their weight."""
         survey = self.rows.survey
-        assert isinstance(survey, _TargetSurvey)
+        assert isinstance(survey, TargetSurvey)
         return replace(self.rows, survey=replace(survey, weight=float(weight)))
 
     def weights(self, each: LinearModel) -> NDArray[np.float64]:
@@ -305,7 +328,7 @@ def solution_of(stacked: Solution, k: int) -> Solution:
 
 
 @dataclass(frozen=True)
-class _TargetSurvey(Survey):
+class TargetSurvey(Survey):
     """A survey of targets alone, without the codes beside them.
 
     Parameters

@@ -230,7 +230,7 @@ class NumpyBackend(Backend):
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""
-        if kernel in FUSED and n_entries >= FUSED_FROM:
+        if kernel == "wide" or (kernel in FUSED and n_entries >= FUSED_FROM):
             return 0  # the gradient of the first step loads it
         return min(_GATHERED_STEPS, _GATHERED // max(n_entries, 1))
 
@@ -243,15 +243,18 @@ class NumpyBackend(Backend):
         few: bool = False,
     ) -> Any | None:
         """A compiled loop reads rows, for losses that numba compiles and one output."""
+        if loss.kernel == "wide":
+            from daskml_dist.backends import wide_gather
+
+            return wide_gather.make(loss, shape, blocks, n_rows)
         if shape[1] > 1 or loss.at_row is None:
             return None
         if few:
             from daskml_dist.backends import csr_gather
 
             return csr_gather.make(loss, shape, blocks, n_rows)
-        if n_rows > _AT_ONCE:
-            return None
-        if any(sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values()):
+        other = (sparse.issparse(X) or y.dtype != X.dtype for X, y, _ in blocks.values())
+        if n_rows > _AT_ONCE or any(other):
             return None
         from daskml_dist.backends.host_gather import HostGather
 
@@ -276,7 +279,7 @@ class NumpyBackend(Backend):
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
         """One compiled loop, for optimizers with an `at_entry`."""
         if not compiles(gather.dtype, optimizer, step):
-            return None
+            return gather.recorder(optimizer, step) if hasattr(gather, "recorder") else None
         if step.coordinates:
             from daskml_dist.backends import csr_team
 
@@ -384,13 +387,9 @@ class NumpyBackend(Backend):
         return tuple(loops.nearest(X, shift, centres, self._scratch))
 
     def add_squares(
-        self,
-        X: Any,
-        at: NDArray[Any],
-        weight: NDArray[Any] | None,
-        mean: NDArray[Any],
+        self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, mean: NDArray[Any],
         out: NDArray[Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add ``(X[i] - mean[at[i]]) ** 2``, times its weight, to row ``at[i]`` of `out`."""
         from daskml_dist.backends import csr_kernels
 

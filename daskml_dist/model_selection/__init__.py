@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from daskml_dist.model_selection._halving import HalvingGridSearchCV, HalvingRandomSearchCV
 from daskml_dist.model_selection._search import GridSearchCV, RandomizedSearchCV
 from daskml_dist.model_selection._splitters import (
     GroupKFold,
@@ -21,6 +22,8 @@ from daskml_dist.model_selection._validation import (
 __all__ = [
     "GridSearchCV",
     "GroupKFold",
+    "HalvingGridSearchCV",
+    "HalvingRandomSearchCV",
     "KFold",
     "RandomizedSearchCV",
     "ShuffleSplit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.model_selection._roles import (
@@ -17,7 +18,7 @@ from daskml_dist.model_selection._roles import (
     spread,
 )
 
-__all__ = ["ByGroup", "ByPlace", "ByRange", "Given", "Spread"]
+__all__ = ["ByGroup", "ByPlace", "ByRange", "Given", "Spread", "Thinned"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,3 +121,29 @@ class Given(Codes):
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
         """As in :class:`Codes`."""
         return self.blocks[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Thinned(Codes):
+    """Codes of a share of the rows, counted from 1; 0 is nothing to any split.
+
+    Parameters
+    ----------
+    codes : Codes
+        Of all rows.
+    order : Order
+        Shuffled within blocks.
+    fraction : float
+    """
+
+    codes: Codes
+    order: Order
+    fraction: float
+
+    def of(self, index: int, column: Any, n_rows: int) -> Ints:
+        """As in :class:`Codes`."""
+        first = int(self.order.first[index])
+        place = self.order.places(index, None, n_rows) - first
+        # The shares of all blocks add up to that of all rows.
+        share = int((first + n_rows) * self.fraction) - int(first * self.fraction)
+        return np.where(place < share, self.codes.of(index, column, n_rows) + 1, 0)

@@ -20,6 +20,7 @@ __all__ = [
     "Order",
     "Roles",
     "TableRoles",
+    "ThinnedRoles",
     "contiguous",
     "label_codes",
     "spread",
@@ -82,6 +83,28 @@ class DigitRoles(Roles):
         for split, played in enumerate(roles):
             total += played.astype(np.int64) * 3**split
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class ThinnedRoles(Roles):
+    """Roles of codes that are counted from 1; 0 is nothing to any split.
+
+    Parameters
+    ----------
+    each : Roles
+    """
+
+    each: Roles
+
+    @property
+    def n_splits(self) -> int:  # type: ignore[override]
+        """Number of splits."""
+        return self.each.n_splits
+
+    def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
+        """As in :class:`Roles`."""
+        played = self.each.played(np.maximum(codes - 1, 0), split)
+        return np.where(codes > 0, played, np.int8(NEITHER))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,11 @@ from sklearn.base import clone
 from sklearn.metrics import check_scoring, get_scorer
 
 from daskml_dist._exported import Exported
-from daskml_dist._stacks import can_stack
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._results import table_of
-from daskml_dist.model_selection._stacking import stacked_fits
+from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits, fitted_on
 
 __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
@@ -65,9 +64,7 @@ class SearchOnDask(Exported):
         self.multimetric_ = list(scorers) != ["score"]
         splits = Splits(self.estimator, X, y, groups, params, self.cv)
         self.n_splits_ = splits.n_splits
-        candidates = list(self._candidates())
-        fits = self._fits(splits, candidates, scorers)
-        self.cv_results_ = table_of(candidates, fits, train_score=bool(self.return_train_score))
+        self.cv_results_ = self._searched(splits, scorers)
         self.scorer_ = scorers if self.multimetric_ else scorers["score"]
         self._choose()
         if self.refit:
@@ -91,6 +88,14 @@ class SearchOnDask(Exported):
         """Parameters to try."""
         raise NotImplementedError
 
+    def _searched(
+        self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]
+    ) -> dict[str, Any]:
+        """Scores of all candidates, as ``cv_results_``."""
+        candidates = list(self._candidates())
+        fits = self._fits(splits, candidates, scorers)
+        return table_of(candidates, fits, train_score=bool(self.return_train_score))
+
     def _fits(
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
     ) -> list[list[Fitted]]:
@@ -100,13 +105,16 @@ class SearchOnDask(Exported):
         names = self._names()
         if names is not None:
             try:
-                fits = stacked_fits(estimators, splits, names, scorers, train_score=train_score)
+                found = stacked_fits(
+                    estimators, splits, names, scorers, train_score=train_score,
+                    error_score=self.error_score,
+                )  # fmt: skip
             except (InvalidParameterError, InvalidDataError):
                 if self.error_score == "raise":
                     raise
-                fits = None  # fits by themselves tell which of them have failed
-            if fits is not None:
-                self.stacks_ = 1
+                found = None  # fits by themselves tell which of them have failed
+            if found is not None:
+                fits, self.stacks_ = found
                 return fits
         return splits.fits(
             estimators, dict(scorers), train_score=train_score,
@@ -118,7 +126,7 @@ class SearchOnDask(Exported):
 
         Asked of the estimator alone: candidates that are drawn are drawn once.
         """
-        return self._names() is not None and can_stack([self.estimator])
+        return self._names() is not None and stacks([self.estimator])
 
     def _names(self) -> dict[str, Any] | None:
         """Names of the scores; None where one is a function of several scores."""

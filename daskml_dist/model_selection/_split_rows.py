@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,16 @@ from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.model_selection._roles import TEST, TRAIN, Codes, Ints, Roles
+from daskml_dist.model_selection._codes import Thinned
+from daskml_dist.model_selection._roles import (
+    TEST,
+    TRAIN,
+    Codes,
+    Ints,
+    Order,
+    Roles,
+    ThinnedRoles,
+)
 
 __all__ = [
     "RowsOfSplits",
@@ -26,6 +35,7 @@ __all__ = [
     "joined_rows",
     "label_counts",
     "n_rows_of",
+    "thinned",
 ]
 
 
@@ -199,6 +209,14 @@ def _count_labels(index: int, X: Any, column: Any, weight: Any) -> list[dict[Any
 
 def _joined(parts: list[list[Any]]) -> list[Any]:
     return [value for part in parts for value in part]
+
+
+def thinned(rows: RowsOfSplits, fraction: float, seed: int) -> RowsOfSplits:
+    """The same splits of a share of the rows, drawn in each block."""
+    counts = count_rows(rows.columns)
+    first = counts.cumsum() - counts
+    codes = Thinned(rows.codes, Order(first, seed), fraction)
+    return replace(rows, codes=codes, roles=ThinnedRoles(rows.roles))
 
 
 # --- predictions of test rows -----------------------------------------------------------------

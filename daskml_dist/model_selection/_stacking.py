@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
+from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
+from daskml_dist._stackable import step_stacks
 from daskml_dist._stacks import StackedFit, can_stack, fit_stack
+from daskml_dist._step_stacks import NotStackedError, StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
-from daskml_dist.model_selection._codes import ByPlace, ByRange
+from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.stacked_scores import SCORES
 
-__all__ = ["class_factors", "stacked_fits", "targets_of"]
+__all__ = [
+    "FailedFit",
+    "class_factors",
+    "fits_of_columns",
+    "of_sums",
+    "stacked_fits",
+    "stacks",
+    "targets_of",
+]
 
 #: A score of a stack's sums: takes the fit and ``role=``.
-_OfSums = Callable[..., float]
+OfSums = Callable[..., float]
 
 #: What `score` of an estimator is, by the class that it comes from.
 _OWN_SCORES: dict[type, str] = {BaseClassifier: "accuracy", BaseRegressor: "r2"}
+
+
+def stacks(estimators: Sequence[Any]) -> bool:
+    """Whether estimators can be fitted as stacks, as far as they tell."""
+    return can_stack(estimators) or step_stacks(estimators) is not None
 
 
 def stacked_fits(
@@ -40,8 +57,9 @@ def stacked_fits(
     scorers: Mapping[str, Any],
     *,
     train_score: bool,
-) -> list[list[Fitted]] | None:
-    """Fit and score candidates as one stack; None where they are none.
+    error_score: Any = np.nan,
+) -> tuple[list[list[Fitted]], int] | None:
+    """Fit and score candidates as stacks, and the number of these; None where they are none.
 
     Parameters
     ----------
@@ -53,33 +71,115 @@ def stacked_fits(
     scorers : mapping of str to callable
         For scores that a stack has no sums for.
     train_score : bool
+    error_score : "raise" or float
+        What a failed fit scores.
     """
-    if set(splits.plain) - {"sample_weight"} or not can_stack(estimators):
+    if set(splits.plain) - {"sample_weight"}:
+        return None
+    rounds = can_stack(estimators)
+    of_steps = None if rounds else step_stacks(estimators)
+    if not rounds and of_steps is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
     if classes is not None and not _all_labels_met(collection, splits.roles, len(classes)):
         return None  # such fits know fewer labels than the others
     weighted = collection.parts[0][2] is not None
-    known = {name: _of_sums(estimators[0], given) for name, given in scoring.items()}
+    known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
     pairs = any(isinstance(score, partial) and score.func is _of_pairs for score in known.values())
-    found = fit_stack(estimators, collection, splits.roles, classes, weighted, train_score, pairs)
+    found: Sequence[Sequence[StackedFit | FailedFit]] | None
+    if rounds:
+        found = fit_stack(
+            estimators, collection, splits.roles, classes, weighted, train_score, pairs
+        )
+    else:
+        found = _fit_step_stacks(
+            estimators, of_steps or [], collection, splits, classes, weighted, train_score, pairs
+        )
+        if found is None:
+            return None
     result = []
     for row in found:
         fits = []
         for split, fit in enumerate(row):
+            if isinstance(fit, FailedFit):
+                fits.append(fit.scored(known, train_score, error_score))
+                continue
             if collection.feature_names is not None:
                 fit.estimator.feature_names_in_ = collection.feature_names
             fits.append(_scored(fit, split, splits, known, scorers, train_score))
         result.append(fits)
-    return result
+    return result, len(of_steps or [0])
 
 
-def _of_sums(estimator: Any, given: Any) -> _OfSums | None:
+@dataclass(eq=False)
+class FailedFit:
+    """A column of a stack that has come to nothing.
+
+    Parameters
+    ----------
+    error : Exception
+    seconds : float
+    """
+
+    error: Exception
+    seconds: float
+
+    def scored(self, names: Iterable[str], train_score: bool, error_score: Any) -> Fitted:
+        """What a failed fit scores."""
+        if error_score == "raise":
+            raise self.error
+        scores = dict.fromkeys(names, float(error_score))
+        text = (
+            f"A fit failed, and its scores are {error_score}. error_score='raise' shows where. "
+            f"({type(self.error).__name__}: {self.error})"
+        )
+        warnings.warn(text, FitFailedWarning, stacklevel=6)
+        return Fitted(scores, dict(scores) if train_score else {}, self.seconds, error=text)
+
+
+def _fit_step_stacks(
+    estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, splits: Splits,
+    classes: Any, weighted: bool, train_score: bool, pairs: bool,
+) -> list[list[StackedFit | FailedFit]] | None:  # fmt: skip
+    """Fits by gradient steps, each stack one fit; None where their steps do not stack."""
+    found: dict[int, list[StackedFit | FailedFit]] = {}
+    for numbers in stacks:
+        stack = StepStack([estimators[number] for number in numbers], splits.roles, classes)
+        try:
+            with stack.opened(collection, weighted) as columns:
+                stack.advance(columns, max(column.stopping.max_iter for column in columns))
+                fits = fits_of_columns(stack, columns, train_score, pairs)
+        except NotStackedError:
+            return None
+        for k, number in enumerate(numbers):
+            found[number] = fits[k * splits.n_splits : (k + 1) * splits.n_splits]
+    return [found[number] for number in range(len(estimators))]
+
+
+def fits_of_columns(
+    stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool = False
+) -> list[StackedFit | FailedFit]:
+    """What columns have come to, with sums of their scores."""
+    roles = (TEST, TRAIN) if train_score else (TEST,)
+    sums = {role: stack.scores(columns, role, pairs) for role in roles}
+    fits: list[StackedFit | FailedFit] = []
+    for k, column in enumerate(columns):
+        try:
+            of_column = {role: of_role[k] for role, of_role in sums.items()}
+            fits.append(StackedFit(stack.fitted(column), of_column, column.seconds))
+        except DivergedError as error:
+            fits.append(FailedFit(error, column.seconds))
+    return fits
+
+
+def of_sums(estimator: Any, given: Any) -> OfSums | None:
     """A score of a stack's sums; None where it needs another look at the rows."""
     if given is None:
         owner = next(kind for kind in type(estimator).__mro__ if "score" in vars(kind))
         given = _OWN_SCORES.get(owner)
     kind = "classifier" if estimator._classification else "regressor"
+    if given == "neg_log_loss" and estimator._loss().name != "log_loss":
+        return None
     if isinstance(given, str) and given in SCORES[kind]:
         return partial(StackedFit.score, name=given)
     scorer = SCORERS.get(given) if isinstance(given, str) else given
@@ -97,7 +197,7 @@ def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
 
 
 def _scored(
-    fit: StackedFit, split: int, splits: Splits, known: Mapping[str, _OfSums | None],
+    fit: StackedFit, split: int, splits: Splits, known: Mapping[str, OfSums | None],
     scorers: Mapping[str, Any], train_score: bool,
 ) -> Fitted:  # fmt: skip
     scores: list[dict[str, float]] = []
@@ -221,6 +321,7 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
         labels = np.unique(np.asarray(collection.parts[0][1]))
     else:
         codes = splits.rows.codes
+        codes = codes.codes if isinstance(codes, Thinned) else codes
         known = codes.order.labels if isinstance(codes, ByPlace | ByRange) else None
         labels = label_counts(collection, first_seen=False)[0] if known is None else known
         labels = np.unique(labels)

@@ -169,8 +169,8 @@ class UpdateRule:
 
     @property
     def only(self) -> Group:
-        """The group that holds all parameters."""
-        (group,) = self.groups
+        """The group that holds all parameters, but for sums."""
+        (group,) = (group for group in self.groups if not group.additive)
         return group
 
     @property
@@ -220,7 +220,9 @@ class UpdateRule:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once."""
-        if len(self.groups) > 1 or self.clip is not None or self.only.rate != 1:
+        if sum(not group.additive for group in self.groups) > 1 or self.clip is not None:
+            return False
+        if self.only.rate != 1:
             return False
         return self.average_after is None
 

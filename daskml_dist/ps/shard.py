@@ -92,7 +92,7 @@ class Shard:
 
     @property
     def _only(self) -> Group:
-        (group,) = self._groups
+        (group,) = (group for group in self._groups if not group.additive)
         return group
 
     @property

@@ -26,11 +26,12 @@ from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.nmf import LeastSquaresWeights
 from daskml_dist.solvers.nonnegative import HalfNorms, Totals
 from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers.of_splits import CodeWeights, OfSplits
 from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds
 from daskml_dist.solvers.smoothing import RoundedTube
-from daskml_dist.solvers.stacked import CodeWeights, OfSplits, StackedGradient
+from daskml_dist.solvers.stacked import StackedGradient
 from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.solvers.topics import DocumentBounds, TopicWords
 

@@ -1,0 +1,359 @@
+"""Stacks of fits by gradient steps: candidates and splits as columns that the same steps train.
+
+E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC 2015.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist._base import BaseOnRows
+from daskml_dist._stacks import Asked, TargetSurvey
+from daskml_dist.data.block_info import BlockInfo, inspect_block
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import DaskMLDistError, DivergedError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.stacked import TRAIN, Roles, StackedLinear
+from daskml_dist.models.wide import WideLinear
+from daskml_dist.optimizers.stacked import StackedOptimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import Schedule
+from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.of_splits import CodeWeights
+from daskml_dist.solvers.stacked_scores import StackedScores
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.history import History
+from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.plan import make_fit
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.survey import Survey
+
+__all__ = ["NotStackedError", "StepColumn", "StepStack"]
+
+#: Columns that are trained together at most, so that caches hold them.
+_MOST_COLUMNS = 1024
+
+
+class NotStackedError(DaskMLDistError):
+    """Steps of these fits on these rows are no steps of a stack. Never seen by the user."""
+
+
+@dataclass(eq=False)
+class StepColumn:
+    """A candidate's fit to the training rows of a split, as far as it came.
+
+    Attributes
+    ----------
+    candidate, split : int
+    stopping : StoppingRule
+        Its own.
+    n_iter : int
+        Passes made.
+    records : list of dict
+        Passes and mean training losses, one for passes that were made together.
+    seconds : float
+        Its share of the stack's.
+    """
+
+    candidate: int
+    split: int
+    stopping: StoppingRule
+    w: NDArray[Any] | None = None
+    slots: dict[str, NDArray[Any]] = field(default_factory=dict)
+    step: int = 0
+    rows: float = 0.0
+    n_iter: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def goes_on(self, last: int) -> bool:
+        """Whether it has a pass to make, up to the `last`."""
+        if self.stopping.converged or self.n_iter >= min(last, self.stopping.max_iter):
+            return False
+        return self.w is None or bool(np.isfinite(self.w).all())
+
+
+@dataclass(frozen=True)
+class _PassesDone(Schedule):
+    """The number of passes done, by which a `StackedOptimizer` knows all rates."""
+
+    name = "passes"
+
+    def __call__(self, step: int, passes: float) -> float:
+        return passes
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        return cls()
+
+
+def _looked_at(roles: Roles, block: Block) -> list[BlockInfo]:
+    """Facts of a block, as fits to the training rows of each split know it."""
+    assert block.y is not None
+    codes = block.y[:, 1].astype(np.int64) - 1
+    given = 1.0 if block.sample_weight is None else block.sample_weight
+    found = []
+    for split in range(roles.n_splits):
+        weight = ((roles.played(codes, split) == TRAIN) * given).astype(block.rows.dtype)
+        found.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
+    return found
+
+
+def _look(make: Callable[..., Block], look: Callable[[Block], Any], i: int, *part: Any) -> Any:
+    return [look(make(i, *part))]
+
+
+def _joined(parts: Sequence[list[Any]]) -> list[Any]:
+    return [one for part in parts for one in part]
+
+
+class StepStack(BaseOnRows):
+    """Fits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
+
+    Each column is what the candidate's own fit with weights of 0 for all rows but its split's
+    training rows comes to.
+
+    Parameters
+    ----------
+    estimators : sequence of estimator
+        Unfitted, of one of :func:`step_stacks`.
+    roles : Roles
+        What codes of rows mean.
+    classes : ndarray or None
+        Labels of the targets' codes.
+    """
+
+    _multi_output = True
+
+    def __init__(self, estimators: Sequence[Any], roles: Roles, classes: Any) -> None:
+        first = estimators[0]
+        self.estimators, self.roles, self.classes = estimators, roles, classes
+        self.run, self.device = first.run, first.device
+        self._run_used = type(first)._run_used  # type: ignore[misc]
+
+    def _raw(self) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def opened(self, collection: Collection, weighted: bool) -> Iterator[list[StepColumn]]:
+        """Hold the rows; yields the columns, of each estimator one a split.
+
+        Parameters
+        ----------
+        collection : Collection
+            Targets have two columns: the targets, and codes of rows from 1 on.
+        weighted : bool
+            Whether rows have weights.
+
+        Raises
+        ------
+        NotStackedError
+        """
+        self._settings = [estimator._settings(None) for estimator in self.estimators]
+        run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
+        with open_engine(collection, None, run.memory_budget, run.device) as engine:
+            rows = self._rows(engine, run, None, None, weighted)
+            self._engine, self._whole = engine, rows
+            self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)
+            self._asked = Asked(engine, self._lanes, rows, run)
+            self._rows_of = self._rows_of_splits(collection)
+            #: Of each split: these differ in where their parameters begin.
+            self._models = [self.estimators[0]._model(some, None) for some in self._rows_of]
+            self._model: LinearModel = self._models[0]
+            self._plans = [
+                [self._own_plan(settings, split) for split in range(self.roles.n_splits)]
+                for settings in self._settings
+            ]
+            weights = self._asked(self._stacked, OnePass(CodeWeights())).w
+            self._scales = tuple((rows.survey.n_rows / weights).tolist())
+            yield [
+                StepColumn(
+                    number, split, StoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
+                )
+                for number, s in enumerate(self._settings)
+                for split in range(self.roles.n_splits)
+            ]  # fmt: skip
+
+    @property
+    def _codes(self) -> NDArray[Any] | None:
+        return None if self.classes is None else np.arange(len(self.classes))
+
+    @property
+    def _stacked(self) -> StackedLinear:
+        return StackedLinear(self._model, self.roles, self._codes)
+
+    def _rows_of_splits(self, collection: Collection) -> list[Rows]:
+        """Facts of the rows, as each split's fits know them."""
+        rows, n_splits = self._whole, self.roles.n_splits
+        if self.classes is not None:
+            survey = TargetSurvey(rows.survey.infos)
+            return [replace(rows, survey=survey, classes=self.classes)] * n_splits
+        # Targets of the training rows tell where parameters begin, and their units.
+        look = partial(_looked_at, self.roles)
+        if self._engine.streaming is None:
+            of_blocks = self._engine.ask(look)
+        else:
+            make = collection.block_maker
+            of_blocks = reduce_parts(collection, partial(_look, make, look), _joined)
+        return [
+            replace(rows, survey=Survey([of_block[split] for of_block in of_blocks]))
+            for split in range(n_splits)
+        ]
+
+    def _own_plan(self, settings: Settings, split: int) -> FitSpec:
+        """Plan of a candidate's own fit, whose rates and batches a column has."""
+        engine = self._engine
+        plan = make_fit(
+            settings, self._models[split], self._rows_of[split], self._lanes, None,
+            engine.streaming, None, engine.on_one_host,
+        )  # fmt: skip
+        work = plan.steps
+        if work.coordinates or work.in_turn or len(work.rule.groups) > 2:
+            raise NotStackedError("Its steps are in few of the parameters.")
+        return plan
+
+    # -- training ------------------------------------------------------------------------------
+
+    def advance(self, columns: Iterable[StepColumn], last: int) -> int:
+        """Train columns up to a pass; the number of passes of columns that were made."""
+        columns, made = list(columns), 0
+        while going := [column for column in columns if column.goes_on(last)]:
+            done = min(column.n_iter for column in going)
+            now = [column for column in going if column.n_iter == done]
+            until = min(last, *(column.stopping.max_iter for column in now))
+            if any(column.stopping.tol is not None for column in now):
+                until = done + 1
+            most = max(1, _MOST_COLUMNS // self._model.width)
+            for start in range(0, len(now), most):
+                self._train(now[start : start + most], until)
+            made += len(now) * (until - done)
+        return made
+
+    def _train(self, columns: list[StepColumn], until: int) -> None:
+        begin, done = time.perf_counter(), columns[0].n_iter
+        columns = sorted(columns, key=lambda column: column.split)
+        result = self._engine.train(self._fit_of(columns, done, until), CallbackList([]))
+        state, records = result.state, result.records
+        assert isinstance(state, ShardState)
+        width, seconds = self._model.width, time.perf_counter() - begin
+        for k, column in enumerate(columns):
+            at = slice(k * width, (k + 1) * width)
+            column.w = state.w[:-1, at].copy()
+            column.slots = {name: slot[:-1, at].copy() for name, slot in state.slots.items()}
+            column.step, column.rows = state.step, state.rows
+            column.seconds += seconds / len(columns)
+            seen = sum(record["rows"] for record in records)
+            loss = float(state.w[-1, k * width]) / max(seen, 1)
+            column.n_iter = until
+            column.records.append({"pass": until, "loss": loss})
+            column.stopping.update(column.records[-1])
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, until)
+
+    def _fit_of(self, columns: list[StepColumn], done: int, until: int) -> FitSpec:
+        """The fit of some columns, from the pass behind `done` on."""
+        width, engine = self._model.width, self._engine
+        settings = replace(self._settings[columns[0].candidate], max_iter=until, tol=None)
+        splits = tuple(column.split for column in columns)
+        model = WideLinear(self._model, self.roles, self._codes, splits, self._scales)
+        of_rows = replace(self._whole, classes=None)
+        fit = make_fit(
+            settings, model, of_rows, self._lanes, self._state_of(columns, settings),
+            engine.streaming, None, engine.on_one_host,
+        )  # fmt: skip
+        plans = [self._plans[column.candidate][column.split] for column in columns]
+        if fit.work.n_steps != plans[0].work.n_steps:
+            raise NotStackedError("Its batches are of another size.")
+        rule = fit.steps.rule
+        penalties = [self._settings[column.candidate].penalty for column in columns]
+        schedules: list[Schedule] = []
+        for schedule in (plan.steps.rule.schedule for plan in plans):
+            if schedule not in schedules:
+                schedules.append(schedule)
+        optimizer = StackedOptimizer(
+            settings.optimizer,
+            tuple(schedules),
+            np.repeat([schedules.index(plan.steps.rule.schedule) for plan in plans], width),
+            np.repeat([penalty.l1 for penalty in penalties], width),
+            np.repeat([penalty.l2 for penalty in penalties], width),
+            rule.steps_per_pass,
+        )
+        # Of strength 1, where a penalty applies: each column has its own strengths.
+        groups = tuple(
+            replace(g, optimizer=optimizer, penalty=Penalty(1.0, 0.0)) if g.descends else g
+            for g in rule.groups
+        )
+        rule = replace(rule, groups=groups, schedule=_PassesDone())
+        return fit.working(rule=rule, first_pass=done)
+
+    def _state_of(self, columns: list[StepColumn], settings: Settings) -> ShardState:
+        """What the columns have come to; or as each split's models begin."""
+        first = columns[0]
+        dtype = settings.dtype_of(self._whole.survey)
+
+        def joined(arrays: list[Any]) -> NDArray[Any]:
+            side_by_side = np.concatenate(arrays, axis=1)
+            return np.concatenate([side_by_side, np.zeros_like(side_by_side[:1])])
+
+        if first.w is None:
+            begun = [
+                self._model.moved(model.init(settings.seed, dtype), model.origin())
+                for model in self._models
+            ]
+            return ShardState(joined([begun[column.split] for column in columns]), {})
+        slots = {name: joined([c.slots[name] for c in columns]) for name in first.slots}
+        return ShardState(joined([c.w for c in columns]), slots, first.step, first.rows)
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def scores(
+        self, columns: Sequence[StepColumn], role: int, pairs: bool = False
+    ) -> NDArray[np.float64]:
+        """Sums of the columns' scores over the rows that play a role in their split."""
+        splits = np.array([column.split for column in columns])
+        order = np.argsort(splits, kind="stable")
+        w = np.stack([columns[i].w for i in order])
+        found = np.empty(0)
+        for start in range(0, len(order), _MOST_COLUMNS):
+            some = slice(start, start + _MOST_COLUMNS)
+            statistic = StackedScores(w[some], splits[order][some], role, pairs)
+            part = self._asked(self._stacked, OnePass(statistic)).w
+            found = part if not len(found) else np.concatenate([found, part])
+        sums = np.empty_like(found)
+        sums[order] = found
+        return sums
+
+    def fitted(self, column: StepColumn) -> Any:
+        """The estimator of a column.
+
+        Raises
+        ------
+        DivergedError
+        """
+        made = self.estimators[column.candidate]
+        estimator = type(made)(**made.get_params(deep=False))
+        assert column.w is not None
+        if not all(np.isfinite(slot).all() for slot in column.slots.values()):
+            raise DivergedError("The squares of the gradients overflow. Scale the features.")
+        estimator._set_parameters(column.w, self._model, self._rows_of[column.split])
+        estimator._state = ShardState(column.w, column.slots, column.step, column.rows)
+        estimator._last_model = self._model
+        estimator.n_iter_, estimator.t_ = column.n_iter, column.rows
+        extra = {"policy": self._settings[0].policy.name}
+        estimator.history_ = History(list(column.records), extra=extra)
+        return estimator

@@ -1,0 +1,89 @@
+"""Steps of many models at once, each column by its own rate and penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.entries import of_arrays
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.penalties import soft_threshold
+
+__all__ = ["StackedOptimizer"]
+
+
+@dataclass(frozen=True, eq=False)
+class StackedOptimizer(Optimizer):
+    """An optimizer over columns that do not know of each other.
+
+    What a fit calls its learning rate is the number of passes done, from which each column's own
+    schedule tells its rate. A penalty of strength 1 says which rows are penalised.
+
+    Parameters
+    ----------
+    each : Optimizer
+        With an `at_entry`.
+    schedules : tuple of callable
+        Of (step, passes); different ones.
+    schedule_of : ndarray of int of shape (n_columns,)
+        Number of each column's.
+    l1, l2 : ndarray of float64 of shape (n_columns,)
+    steps_per_pass : float
+    """
+
+    each: Optimizer
+    schedules: tuple[Callable[[int, float], float], ...]
+    schedule_of: NDArray[np.intp]
+    l1: NDArray[np.float64]
+    l2: NDArray[np.float64]
+    steps_per_pass: float
+
+    name = "stacked"
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """As of each."""
+        return self.each.slot_names
+
+    def init(self, w: Array) -> Slots:
+        """As of each."""
+        return self.each.init(w)
+
+    def rates(self, passes: float) -> NDArray[np.float64]:
+        """Learning rates of all columns after so many passes."""
+        step = round(passes * self.steps_per_pass) + 1
+        return np.array([schedule(step, passes) for schedule in self.schedules])[self.schedule_of]
+
+    def update(
+        self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
+    ) -> None:
+        """Take one step in each column, in place.
+
+        Parameters
+        ----------
+        lr : float
+            Passes done.
+        l1 : array of shape (n_rows, 1), or 0
+            1 for rows that are penalised, else 0.
+        """
+        xp = namespace(w)
+        here = {name: xp.asarray(values.astype(str(w.dtype)))[None, :] for name, values in
+                (("rate", self.rates(lr)), ("l1", self.l1), ("l2", self.l2))}  # fmt: skip
+        rate, penalised = here["rate"], type(l1) is not float
+        state = w, *map(slots.__getitem__, self.slot_names)
+        numbers, kind = self.each.numbers(step), type(self.each)
+        if penalised:
+            grad += l1 * here["l2"] * w
+        if penalised and self.l1.any():
+            strengths = l1 * here["l1"]
+            if kind.at_entry_l1 is not None:
+                of_arrays(kind.at_entry_l1, xp)(state, ..., grad, rate, strengths, numbers)
+                return
+            most = of_arrays(kind.at_entry, xp)(state, ..., grad, rate, numbers) * strengths
+            soft_threshold(w, most)
+            return
+        of_arrays(kind.at_entry, xp)(state, ..., grad, rate, numbers)

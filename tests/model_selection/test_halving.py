@@ -1,0 +1,148 @@
+"""Successive halving: scikit-learn's rungs, scores and winners, on rows in memory and on Dask's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from sklearn import linear_model as truths
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+
+from sklearn import model_selection as truth  # isort: skip
+from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
+
+from daskml_dist import linear_model, model_selection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.model_selection import _thinning, _validation
+
+RNG = np.random.default_rng(0)
+N = 900
+X = RNG.normal(size=(N, 5))
+LABELS = np.where(X[:, 0] + 0.5 * X[:, 1] + RNG.logistic(size=N) > 0, "yes", "no")
+NUMBERS = X @ RNG.normal(size=5) + RNG.normal(size=N)
+RUNGS = ("n_resources_", "n_candidates_", "n_iterations_", "n_required_iterations_",
+         "n_possible_iterations_", "n_remaining_candidates_", "min_resources_",
+         "max_resources_")  # fmt: skip
+GRID = {"C": np.logspace(-3, 2, 9)}
+CASES: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
+    "grid": ("HalvingGridSearchCV", "LogisticRegression", {"tol": 1e-9}, GRID, LABELS, {}),
+    "smallest": (
+        "HalvingGridSearchCV", "LogisticRegression", {"tol": 1e-9}, GRID, LABELS,
+        {"min_resources": 90, "scoring": "neg_log_loss"},
+    ),
+    "aggressive": (
+        "HalvingGridSearchCV", "LogisticRegression", {"tol": 1e-9}, GRID, LABELS,
+        {"min_resources": 200, "aggressive_elimination": True, "factor": 2},
+    ),
+    "drawn": (
+        "HalvingRandomSearchCV", "Ridge", {}, {"alpha": np.logspace(-3, 3, 50)}, NUMBERS,
+        {"n_candidates": 12, "min_resources": 100},
+    ),
+    "as many as fit": (
+        "HalvingRandomSearchCV", "Ridge", {}, {"alpha": np.logspace(-3, 3, 50)}, NUMBERS,
+        {"min_resources": 60},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stacks_give_scikit_learns_results(case: str) -> None:
+    search, name, options, grid, y, more = CASES[case]
+    ours, theirs = (
+        getattr(room, search)(
+            getattr(models, name)(**options), grid, random_state=0, cv=3, **more
+        ).fit(X, y)
+        for room, models in ((model_selection, linear_model), (truth, truths))
+    )
+    assert ours.stacks_ == ours.n_iterations_
+    assert set(ours.cv_results_) == set(theirs.cv_results_)
+    assert [getattr(ours, n) for n in RUNGS] == [getattr(theirs, n) for n in RUNGS]
+    # Candidates of one score may stand in another order.
+    for name in ("iter", "n_resources", "mean_test_score", "std_test_score", "mean_train_score"):
+        found, expected = (np.sort(s.cv_results_[name]) for s in (ours, theirs))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert ours.best_score_ == pytest.approx(theirs.best_score_)
+    if more.get("scoring") or name == "Ridge":
+        assert ours.best_params_ == theirs.best_params_
+
+
+def test_dask_collections_take_their_share_of_each_block(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(LABELS, chunks=250)
+    ours = model_selection.HalvingGridSearchCV(
+        linear_model.LogisticRegression(), GRID, random_state=0, cv=3
+    ).fit(rows, labels)
+    theirs = truth.HalvingGridSearchCV(truths.LogisticRegression(), GRID, random_state=0, cv=3).fit(
+        X, LABELS
+    )
+    assert ours.stacks_ == 3
+    assert [getattr(ours, n) for n in RUNGS] == [getattr(theirs, n) for n in RUNGS]
+    # Its last rung has all rows, and so scikit-learn's scores of whoever came so far.
+    last = ours.cv_results_["iter"] == 2
+    estimator = truths.LogisticRegression(C=ours.best_params_["C"])
+    expected = truth.cross_val_score(estimator, X, LABELS, cv=3).mean()
+    assert ours.cv_results_["mean_test_score"][last].max() == pytest.approx(expected, abs=2e-3)
+    assert ours.score(rows, labels) > 0.7
+    twin = ours.to_sklearn()
+    assert type(twin) is truth.HalvingGridSearchCV
+    np.testing.assert_array_equal(twin.predict(X), ours.predict(X))
+
+
+def test_shares_of_rows_grow_and_add_up(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=((7, 400, 493), 5)), da.from_array(LABELS)
+    splits = _validation.Splits(
+        truths.LogisticRegression(), rows, labels.rechunk(((7, 400, 493),)), None, {}, 3
+    )
+    before = np.zeros(N, bool)
+    for fraction in (0.01, 0.1, 0.5, 1.0):
+        some = _thinning.thinned_splits(splits, fraction, 0)
+        used = np.concatenate([np.asarray(codes) for codes in _computed(some)]) > 0
+        assert used.sum() == int(N * fraction)
+        assert not (before & ~used).sum() > 3  # but for the rounding of a block's share
+        before = used
+        tests = sum(some.rows.mask(i, 2).compute() for i in range(3))
+        np.testing.assert_array_equal(tests, used)
+
+
+def _computed(splits: Any) -> list[Any]:
+    import dask
+
+    return list(dask.compute(*splits.rows.code_parts()))
+
+
+def test_parameters_are_resources_too_and_others_are_fitted_one_by_one(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(450, 5)), da.from_array(LABELS, chunks=450)
+    grid = {"var_smoothing": np.logspace(-9, 0, 4)}
+    ours = model_selection.HalvingGridSearchCV(TheirGaussianNB(), grid, cv=2, random_state=0)
+    ours.fit(rows, labels)
+    assert not hasattr(ours, "stacks_")
+    assert ours.n_candidates_ == [4, 2]
+    searches = [
+        room.HalvingGridSearchCV(
+            models.LogisticRegression(tol=1e-9), {"C": [0.01, 1.0, 100.0]}, resource="max_iter",
+            min_resources=30, max_resources=90, cv=3, random_state=0, scoring="neg_log_loss",
+        ).fit(X, LABELS)
+        for room, models in ((model_selection, linear_model), (truth, truths))
+    ]  # fmt: skip
+    ours, theirs = searches
+    assert ours.n_resources_ == theirs.n_resources_ == [30, 90]
+    assert ours.best_params_ == theirs.best_params_
+    assert ours.best_estimator_.max_iter == 90
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cv": truth.KFold(3, shuffle=True)}, "consistent folds"),
+        ({"resource": "nothing"}, "not supported by estimator"),
+        ({"resource": "max_iter"}, "max_resources='auto'"),
+        ({"min_resources": 10**6}, "greater than"),
+        ({"resource": "C", "max_resources": 10}, "part of the searched"),
+        ({"scoring": ["accuracy"]}, "one score"),
+    ],
+)
+def test_what_cannot_be_halved_is_refused(options: dict[str, Any], message: str) -> None:
+    search = model_selection.HalvingGridSearchCV(linear_model.LogisticRegression(), GRID, **options)
+    with pytest.raises(InvalidParameterError, match=message):
+        search.fit(X, LABELS)
