@@ -81,7 +81,8 @@ def test_probabilities_are_scikit_learns(
     assert ours.score(new, y) == pytest.approx(theirs.score(X, y))
     assert len(ours.calibrated_classifiers_) == len(theirs.calibrated_classifiers_)
     assert ours.n_features_in_ == 4
-    np.testing.assert_allclose(ours.to_sklearn().predict_proba(X), found.compute(), atol=1e-12)
+    twin = ours.to_sklearn()
+    np.testing.assert_allclose(twin.predict_proba(new.compute()), found.compute(), atol=1e-12)
 
 
 def test_the_default_is_this_packages(client: Any) -> None:
