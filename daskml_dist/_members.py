@@ -54,10 +54,20 @@ __all__ = [
 ]
 
 
-def here(y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Targets and arguments of a fit to rows in memory, where they fit too."""
-    y, values = compute(y, params) if any(map(is_dask, (y, *params.values()))) else (y, params)
-    return y, values
+def here(y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, dict[str, Any]]:
+    """Targets and arguments of a fit to rows in memory, where they fit too.
+
+    Raises
+    ------
+    InvalidDataError
+        Labels are missing.
+    """
+    if any(map(is_dask, (y, *params.values()))):
+        y, params = compute(y, params)
+    kind = getattr(getattr(y, "dtype", None), "kind", "O")
+    if labels and kind == "f" and not np.isfinite(np.asarray(y)).all():
+        raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+    return y, params
 
 
 def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:

@@ -142,7 +142,9 @@ class Bagging(OnBlocks):
         """
         self._bagged = None
         if not is_dask(X):
-            y, given = here(y, {**fit_params, "sample_weight": sample_weight})
+            y, given = here(
+                y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
+            )
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             return found
         with checked_as_theirs():

@@ -68,7 +68,7 @@ class Stacking(Named):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, fit_params = here(y, fit_params)
+            y, fit_params = here(y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
         X, y, params = taken(X, y, fit_params)
