@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from daskml_dist._stacks import StackedFit, can_stack, fit_stack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.metrics.scorers import SCORERS, Scorer
 from daskml_dist.model_selection._codes import ByPlace, ByRange
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
@@ -24,6 +25,9 @@ from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = ["stacked_fits"]
+
+#: A score of a stack's sums: takes the fit and ``role=``.
+_OfSums = Callable[..., float]
 
 #: What `score` of an estimator is, by the class that it comes from.
 _OWN_SCORES: dict[type, str] = {BaseClassifier: "accuracy", BaseRegressor: "r2"}
@@ -56,39 +60,53 @@ def stacked_fits(
     if classes is not None and not _all_labels_met(collection, splits.roles, len(classes)):
         return None  # such fits know fewer labels than the others
     weighted = collection.parts[0][2] is not None
-    found = fit_stack(estimators, collection, splits.roles, classes, weighted, train_score)
-    names = {name: _name(estimators[0], given) for name, given in scoring.items()}
+    known = {name: _of_sums(estimators[0], given) for name, given in scoring.items()}
+    pairs = any(isinstance(score, partial) and score.func is _of_pairs for score in known.values())
+    found = fit_stack(estimators, collection, splits.roles, classes, weighted, train_score, pairs)
     result = []
     for row in found:
         fits = []
         for split, fit in enumerate(row):
             if collection.feature_names is not None:
                 fit.estimator.feature_names_in_ = collection.feature_names
-            fits.append(_scored(fit, split, splits, names, scorers, train_score))
+            fits.append(_scored(fit, split, splits, known, scorers, train_score))
         result.append(fits)
     return result
 
 
-def _name(estimator: Any, given: Any) -> str | None:
-    """Name of a score that a stack has sums for; None: it has none."""
+def _of_sums(estimator: Any, given: Any) -> _OfSums | None:
+    """A score of a stack's sums; None where it needs another look at the rows."""
     if given is None:
         owner = next(kind for kind in type(estimator).__mro__ if "score" in vars(kind))
         given = _OWN_SCORES.get(owner)
     kind = "classifier" if estimator._classification else "regressor"
-    return given if isinstance(given, str) and given in SCORES[kind] else None
+    if isinstance(given, str) and given in SCORES[kind]:
+        return partial(StackedFit.score, name=given)
+    scorer = SCORERS.get(given) if isinstance(given, str) else given
+    if estimator._classification and isinstance(scorer, Scorer) and scorer.of_labels:
+        return partial(_of_pairs, scorer=scorer)
+    return None
+
+
+def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
+    """A score of labels, each pair of a true and a predicted one a row of its weight."""
+    classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
+    there = weights > 0
+    truth, guess = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
+    return scorer.of(truth[there], guess[there], weights[there], fit.estimator)
 
 
 def _scored(
-    fit: StackedFit, split: int, splits: Splits, names: Mapping[str, str | None],
+    fit: StackedFit, split: int, splits: Splits, known: Mapping[str, _OfSums | None],
     scorers: Mapping[str, Any], train_score: bool,
 ) -> Fitted:  # fmt: skip
     scores: list[dict[str, float]] = []
     for role in (TEST, TRAIN) if train_score else (TEST,):
-        known = {n: fit.score(own, role) for n, own in names.items() if own is not None}
-        rest = {n: scorers[n] for n, own in names.items() if own is None}
+        found = {n: of_sums(fit, role=role) for n, of_sums in known.items() if of_sums is not None}
+        rest = {n: scorers[n] for n, of_sums in known.items() if of_sums is None}
         if rest:
-            known |= score_sides(rest, fit.estimator, *splits.side(split, role), weigh=True)
-        scores.append({n: known[n] for n in names})
+            found |= score_sides(rest, fit.estimator, *splits.side(split, role), weigh=True)
+        scores.append({n: found[n] for n in known})
     return Fitted(scores[0], scores[1] if train_score else {}, fit.seconds, 0.0, fit.estimator)
 
 
