@@ -15,6 +15,7 @@ from dask.delayed import Delayed, delayed
 from dask.utils import is_series_like
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
@@ -237,7 +238,7 @@ def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -
 
 def fit_folds(member: Any, splits: Splits) -> list[Any]:
     """Fit clones of an estimator to the training rows of each split; one fit where that can be."""
-    stacked = stacked_fits([member], splits, {}, {}, train_score=False)
+    stacked = stacked_fits([clone(member)], splits, {}, {}, train_score=False)
     if stacked is None:
         stacked = splits.fits([member], {}, train_score=False, error_score="raise")
     return [fit.estimator for fit in stacked[0]]
