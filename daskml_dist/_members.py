@@ -21,6 +21,7 @@ from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.computing import tried
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.errors import (
     DaskMLDistError,
@@ -213,7 +214,9 @@ def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[An
             found[i] = fitted_on(*job)
         else:
             tasks[i] = _fit_task(*job)
-    found.update(zip(tasks, compute(*tasks.values()), strict=True))
+    if tasks:
+        every = list(tasks.values())
+        found.update(zip(tasks, tried(lambda: delayed(list, pure=False)(every)), strict=True))
     return [found[i] for i in range(len(jobs))]
 
 

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn import calibration
-from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import LeaveOneOut
 from sklearn.utils._metadata_requests import _routing_enabled
@@ -129,7 +128,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         apart = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
         rows = as_collection(X, y, weight, numeric=False, classification=True)
         if frozen and not apart:
-            roles, codes, fits = None, [None] * len(rows.parts), [clone(member, safe=False)]
+            roles, codes, fits = None, [None] * len(rows.parts), [member]
         else:
             splits = Splits(self, X, y, groups, own, self.cv)
             roles, codes = splits.roles, splits.rows.code_parts()

@@ -76,7 +76,9 @@ def test_members_are_fits_to_what_they_drew(case: str, client: Any) -> None:
             alone.predict_proba(X[:, features]), member.predict_proba(X[:, features]), atol=1e-4
         )
     assert model.score(X, LABELS) > 0.5
-    assert pickle.loads(pickle.dumps(model)).predict(X).tolist() == model.predict(X).tolist()
+    again = pickle.loads(pickle.dumps(model))
+    assert again.predict(X).tolist() == model.to_sklearn().predict(X).tolist()
+    assert np.sort(again.estimators_samples_[0].compute()).tolist() == samples[0].tolist()
     if case == "pasted":
         assert all(len(np.unique(drawn)) == 100 for drawn in samples)
     if case == "counts":
