@@ -128,7 +128,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         apart = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
         rows = as_collection(X, y, weight, numeric=False, classification=True)
         if frozen and not apart:
-            roles, codes, fits = None, [None] * len(rows.parts), [member]
+            roles, fits = None, [member]
+            codes: list[Any] = [None] * len(rows.parts)
         else:
             splits = Splits(self, X, y, groups, own, self.cv)
             roles, codes = splits.roles, splits.rows.code_parts()

@@ -85,7 +85,8 @@ class Bagged:
                 [take(part[0]) for part in self.rows.parts], self.rows, _columns(features, sample)
             )
         if by_weight:
-            given = as_array([_as_floats(one) for one in counts], self.rows, np.empty(0))
+            as_floats = delayed(_as_floats, pure=False)
+            given = as_array([as_floats(one) for one in counts], self.rows, np.empty(0))
             return X, y, given
         unknown = Collection(**{**vars(self.rows), "row_counts": None})
         repeat = delayed(_repeated, pure=False)
@@ -232,7 +233,7 @@ class Bagging(OnBlocks):
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
         if weight is not None:
-            total = float(reduce_parts(rows, _weight_of, sum))
+            total = float(reduce_parts(rows, _weight_of, _added))
             if not self.bootstrap:
                 raise InvalidParameterError(
                     "On Dask collections rows are drawn by their sample_weight with replacement "
@@ -319,7 +320,7 @@ class Bagging(OnBlocks):
 
     def __getstate__(self) -> dict[str, Any]:
         # Lazy attributes go with their collection.
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[misc]
+        state: Any = super().__getstate__()
         if self._drawn_rows is not None and self._drawn_rows.weights is not None:
             state.pop("_drawn_rows")
         return {name: value for name, value in state.items() if not is_dask(value)}
@@ -345,7 +346,10 @@ def _counted(draws: Draws, member: int, first: int, X: Any, weight: Any) -> NDAr
     return draws.of(member, first, X.shape[0], weights_of(X.shape[0], weight))
 
 
-@delayed(pure=False)
+def _added(parts: list[float]) -> float:
+    return float(sum(parts))
+
+
 def _as_floats(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts.astype(np.float64)
 

@@ -132,7 +132,7 @@ class Stacking(Named):
         return as_array(blocks, rows.columns, found)
 
     def _plain(self) -> Any:
-        """What workers need to put answers side by side."""
+        """Ensemble without members: all that puts answers side by side."""
         plain = copy(self)
         for name in ("estimators_", "named_estimators_", "final_estimator_"):
             vars(plain).pop(name, None)
