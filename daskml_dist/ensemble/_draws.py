@@ -20,7 +20,7 @@ _MOST = 64
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """How often each member draws each row; it follows from the row's number among all.
+    """Draws of each row by each member, which follow from the row's number among all.
 
     Parameters
     ----------
