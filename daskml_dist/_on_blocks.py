@@ -84,7 +84,11 @@ def _method(name: str, summary: str, shape: str) -> Any:
         return _lazily(self, name, X, params) if is_dask(X) else theirs(self)(X, **params)
 
     def check(self: Any) -> bool:
-        return theirs(self) is not None  # else scikit-learn's own error says why
+        try:
+            return theirs(self) is not None
+        except AttributeError as error:
+            # scikit-learn tells why there is none in the cause.
+            raise (error.__cause__ or error) from None
 
     method.__name__ = name
     method.__qualname__ = f"OnBlocks.{name}"

@@ -122,9 +122,9 @@ def _layers(**params: Any) -> Setting:
     )
 
 
-def _lines(kind: Any, name: str) -> list[tuple[str, Any]]:
+def _lines(kind: Any, name: str, **more: Any) -> list[tuple[str, Any]]:
     """Members of a vote, by their penalties."""
-    return [(f"of {value}", kind(**{name: value}, tol=1e-9)) for value in (0.1, 10.0)]
+    return [(f"of {value}", kind(**{name: value}, **more)) for value in (0.1, 10.0)]
 
 
 #: Settings in which each subject is tried.
@@ -228,8 +228,8 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
     "TfidfTransformer": [_counts()],
     "VotingClassifier": [
-        _iterative(estimators=_lines(linear_model.LogisticRegression, "C"), voting="soft"),
-        _iterative(estimators=_lines(linear_model.LogisticRegression, "C")),
+        _iterative(estimators=_lines(linear_model.LogisticRegression, "C", **TIGHT), voting="soft"),
+        _iterative(estimators=_lines(linear_model.LogisticRegression, "C", **TIGHT)),
     ],
     "VotingRegressor": [_exact(estimators=_lines(linear_model.Ridge, "alpha"))],
     "ColumnTransformer": [

@@ -40,7 +40,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "PCA": {"n_components": 1},
     "RandomForestClassifier": FOREST,
     "RandomForestRegressor": FOREST,
-    "StackingClassifier": {**_OF_CLASSES, "final_estimator": _BAYES, "cv": 3},
+    "StackingClassifier": {**_OF_CLASSES, "cv": 3},
     "StackingRegressor": {**_OF_NUMBERS, "final_estimator": _LINE, "cv": 3},
     "VotingClassifier": _OF_CLASSES,
     "VotingRegressor": _OF_NUMBERS,
@@ -67,6 +67,8 @@ DRAWN = "a row drawn by its weight is not the draw of a repeated row; scikit-lea
 CLASSES = "of probabilities for sparse rows it asks how many classes there are, which none has"
 WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")}
 EXPECTED = {
+    "BaggingClassifier": WEIGHTS,
+    "BaggingRegressor": WEIGHTS,
     "BisectingKMeans": WEIGHTS,
     "KMeans": WEIGHTS,
     "MiniBatchKMeans": WEIGHTS,
