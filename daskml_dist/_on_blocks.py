@@ -14,6 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from daskml_dist._exported import Exported
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import take_columns
+from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.errors import as_ours
@@ -43,6 +44,8 @@ class OnBlocks(Exported):
         """
         X, y, sample_weight = take_columns(X, y, sample_weight)
         name = "accuracy" if is_classifier(self) else "r2"
+        if name == "accuracy" and isinstance(y, np.ndarray) and y.ndim == 1:
+            y = plain_objects(y)
         return float(get_scorer(name)(self, X, y, sample_weight=sample_weight))
 
 
