@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
@@ -37,7 +38,6 @@ LOGISTIC = LogisticRegression(tol=1e-10)
 needs_temperature = pytest.mark.skipif(
     not hasattr(truth, "_TemperatureScaling"), reason="scikit-learn 1.8 has it"
 )
-TEMPERATURE = pytest.param("temperature", marks=needs_temperature)
 
 
 def _rows(kind: str, y: Any, weighted: bool) -> tuple[Any, Any, dict[str, Any], Any]:
@@ -55,21 +55,32 @@ def _rows(kind: str, y: Any, weighted: bool) -> tuple[Any, Any, dict[str, Any], 
     return rows, labels, {"sample_weight": given} if weighted else {}, rows
 
 
-@pytest.mark.parametrize("method", ["sigmoid", "isotonic", TEMPERATURE])
-@pytest.mark.parametrize(
-    ("member", "y", "options", "kind", "weighted"),
-    [
-        (LOGISTIC, TWO, {"cv": 3}, "array", True),
-        (LOGISTIC, THREE, {"cv": 3}, "frame", True),
-        (GaussianNB(), THREE, {"cv": 4, "ensemble": False}, "unknown chunks", False),
-        (TheirGaussianNB(), TWO, {"cv": KFold(3)}, "frame", False),
-        (FrozenEstimator(LogisticRegression(tol=1e-10).fit(X, TWO)), TWO, {}, "array", False),
-    ],
-    ids=["stacked", "frame", "one fit", "scikit-learn's", "frozen"],
-)
-def test_probabilities_are_scikit_learns(
-    method: str, member: Any, y: Any, options: Any, kind: str, weighted: bool, client: Any
-) -> None:
+MEMBERS: dict[str, tuple[Any, Any, dict[str, Any], str, bool]] = {
+    "stacked": (LOGISTIC, TWO, {"cv": 3}, "array", True),
+    "frame": (LOGISTIC, THREE, {"cv": 3}, "frame", True),
+    "one fit": (GaussianNB(), THREE, {"cv": 4, "ensemble": False}, "unknown chunks", False),
+    "scikit-learn's": (TheirGaussianNB(), TWO, {"cv": KFold(3)}, "frame", False),
+    "frozen": (
+        FrozenEstimator(LogisticRegression(tol=1e-10).fit(X, TWO)), TWO, {}, "array", False,
+    ),
+}  # fmt: skip
+#: One case of each at least; all others are slow ones.
+QUICK = [("stacked", "sigmoid"), ("frame", "isotonic"), ("one fit", "temperature"),
+         ("scikit-learn's", "sigmoid"), ("frozen", "isotonic")]  # fmt: skip
+
+
+def _cases() -> Iterator[Any]:
+    for member in MEMBERS:
+        for method in ("sigmoid", "isotonic", "temperature"):
+            marks = [] if (member, method) in QUICK else [pytest.mark.slow]
+            if method == "temperature":
+                marks.append(needs_temperature)
+            yield pytest.param(member, method, marks=marks)
+
+
+@pytest.mark.parametrize(("member_name", "method"), list(_cases()))
+def test_probabilities_are_scikit_learns(member_name: str, method: str, client: Any) -> None:
+    member, y, options, kind, weighted = MEMBERS[member_name]
     rows, labels, params, new = _rows(kind, y, weighted)
     weights = {"sample_weight": WEIGHTS} if weighted else {}
     theirs = truth.CalibratedClassifierCV(member, method=method, **options).fit(X, y, **weights)

@@ -49,9 +49,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("columns", "pasted")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES]
+)
 def test_members_are_fits_to_what_they_drew(case: str, client: Any) -> None:
-    options = {"n_estimators": 4, "random_state": 0} | CASES[case]
+    options = {"n_estimators": 3, "random_state": 0} | CASES[case]
     found = []
     for chunk in ("frame", 70) if case != "counts" else ("frame", 300, 70):
         rows, target, new = _rows(chunk, LABELS)

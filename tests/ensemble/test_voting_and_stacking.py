@@ -81,7 +81,12 @@ def _rows(kind: str, y: Any, weighted: bool) -> tuple[Any, Any, dict[str, Any], 
     return rows, labels, {"sample_weight": given} if weighted else {}, rows
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("labels through", "two labels", "numbers through")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES]
+)
 def test_answers_are_scikit_learns(case: str, client: Any) -> None:
     name, options, y = CASES[case]
     weighted = case in ("soft votes", "stack", "mean", "numbers")
@@ -128,6 +133,7 @@ def test_members_that_are_fitted_already(client: Any) -> None:
     np.testing.assert_allclose(found, theirs.final_estimator_.coef_, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sparse_rows_pass_through(client: Any) -> None:
     rows = da.from_array(X, chunks=(100, 4)).map_blocks(sparse.csr_array)
     labels = da.from_array(LABELS, chunks=100)
