@@ -12,15 +12,22 @@ import dask.array as da
 import numpy as np
 from dask.base import compute
 from dask.delayed import Delayed, delayed
-from dask.utils import is_series_like
+from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
+from daskml_dist._supervised import as_column
 from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.computing import tried
+from daskml_dist.data.conversion import as_column as column_of
+from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask, is_dask_frame
+from daskml_dist.data.missing import check_no_missing
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import (
     DaskMLDistError,
     InvalidDataError,
@@ -32,7 +39,6 @@ from daskml_dist.model_selection._roles import TEST
 from daskml_dist.model_selection._split_rows import (
     RowsOfSplits,
     joined_rows,
-    label_counts,
     n_rows_of,
 )
 from daskml_dist.model_selection._stacking import stacked_fits
@@ -54,10 +60,30 @@ __all__ = [
 ]
 
 
-def here(y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Targets and arguments of a fit to rows in memory, where they fit too."""
-    y, values = compute(y, params) if any(map(is_dask, (y, *params.values()))) else (y, params)
-    return y, values
+def here(y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, dict[str, Any]]:
+    """Targets and arguments of a fit to rows in memory, where they fit too.
+
+    Raises
+    ------
+    InvalidDataError
+        Labels are missing.
+    """
+    if any(map(is_dask, (y, *params.values()))):
+        y, params = compute(y, params)
+    return (_plain_labels(y) if labels else y), params
+
+
+def _plain_labels(y: Any) -> Any:
+    """Labels in memory as scikit-learn takes them: of NumPy's dtypes, and none missing."""
+    dtypes = list(getattr(y, "dtypes", [])) if is_dataframe_like(y) else [getattr(y, "dtype", None)]
+    if hasattr(y, "iloc") and not all(isinstance(dtype, np.dtype) for dtype in dtypes):
+        y = as_column(y)
+        y = column_of(y, name="y") if hasattr(y, "iloc") else y
+    if not isinstance(y, np.ndarray) and not is_series_like(y):
+        return y
+    if y.dtype.kind == "f" and not np.isfinite(np.asarray(y)).all():
+        raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+    return plain_objects(y) if isinstance(y, np.ndarray) and y.ndim == 1 else y
 
 
 def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
@@ -103,8 +129,24 @@ def counted_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if getattr(table, "ndim", 2) == 1:
         table = table[:, np.newaxis]
     columns = as_collection(table, y, numeric=False, classification=True)
-    labels, of_blocks = label_counts(columns, first_seen=False)
-    return _checked_labels(labels), of_blocks.sum(axis=0)
+    labels, counts = reduce_parts(columns, _labels_of_block, _all_labels)
+    return _checked_labels(labels), counts
+
+
+def _labels_of_block(index: int, X: Any, y: Any, weight: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    column = column_of(y, name="y", index=index)
+    check_no_missing(column, "y", index)
+    labels, counts = np.unique(column, return_counts=True)
+    return labels, counts
+
+
+def _all_labels(
+    parts: list[tuple[NDArray[Any], NDArray[Any]]],
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    filled = [part for part in parts if len(part[0])] or parts[:1]
+    labels, at = np.unique(np.concatenate([own for own, _ in filled]), return_inverse=True)
+    counts = np.bincount(at, np.concatenate([n for _, n in filled]), len(labels))
+    return labels, counts.astype(np.int64)
 
 
 def _checked_labels(labels: NDArray[Any]) -> NDArray[Any]:
@@ -202,7 +244,9 @@ def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[An
             found[i] = fitted_on(*job)
         else:
             tasks[i] = _fit_task(*job)
-    found.update(zip(tasks, compute(*tasks.values()), strict=True))
+    if tasks:
+        every = list(tasks.values())
+        found.update(zip(tasks, tried(lambda: delayed(list, pure=False)(every)), strict=True))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -227,7 +271,7 @@ def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -
 
 def fit_folds(member: Any, splits: Splits) -> list[Any]:
     """Fit clones of an estimator to the training rows of each split; one fit where that can be."""
-    found = stacked_fits([member], splits, {}, {}, train_score=False, error_score="raise")
+    found = stacked_fits([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
     if found is None:
         fits = splits.fits([member], {}, train_score=False, error_score="raise")
     else:

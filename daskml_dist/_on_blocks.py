@@ -14,6 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from daskml_dist._exported import Exported
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import take_columns
+from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.errors import as_ours
@@ -43,6 +44,8 @@ class OnBlocks(Exported):
         """
         X, y, sample_weight = take_columns(X, y, sample_weight)
         name = "accuracy" if is_classifier(self) else "r2"
+        if name == "accuracy" and isinstance(y, np.ndarray) and y.ndim == 1:
+            y = plain_objects(y)
         return float(get_scorer(name)(self, X, y, sample_weight=sample_weight))
 
 
@@ -84,7 +87,11 @@ def _method(name: str, summary: str, shape: str) -> Any:
         return _lazily(self, name, X, params) if is_dask(X) else theirs(self)(X, **params)
 
     def check(self: Any) -> bool:
-        return theirs(self) is not None  # else scikit-learn's own error says why
+        try:
+            return theirs(self) is not None
+        except AttributeError as error:
+            # scikit-learn tells why there is none in the cause.
+            raise (error.__cause__ or error) from None
 
     method.__name__ = name
     method.__qualname__ = f"OnBlocks.{name}"

@@ -47,7 +47,7 @@ __all__ = [
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
 #: Parameters that must be alike in a stack, since they lay out its one fit.
-_ALIKE = ("run", "device", "callbacks", "verbose", "class_weight", "warm_start")
+_ALIKE = ("run", "device", "callbacks", "verbose", "class_weight")
 
 
 @dataclass(eq=False)
@@ -88,7 +88,8 @@ def can_stack(estimators: Sequence[Any]) -> bool:
     params = [e._params() for e in estimators]
     alike = all(repr(p.get(n)) == repr(params[0].get(n)) for p in params for n in _ALIKE)
     plain = all(params[0].get(name) is None for name in ("callbacks", "class_weight"))
-    return alike and plain and not params[0].get("warm_start")
+    # What starts from the last fit has none: candidates are clones.
+    return alike and plain
 
 
 def fit_stack(

@@ -16,7 +16,7 @@ from daskml_dist.inference.share import shared
 from daskml_dist.model_selection._roles import TEST, Roles
 from daskml_dist.model_selection._split_rows import n_rows_of
 
-__all__ = ["Answers", "Asked", "answered"]
+__all__ = ["Answers", "Asked", "answered", "has_decisions"]
 
 Floats = NDArray[Any]
 

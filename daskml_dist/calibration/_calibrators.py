@@ -60,7 +60,7 @@ def by_scores(
 def _runs_of(
     index: int, answers: list[Answers | None], y: Any, w: Any, *, labels: Any, limit: int
 ) -> Any:
-    found = []
+    found: list[list[tuple[Run, Any] | None]] = []
     for lot, columns in zip(answers, labels, strict=True):
         if lot is None:
             found.append([None] * len(columns))
@@ -192,4 +192,4 @@ def _logits(scores: NDArray[np.float64], are_decisions: bool) -> NDArray[np.floa
 
 
 def _added(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.sum(parts, axis=0)
+    return np.asarray(np.sum(parts, axis=0), np.float64)

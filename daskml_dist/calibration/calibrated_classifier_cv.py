@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn import calibration
-from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import LeaveOneOut
 from sklearn.utils._metadata_requests import _routing_enabled
@@ -104,7 +103,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, given = here(y, {**fit_params, "sample_weight": sample_weight})
+            y, given = here(y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)
             return found
         with checked_as_theirs():
@@ -129,7 +128,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         apart = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
         rows = as_collection(X, y, weight, numeric=False, classification=True)
         if frozen and not apart:
-            roles, codes, fits = None, [None] * len(rows.parts), [clone(member, safe=False)]
+            roles, fits = None, [member]
+            codes: list[Any] = [None] * len(rows.parts)
         else:
             splits = Splits(self, X, y, groups, own, self.cv)
             roles, codes = splits.roles, splits.rows.code_parts()

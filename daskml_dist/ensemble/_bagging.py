@@ -8,6 +8,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
+import dask.array as da
 import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import sample_rows
 from daskml_dist.model_selection._split_rows import count_rows
 
-__all__ = ["Bagged", "Bagging"]
+__all__ = ["Bagged", "Bagging", "DrawnRows"]
 
 _MOST_SEED = np.iinfo(np.int32).max
 
@@ -84,7 +85,8 @@ class Bagged:
                 [take(part[0]) for part in self.rows.parts], self.rows, _columns(features, sample)
             )
         if by_weight:
-            given = as_array([_as_floats(one) for one in counts], self.rows, np.empty(0))
+            as_floats = delayed(_as_floats, pure=False)
+            given = as_array([as_floats(one) for one in counts], self.rows, np.empty(0))
             return X, y, given
         unknown = Collection(**{**vars(self.rows), "row_counts": None})
         repeat = delayed(_repeated, pure=False)
@@ -103,6 +105,37 @@ class Bagged:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnRows:
+    """Draws of a fit, told without its rows.
+
+    Parameters
+    ----------
+    draws : Draws
+    starts : ndarray of int64 of shape (n_blocks,)
+    weights : list of Delayed or float, or None
+        Of the rows of each block, where they are drawn by these.
+    """
+
+    draws: Draws
+    starts: NDArray[np.int64]
+    weights: list[Any] | None
+
+    def of(self, member: int) -> da.Array:
+        """Numbers of the rows that a member has drawn, lazy."""
+        number = delayed(partial(_numbers, self.draws, member), pure=False)
+        stops = np.append(self.starts[1:], self.draws.n_rows)
+        weights = self.weights or [None] * len(stops)
+        pieces = [
+            number(int(start), int(stop), weight)
+            for start, stop, weight in zip(self.starts, stops, weights, strict=True)
+        ]
+        numbers: da.Array = da.concatenate(
+            [da.from_delayed(piece, (np.nan,), dtype=np.int64) for piece in pieces]
+        )
+        return numbers
+
+
 class Bagging(OnBlocks):
     """Mixin of the bagged ensembles, put before scikit-learn's class."""
 
@@ -118,7 +151,7 @@ class Bagging(OnBlocks):
     warm_start: bool
     random_state: Any
     n_features_in_: int
-    _bagged: Bagged | None = None
+    _drawn_rows: DrawnRows | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Fit each member to rows that it draws.
@@ -140,9 +173,11 @@ class Bagging(OnBlocks):
         ------
         InvalidParameterError, InvalidDataError
         """
-        self._bagged = None
+        self._drawn_rows = None
         if not is_dask(X):
-            y, given = here(y, {**fit_params, "sample_weight": sample_weight})
+            y, given = here(
+                y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
+            )
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             return found
         with checked_as_theirs():
@@ -198,7 +233,7 @@ class Bagging(OnBlocks):
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
         if weight is not None:
-            total = float(reduce_parts(rows, _weight_of, sum))
+            total = float(reduce_parts(rows, _weight_of, _added))
             if not self.bootstrap:
                 raise InvalidParameterError(
                     "On Dask collections rows are drawn by their sample_weight with replacement "
@@ -249,7 +284,8 @@ class Bagging(OnBlocks):
         fitted = fit_members(jobs)
         self.estimators_ = self.estimators_ + fitted
         self.estimators_features_ = self.estimators_features_ + bagged.features
-        self._bagged = bagged
+        weights = [part[2] for part in bagged.rows.parts] if bagged.draws.weight else None
+        self._drawn_rows = DrawnRows(bagged.draws, bagged.starts, weights)
         self.__dict__.pop("oob_score_", None)
         if self.oob_score:
             self._set_unseen(bagged)
@@ -276,28 +312,18 @@ class Bagging(OnBlocks):
     @property
     def estimators_samples_(self) -> list[Any]:
         """Numbers of the rows that each member has drawn; lazy after a fit to a Dask collection."""
-        bagged = self._bagged
-        if bagged is None:
+        drawn = self._drawn_rows
+        if drawn is None:
             found: list[Any] = super().estimators_samples_  # type: ignore[misc]
             return found
-        unknown = Collection(**{**vars(bagged.rows), "row_counts": None})
-        number = delayed(_numbers, pure=False)
-        return [
-            as_array(
-                [
-                    number(int(start), count)
-                    for start, count in zip(bagged.starts, bagged.counts(i), strict=True)
-                ],
-                unknown,
-                np.empty(0, np.int64),
-            )
-            for i in range(len(bagged.features))
-        ]
+        return [drawn.of(i) for i in range(len(drawn.draws.seeds))]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Rows stay where they are; lazy attributes of a collection go with it.
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[misc]
-        return {name: v for name, v in state.items() if name != "_bagged" and not is_dask(v)}
+        # Lazy attributes go with their collection.
+        state: Any = super().__getstate__()
+        if self._drawn_rows is not None and self._drawn_rows.weights is not None:
+            state.pop("_drawn_rows")
+        return {name: value for name, value in state.items() if not is_dask(value)}
 
 
 def _features(seed: int, d: int, k: int, replace: bool) -> NDArray[np.int64]:
@@ -320,7 +346,10 @@ def _counted(draws: Draws, member: int, first: int, X: Any, weight: Any) -> NDAr
     return draws.of(member, first, X.shape[0], weights_of(X.shape[0], weight))
 
 
-@delayed(pure=False)
+def _added(parts: list[float]) -> float:
+    return float(sum(parts))
+
+
 def _as_floats(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts.astype(np.float64)
 
@@ -334,8 +363,9 @@ def _repeated(rows: Any, counts: NDArray[np.int64]) -> Any:
     return rows[np.repeat(np.arange(len(counts)), counts)]
 
 
-def _numbers(first: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return first + np.repeat(np.arange(len(counts)), counts)
+def _numbers(draws: Draws, member: int, start: int, stop: int, weight: Any) -> NDArray[np.int64]:
+    counts = draws.of(member, start, stop - start, weights_of(stop - start, weight))
+    return np.repeat(np.arange(start, stop), counts)
 
 
 def _shares(answers: tuple[Any, Any]) -> NDArray[np.float64]:

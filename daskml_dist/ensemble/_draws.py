@@ -20,7 +20,7 @@ _MOST = 64
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """How often each member draws each row; it follows from the row's number among all.
+    """Draws of each row by each member, which follow from the row's number among all.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Draws:
             chances = stats.poisson.cdf(np.arange(_MOST), self.n_drawn / self.n_rows)
             return np.searchsorted(chances, uniform, side="right").astype(np.int64)
         rates = self.n_drawn * weights / self.weight
-        return np.maximum(stats.poisson.ppf(uniform, rates), 0).astype(np.int64)
+        return np.asarray(np.maximum(stats.poisson.ppf(uniform, rates), 0), np.int64)
 
 
 def weights_of(n: int, given: Any) -> NDArray[np.float64] | None:

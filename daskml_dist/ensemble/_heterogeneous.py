@@ -18,6 +18,12 @@ class Named(OnBlocks):
     estimators: Any
     estimators_: list[Any]
 
+    @property
+    def n_features_in_(self) -> int:
+        """Columns of X of the fit."""
+        n: int = super().n_features_in_  # type: ignore[misc]
+        return n
+
     def _checked_members(self) -> list[tuple[str, Any]]:
         """Names and members, but for dropped ones; parameters are checked."""
         with checked_as_theirs():

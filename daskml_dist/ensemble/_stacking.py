@@ -68,7 +68,7 @@ class Stacking(Named):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, fit_params = here(y, fit_params)
+            y, fit_params = here(y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
         X, y, params = taken(X, y, fit_params)
@@ -132,7 +132,7 @@ class Stacking(Named):
         return as_array(blocks, rows.columns, found)
 
     def _plain(self) -> Any:
-        """What workers need to put answers side by side."""
+        """Ensemble without members: all that puts answers side by side."""
         plain = copy(self)
         for name in ("estimators_", "named_estimators_", "final_estimator_"):
             vars(plain).pop(name, None)

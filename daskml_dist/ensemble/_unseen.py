@@ -96,8 +96,11 @@ def _sums(n_classes: int | None, index: int, answers: Any, y: Any, weight: Any) 
 
 def _added(parts: list[Any]) -> Any:
     filled = [part for part in parts if part is not None]
-    total = filled[0] if filled else None
-    for part in filled[1:]:
-        pair = isinstance(part, tuple)
-        total = (total[0] + part[0], total[1] + part[1]) if pair else total + part
-    return total
+    if not filled:
+        return None
+    if not isinstance(filled[0], tuple):
+        return np.sum(filled, axis=0)
+    spread, sums = filled[0]
+    for other, more in filled[1:]:
+        spread, sums = spread + other, sums + more
+    return spread, sums

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 
 from daskml_dist._members import encoded, fit_members, here, labels_of, params_of, taken
@@ -18,7 +19,6 @@ class Voting(Named):
     """Mixin of the voting ensembles, put before scikit-learn's class."""
 
     weights: Any
-    _classification = False
 
     def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
         """Fit every member to all rows.
@@ -39,7 +39,7 @@ class Voting(Named):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, fit_params = here(y, fit_params)
+            y, fit_params = here(y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
         X, y, params = taken(X, y, fit_params)
@@ -50,7 +50,7 @@ class Voting(Named):
                 f"weights, {len(self.estimators)} estimators. Give one weight a member."
             )
         given = params_of(self, named, params)
-        if self._classification:
+        if is_classifier(self):
             self.le_ = LabelEncoder()
             self.le_.classes_ = self.classes_ = labels_of(y)
             y = encoded(y, self.classes_)

@@ -26,5 +26,3 @@ class VotingClassifier(Voting, ensemble.VotingClassifier):
     estimators_, named_estimators_, le_, classes_, n_features_in_, feature_names_in_
         scikit-learn's.
     """
-
-    _classification = True

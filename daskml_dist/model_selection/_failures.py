@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["tell_failures"]
+__all__ = ["Told", "tell_failures"]
 
 
 def tell_failures(errors: Sequence[str | None], error_score: Any, stacklevel: int = 4) -> None:
@@ -56,3 +57,31 @@ def tell_failures(errors: Sequence[str | None], error_score: Any, stacklevel: in
         FitFailedWarning,
         stacklevel=stacklevel,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """A scorer that tells of its failure, and scores what the user says, rather than raising.
+
+    Parameters
+    ----------
+    score : callable
+    error_score : "raise" or float
+    """
+
+    score: Callable[..., Any]
+    error_score: Any
+
+    def __call__(self, *args: Any, **params: Any) -> float:
+        try:
+            return float(self.score(*args, **params))
+        except Exception as error:
+            if self.error_score == "raise":
+                raise
+            warnings.warn(
+                "Scoring failed. The score on this train-test partition for these parameters will "
+                f"be set to {self.error_score}. Details: \n{type(error).__name__}: {error}",
+                UserWarning,
+                stacklevel=6,
+            )
+            return float(self.error_score)

@@ -312,7 +312,7 @@ def _met(roles: Roles, n_classes: int, index: int, X: Any, targets: Any, w: Any)
 
 
 def _any(parts: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    return np.any(parts, axis=0)
+    return np.asarray(np.any(parts, axis=0))
 
 
 def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +23,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
-from daskml_dist.model_selection._failures import tell_failures
+from daskml_dist.model_selection._failures import Told, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen, n_rows_of
 
@@ -194,33 +193,11 @@ def _fit_and_score(
         return Fitted(scores, dict(scores) if train_score else {}, taken, error=text)
     fit_time = time.perf_counter() - begin
     begin = time.perf_counter()
-    safe = {name: _Told(score, error_score) for name, score in scorers.items()}
+    safe = {name: Told(score, error_score) for name, score in scorers.items()}
     found = score_sides(safe, fitted, *test(), weigh=weigh)
     score_time = time.perf_counter() - begin
     trained = score_sides(safe, fitted, X, y, params, weigh=weigh) if train_score else {}
     return Fitted(found, trained, fit_time, score_time, fitted)
-
-
-@dataclass(frozen=True, eq=False)
-class _Told:
-    """A scorer that tells of its failure, and scores what the user says, rather than raising."""
-
-    score: Callable[..., Any]
-    error_score: Any
-
-    def __call__(self, *args: Any, **params: Any) -> float:
-        try:
-            return float(self.score(*args, **params))
-        except Exception as error:
-            if self.error_score == "raise":
-                raise
-            warnings.warn(
-                "Scoring failed. The score on this train-test partition for these parameters will "
-                f"be set to {self.error_score}. Details: \n{type(error).__name__}: {error}",
-                UserWarning,
-                stacklevel=6,
-            )
-            return float(self.error_score)
 
 
 def fitted_on(estimator: Any, X: Any, y: Any, params: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist import Run, metrics, preprocessing
+from daskml_dist import Run, linear_model, metrics, preprocessing
 from tests.contracts.inputs import FEATURES
 
 __all__ = ["DRAWN_METRICS", "ELSEWHERE", "SETTINGS", "TIGHT", "Setting"]
@@ -122,6 +122,11 @@ def _layers(**params: Any) -> Setting:
     )
 
 
+def _lines(kind: Any, name: str, **more: Any) -> list[tuple[str, Any]]:
+    """Members of a vote, by their penalties."""
+    return [(f"of {value}", kind(**{name: value}, **more)) for value in (0.1, 10.0)]
+
+
 #: Settings in which each subject is tried.
 SETTINGS: dict[str, list[Setting]] = {
     "LinearRegression": [_exact(), _exact(fit_intercept=False), _bounded(positive=True)],
@@ -222,6 +227,11 @@ SETTINGS: dict[str, list[Setting]] = {
         _of((*WORDS, "missing"))(strategy="most_frequent"),
     ],
     "TfidfTransformer": [_counts()],
+    "VotingClassifier": [
+        _iterative(estimators=_lines(linear_model.LogisticRegression, "C", **TIGHT), voting="soft"),
+        _iterative(estimators=_lines(linear_model.LogisticRegression, "C", **TIGHT)),
+    ],
+    "VotingRegressor": [_exact(estimators=_lines(linear_model.Ridge, "alpha"))],
     "ColumnTransformer": [
         _scaled(
             transformers=[
@@ -235,8 +245,11 @@ SETTINGS: dict[str, list[Setting]] = {
 #: Public, and no subject by itself or not of a table of numbers or words.
 ELSEWHERE = {
     "ALS": "takes ratings of users and items",
+    "BaggingClassifier": "what it draws belongs to numbers of rows, which differ",
+    "BaggingRegressor": "what it draws belongs to numbers of rows, which differ",
     "BisectingKMeans": "what it draws belongs to places of rows, which differ",
     "Blockwise": "takes a transformer that learns nothing",
+    "CalibratedClassifierCV": "its folds belong to places of rows, which differ",
     "CountVectorizer": "takes documents",
     "DecisionTreeClassifier": "what it draws belongs to numbers of rows and features, which differ",
     "DecisionTreeRegressor": "what it draws belongs to numbers of rows and features, which differ",
@@ -252,6 +265,8 @@ ELSEWHERE = {
     "RandomForestClassifier": "what it draws belongs to numbers of rows and features, which differ",
     "RandomForestRegressor": "what it draws belongs to numbers of rows and features, which differ",
     "RandomizedSearchCV": "fits others",
+    "StackingClassifier": "its folds belong to places of rows, which differ",
+    "StackingRegressor": "its folds belong to places of rows, which differ",
     "TfidfVectorizer": "takes documents",
     "TorchClassifier": "takes a module of torch",
     "TorchRegressor": "takes a module of torch",

@@ -340,13 +340,18 @@ def test_known_chunks_and_series_of_other_number_of_partitions() -> None:
 
 @pytest.mark.parametrize("values", [unknown(lazy(X, (4, 3))), dd.from_pandas(FRAME, npartitions=2)])
 def test_unknown_chunks_and_y_in_memory(values: Any) -> None:
-    with pytest.raises(InvalidDataError, match=r"y has its rows in memory.*compute_chunk_sizes"):
-        as_collection(values, Y)
+    """Rows are counted, and those in memory cut as they are."""
+    collection = as_collection(values, Y)
+    assert collection.n_rows == len(Y)
+    assert_whole(collection)
+    with pytest.raises(InvalidDataError, match=f"X has {len(Y)}, y has {len(Y) - 1} rows"):
+        as_collection(values, Y[:-1])
 
 
 def test_unknown_chunks_and_x_in_memory() -> None:
-    with pytest.raises(InvalidDataError, match=r"X has its rows in memory"):
-        as_collection(X, unknown(lazy(Y, (4,))))
+    assert_whole(as_collection(X, unknown(lazy(Y, (4,)))))
+    with pytest.raises(InvalidDataError, match=f"y has {len(Y)}, X has {len(Y) - 1} rows"):
+        as_collection(X[:-1], unknown(lazy(Y, (4,))))
 
 
 def test_compute_chunk_sizes_is_the_remedy() -> None:

@@ -50,9 +50,17 @@ ARGUMENTS: dict[str, Any] = {
     "Blockwise": lambda: Blockwise(Plain().fit(FRAME)),
     "KBinsDiscretizer": lambda: PUBLIC["KBinsDiscretizer"](n_bins=2),
     "ColumnTransformer": lambda: ColumnTransformer([("s", StandardScaler(), ["b", "c"])]),
+    "StackingClassifier": lambda: PUBLIC["StackingClassifier"](_members("GaussianNB"), cv=2),
+    "StackingRegressor": lambda: PUBLIC["StackingRegressor"](_members("Ridge"), cv=2),
     "TorchClassifier": lambda: _linear("TorchClassifier", 2),
     "TorchRegressor": lambda: _linear("TorchRegressor", 1),
+    "VotingClassifier": lambda: PUBLIC["VotingClassifier"](_members("GaussianNB")),
+    "VotingRegressor": lambda: PUBLIC["VotingRegressor"](_members("Ridge")),
 }
+
+
+def _members(name: str) -> list[tuple[str, Any]]:
+    return [("one", PUBLIC[name]()), ("other", PUBLIC[name]())]
 
 
 def _linear(name: str, n_outputs: int) -> Any:

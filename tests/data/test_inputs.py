@@ -94,6 +94,11 @@ KINDS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]] = {
         da.from_array(y, chunks=7),
     ),
     "dask Array, y in memory": lambda X, y: (da.from_array(X, chunks=(*ROWS, D)), y),
+    "dask Array of unknown chunks, y in memory": lambda X, y: (
+        _unknown(da.from_array(X, chunks=(*ROWS, D))),
+        y,
+    ),
+    "dask DataFrame, y in memory": lambda X, y: (_frame_parts(FRAME), y),
     "dask y, X in memory": lambda X, y: (X, da.from_array(y, chunks=ROWS)),
     "dask Array, column chunks": lambda X, y: (
         da.from_array(X, chunks=(*ROWS, (1, 3))),

@@ -9,6 +9,7 @@ import pytest
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from daskml_dist import (
+    calibration,
     cluster,
     decomposition,
     ensemble,
@@ -23,7 +24,13 @@ from daskml_dist import (
 # and the scale goes to zero for as long as it is let.
 # Directions without variance are any, and rows of no weight have a part in them.
 FOREST, BOOSTED = {"n_estimators": 5}, {"max_iter": 5}
+_BAYES, _LINE = naive_bayes.GaussianNB(), linear_model.Ridge()
+_OF_CLASSES = {"estimators": [("one", _BAYES), ("other", _BAYES)]}
+_OF_NUMBERS = {"estimators": [("one", _LINE), ("other", _LINE)]}
 PARAMS: dict[str, dict[str, Any]] = {
+    "BaggingClassifier": {"estimator": _BAYES, "n_estimators": 3},
+    "BaggingRegressor": {"estimator": _LINE, "n_estimators": 3},
+    "CalibratedClassifierCV": {"estimator": _BAYES, "cv": 3},
     "ExtraTreesClassifier": FOREST,
     "ExtraTreesRegressor": FOREST,
     "HistGradientBoostingClassifier": BOOSTED,
@@ -33,11 +40,26 @@ PARAMS: dict[str, dict[str, Any]] = {
     "PCA": {"n_components": 1},
     "RandomForestClassifier": FOREST,
     "RandomForestRegressor": FOREST,
+    "StackingClassifier": {**_OF_CLASSES, "cv": 3},
+    "StackingRegressor": {**_OF_NUMBERS, "final_estimator": _LINE, "cv": 3},
+    "VotingClassifier": _OF_CLASSES,
+    "VotingRegressor": _OF_NUMBERS,
 }
 ESTIMATORS = [
     getattr(module, name)(**PARAMS.get(name, {}))
-    for module in (linear_model, naive_bayes, svm, cluster, decomposition, mixture, ensemble, tree)
+    for module in (
+        linear_model,
+        naive_bayes,
+        svm,
+        cluster,
+        decomposition,
+        mixture,
+        ensemble,
+        tree,
+        calibration,
+    )
     for name in module.__all__
+    if name != "calibration_curve"
 ]
 
 # Draws of first centres belong to places of rows, of which a repeated row has several.
@@ -45,6 +67,8 @@ DRAWN = "a row drawn by its weight is not the draw of a repeated row; scikit-lea
 CLASSES = "of probabilities for sparse rows it asks how many classes there are, which none has"
 WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")}
 EXPECTED = {
+    "BaggingClassifier": WEIGHTS,
+    "BaggingRegressor": WEIGHTS,
     "BisectingKMeans": WEIGHTS,
     "KMeans": WEIGHTS,
     "MiniBatchKMeans": WEIGHTS,
@@ -57,8 +81,11 @@ EXPECTED = {
 #: Estimators that share their base with another: of these the default run makes the checks of the
 #: face, and `pytest -m slow` all.
 LIKE = {
+    "BaggingClassifier": "VotingClassifier",
+    "BaggingRegressor": "VotingClassifier",
     "BernoulliNB": "MultinomialNB",
     "BisectingKMeans": "KMeans",
+    "CalibratedClassifierCV": "VotingClassifier",
     "ComplementNB": "MultinomialNB",
     "ElasticNet": "Ridge",
     "ExtraTreesClassifier": "RandomForestClassifier",
@@ -67,7 +94,10 @@ LIKE = {
     "HistGradientBoostingRegressor": "HistGradientBoostingClassifier",
     "Lasso": "Ridge",
     "LinearSVR": "LinearSVC",
+    "StackingClassifier": "VotingClassifier",
+    "StackingRegressor": "VotingClassifier",
     "TweedieRegressor": "PoissonRegressor",
+    "VotingRegressor": "VotingClassifier",
 }
 #: What a class says of itself, keeps and refuses.
 FACE = {

@@ -24,10 +24,19 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
 import daskml_dist
-from daskml_dist import cluster, decomposition, feature_extraction, linear_model, preprocessing
+from daskml_dist import (
+    cluster,
+    decomposition,
+    ensemble,
+    feature_extraction,
+    linear_model,
+    preprocessing,
+)
+from daskml_dist.calibration import CalibratedClassifierCV
 from daskml_dist.compose import Blockwise
 from daskml_dist.errors import ExportError, NotFittedError
 from daskml_dist.inference import to_sklearn
+from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.neural_network import MLPClassifier, MLPRegressor
 from tests.contracts.inputs import FEATURES, SHAPES, TARGETS, make_table
 from tests.contracts.subjects import SUBJECTS
@@ -74,6 +83,7 @@ def _others() -> dict[str, tuple[Any, Any, Any]]:
     """Estimators and settings that the contracts do not fit: with rows and targets."""
     dicts = [{"a": 1.0}, {"b": 2.0, "c": 1.0}]
     tfidf = feature_extraction.TfidfVectorizer()
+    lines, bayes = [("a", linear_model.Ridge())], [("a", GaussianNB())]
     found: dict[str, tuple[Any, Any, Any]] = {
         "BisectingKMeans": (cluster.BisectingKMeans(5, random_state=0), X, None),
         "BisectingKMeans of one": (cluster.BisectingKMeans(1), X, None),
@@ -91,6 +101,13 @@ def _others() -> dict[str, tuple[Any, Any, Any]]:
         "MLPRegressor of several": (MLPRegressor(**MLP), X, X[:, :2]),
         "LinearRegression of several": (linear_model.LinearRegression(), X, X[:, :2]),
         "search": (GridSearchCV(linear_model.Ridge(), {"alpha": [0.1, 1.0]}, cv=2), X, Y),
+        "bag": (ensemble.BaggingRegressor(lines[0][1], 2, random_state=0), X, Y),
+        "bag of classes": (
+            ensemble.BaggingClassifier(bayes[0][1], 2, random_state=0), X, CLASSES["3"]
+        ),
+        "calibrated": (CalibratedClassifierCV(bayes[0][1], cv=2), X, CLASSES["3"]),
+        "stack": (ensemble.StackingRegressor(lines, linear_model.Ridge(), cv=2), X, Y),
+        "stack of classes": (ensemble.StackingClassifier(bayes, cv=2), X, CLASSES["2"]),
         "vote": (VotingRegressor([("a", linear_model.Ridge())]), X, Y),
         "columns": (
             make_pipeline(

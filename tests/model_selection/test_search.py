@@ -211,6 +211,19 @@ def test_a_failed_fit_scores_what_the_user_says(client: Any) -> None:
         assert search.cv_results_["split0_test_score"][0] > 0.5
 
 
+def test_candidates_start_anew(client: Any) -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    found = [
+        model_selection.GridSearchCV(
+            linear_model.LogisticRegression(warm_start=warm, **TIGHT), {"C": [0.1, 1.0]}, cv=2
+        ).fit(rows, labels)
+        for warm in (True, False)
+    ]
+    assert found[0].stacks_ == 1
+    warm, cold = (search.cv_results_["mean_test_score"] for search in found)
+    assert warm.tolist() == cold.tolist()
+
+
 def test_the_first_cause_is_named_where_all_fits_failed(client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
     text = r"All the 2 fits failed(?s:.*)InvalidParameterError: var_smoothing=-1"

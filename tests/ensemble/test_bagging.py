@@ -1,0 +1,160 @@
+"""Bagging on Dask collections: draws that no chunks change, and members that are fits of them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from sklearn import ensemble as truth
+from sklearn.linear_model import LogisticRegression as TheirLogisticRegression
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor
+from daskml_dist.ensemble._draws import Draws
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import LogisticRegression, Ridge
+
+RNG = np.random.default_rng(0)
+N = 300
+X = RNG.normal(size=(N, 4))
+LABELS = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + X[:, 1] + RNG.normal(size=N), [-1, 1])]
+CODES = np.unique(LABELS, return_inverse=True)[1]
+NUMBERS = X @ RNG.normal(size=4) + RNG.normal(size=N)
+WEIGHTS = RNG.random(N)
+LOGISTIC = LogisticRegression(tol=1e-10)
+
+
+def _rows(chunk: int | str, y: Any) -> tuple[Any, Any, Any]:
+    if chunk == "frame":
+        frame = pd.DataFrame(X, columns=list("abcd")).assign(target=y)
+        rows = dd.from_pandas(frame, npartitions=4)
+        return rows, "target", rows[list("abcd")]
+    rows = da.from_array(X, chunks=(chunk, 4))
+    return rows, da.from_array(y, chunks=chunk), rows
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "counts": {"estimator": LOGISTIC, "oob_score": True},
+    "columns": {"estimator": TheirLogisticRegression(tol=1e-10), "max_features": 0.5},
+    "pasted": {"estimator": LOGISTIC, "bootstrap": False, "max_samples": 100},
+    "repeated": {"estimator": KNeighborsClassifier(3), "max_samples": 0.5},
+    "columns again": {"estimator": LOGISTIC, "bootstrap_features": True},
+}
+
+
+SLOW = ("columns", "pasted")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES]
+)
+def test_members_are_fits_to_what_they_drew(case: str, client: Any) -> None:
+    options = {"n_estimators": 3, "random_state": 0} | CASES[case]
+    found = []
+    for chunk in ("frame", 70) if case != "counts" else ("frame", 300, 70):
+        rows, target, new = _rows(chunk, LABELS)
+        if case == "counts" and chunk == 70:
+            with pytest.warns(UserWarning, match="do not have OOB scores"):
+                model = BaggingClassifier(**options).fit(rows, target)
+        else:
+            model = BaggingClassifier(**options | {"oob_score": False}).fit(rows, target)
+        found.append(model.predict_proba(new).compute())
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], atol=1e-8)
+    # Columns are drawn as scikit-learn draws them.
+    theirs = truth.BaggingClassifier(**options | {"oob_score": False}).fit(X, LABELS)
+    samples = [np.sort(drawn.compute()) for drawn in model.estimators_samples_]
+    for member, drawn, features, wanted in zip(
+        model.estimators_, samples, model.estimators_features_, theirs.estimators_features_,
+        strict=True,
+    ):  # fmt: skip
+        assert (features == wanted).all()
+        alone = type(member)(**member.get_params()).fit(X[drawn][:, features], CODES[drawn])
+        np.testing.assert_allclose(
+            alone.predict_proba(X[:, features]), member.predict_proba(X[:, features]), atol=1e-4
+        )
+    assert model.score(X, LABELS) > 0.5
+    again = pickle.loads(pickle.dumps(model))
+    assert again.predict(X).tolist() == model.to_sklearn().predict(X).tolist()
+    assert np.sort(again.estimators_samples_[0].compute()).tolist() == samples[0].tolist()
+    if case == "pasted":
+        assert all(len(np.unique(drawn)) == 100 for drawn in samples)
+    if case == "counts":
+        _check_unseen(model, samples)
+
+
+def _check_unseen(model: Any, samples: list[Any]) -> None:
+    sums = np.zeros((N, 3))
+    for member, drawn in zip(model.estimators_, samples, strict=True):
+        unseen = np.setdiff1d(np.arange(N), drawn)
+        sums[unseen] += member.predict_proba(X[unseen])
+    assert model.oob_score_ == pytest.approx(accuracy_score(CODES, sums.argmax(axis=1)))
+    with np.errstate(invalid="ignore"):
+        shares = sums / sums.sum(axis=1)[:, None]
+    np.testing.assert_allclose(model.oob_decision_function_.compute(), shares)
+
+
+def test_regressors_and_their_unseen_rows(client: Any) -> None:
+    rows, target, new = _rows(70, NUMBERS)
+    options = {"n_estimators": 20, "random_state": 1, "oob_score": True}
+    ours = BaggingRegressor(Ridge(), **options).fit(rows, target)
+    unseen = ours.oob_prediction_.compute()
+    assert ours.oob_score_ == pytest.approx(r2_score(NUMBERS, unseen))
+    theirs = truth.BaggingRegressor(Ridge(), **options).fit(X, NUMBERS)
+    assert ours.oob_score_ == pytest.approx(theirs.oob_score_, abs=0.02)
+    means = np.mean([member.predict(X) for member in ours.estimators_], axis=0)
+    np.testing.assert_allclose(ours.predict(new).compute(), means)
+
+
+def test_rows_are_drawn_by_their_weights_and_more_members_added(client: Any) -> None:
+    rows, target, _ = _rows(70, LABELS)
+    none = np.where(np.arange(N) < 100, 0.0, WEIGHTS)
+    options = {"n_estimators": 2, "random_state": 0, "warm_start": True, "max_samples": 200}
+    model = BaggingClassifier(LOGISTIC, **options).fit(
+        rows, target, sample_weight=da.from_array(none, chunks=70)
+    )
+    drawn = np.concatenate([s.compute() for s in model.estimators_samples_])
+    assert drawn.min() >= 100
+    assert abs(len(drawn) - 400) < 5 * 400**0.5
+    first = list(model.estimators_)
+    model.set_params(n_estimators=3).fit(rows, target)
+    assert model.estimators_[:2] == first
+    assert len(model.estimators_) == 3
+    with pytest.warns(UserWarning, match="Warm-start fitting without increasing"):
+        model.fit(rows, target)
+
+
+def test_draws_are_poissons_and_those_of_other_members_others() -> None:
+    n = 200_000
+    draws = Draws(np.array([3, 4]), n, n // 2, replace=True)
+    first, second = draws.of(0, 0, n), draws.of(1, 0, n)
+    assert (draws.of(0, 1_000, 50) == first[1_000:1_050]).all()
+    expected = stats.poisson.pmf(np.arange(5), 0.5) * n
+    assert (np.abs(np.bincount(first)[:5] - expected) < 5 * expected**0.5).all()
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 * n**-0.5
+    weights = np.where(np.arange(n) % 2, 3.0, 1.0)
+    by_weight = Draws(np.array([3]), n, n, replace=True, weight=float(weights.sum()))
+    drawn = by_weight.of(0, 0, n, weights)
+    assert drawn[1::2].mean() / drawn[::2].mean() == pytest.approx(3.0, rel=0.05)
+
+
+def test_what_cannot_be_drawn_is_told() -> None:
+    rows, target, _ = _rows(70, LABELS)
+    weights = da.from_array(WEIGHTS, chunks=70)
+    for options, given, text in [
+        ({"bootstrap": False, "max_samples": 400}, {}, "must be <= n_samples=300"),
+        ({"bootstrap": False, "oob_score": True}, {}, "only available if bootstrap=True"),
+        ({"bootstrap": False}, {"sample_weight": weights}, "with replacement alone"),
+        ({"max_features": 9}, {}, "must be <= n_features"),
+        ({"n_estimators": 0}, {}, "n_estimators"),
+        ({"warm_start": True, "oob_score": True}, {}, "warm_start=False"),
+    ]:
+        with pytest.raises(InvalidParameterError, match=text):
+            BaggingClassifier(LOGISTIC, **options).fit(rows, target, **given)
