@@ -61,12 +61,17 @@ LIKE = {
     "BisectingKMeans": "KMeans",
     "ComplementNB": "MultinomialNB",
     "ElasticNet": "Ridge",
+    "ElasticNetCV": "Ridge",
     "ExtraTreesClassifier": "RandomForestClassifier",
     "ExtraTreesRegressor": "RandomForestRegressor",
     "GammaRegressor": "PoissonRegressor",
     "HistGradientBoostingRegressor": "HistGradientBoostingClassifier",
     "Lasso": "Ridge",
+    "LassoCV": "Ridge",
     "LinearSVR": "LinearSVC",
+    "RidgeClassifier": "Ridge",
+    "RidgeClassifierCV": "Ridge",
+    "RidgeCV": "Ridge",
     "TweedieRegressor": "PoissonRegressor",
 }
 #: What a class says of itself, keeps and refuses.
