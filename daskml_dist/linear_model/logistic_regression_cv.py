@@ -312,7 +312,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     def _check_params(self) -> None:
         for name in ("refit", "fit_intercept", "use_legacy_attributes"):
             check_flag(name, getattr(self, name))
-        if isinstance(self.Cs, bool) or (isinstance(self.Cs, Real) and not self.Cs >= 1):
+        if isinstance(self.Cs, bool) or (isinstance(self.Cs, Real) and not float(self.Cs) >= 1):
             raise InvalidParameterError(f"Cs={self.Cs!r}: use a number >= 1, or values > 0.")
         if self.dual:
             raise InvalidParameterError(

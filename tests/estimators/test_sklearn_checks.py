@@ -50,6 +50,9 @@ EXPECTED = {
     "MiniBatchKMeans": WEIGHTS,
     "RandomForestClassifier": WEIGHTS,
     "RandomForestRegressor": WEIGHTS,
+    "RidgeClassifier": {
+        "check_non_transformer_estimators_n_iter": "its solvers do not iterate: n_iter_ is None"
+    },
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
 
