@@ -169,7 +169,7 @@ def _sums_of(classes: NDArray[Any], index: int, X: Any, y: Any, weight: Any) -> 
 
 
 def _added(sums: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.sum(sums, axis=0)
+    return np.asarray(np.sum(sums, axis=0))
 
 
 def _weighed(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
