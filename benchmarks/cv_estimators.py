@@ -25,7 +25,9 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "RidgeCV, 10 alphas, each row left out": ("RidgeCV", {"alphas": ALPHAS}, {}),
     "RidgeCV, 10 alphas x 5 folds": ("RidgeCV", {"alphas": ALPHAS, "cv": 5}, {}),
-    "RidgeClassifierCV, 10 alphas x 5 folds": ("RidgeClassifierCV", {"alphas": ALPHAS, "cv": 5}, {}),
+    "RidgeClassifierCV, 10 alphas x 5 folds": (
+        "RidgeClassifierCV", {"alphas": ALPHAS, "cv": 5}, {},
+    ),
     "LassoCV, 100 alphas x 5 folds": ("LassoCV", {"cv": 5}, {"n_jobs": 2}),
     "ElasticNetCV, 3 x 100 penalties x 5 folds": (
         "ElasticNetCV", {"cv": 5, "l1_ratio": [0.2, 0.5, 0.9]}, {"n_jobs": 2},

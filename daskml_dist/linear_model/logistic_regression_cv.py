@@ -94,8 +94,6 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     (5, 1, 5)
     """
 
-    _run_used = (*CrossValidated._run_used, "compute_dtype")
-
     def __init__(
         self,
         *,
