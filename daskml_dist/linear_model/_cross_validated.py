@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from daskml_dist._linear import BaseLinear
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._stacks import Stack, open_stack
+from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.stacked import TEST, WithAll
 
@@ -34,8 +37,9 @@ class CrossValidated(BaseLinear):
         """The rows, cut once."""
         from daskml_dist.model_selection._validation import Splits
 
-        X, y, weight = self._taken(X, y, sample_weight)
+        X, y, weight = self._taken(*map(_with_shape, (X, y, sample_weight)))
         self._check_target(y)
+        y = plain_objects(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
         check_feature_names(self, X, reset=True)
         given = {} if weight is None else {"sample_weight": weight}
         return Splits(self, X, y, groups, given, self.cv)
@@ -86,6 +90,13 @@ class CrossValidated(BaseLinear):
         fit, result = stack.last
         result.records = stack.records
         self._set_history(fit, result, stack.engine)
+
+
+def _with_shape(values: Any) -> Any:
+    """Values as something that has a shape, or a name, or tells nothing."""
+    if values is None or is_dask(values) or isinstance(values, str | list | tuple | Real):
+        return values
+    return values if hasattr(values, "shape") else np.asarray(values)
 
 
 def _n_targets(y: Any) -> int | None:

@@ -210,7 +210,8 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
                     f"{name} must be an instance of float, not {type(alpha).__name__}: {alpha!r}. "
                     "Use numbers."
                 )
-            if not (alpha > 0 or (alpha == 0 and self.cv is not None)) or not alpha < np.inf:
+            value = float(alpha)
+            if not (value > 0 or (value == 0 and self.cv is not None)) or not value < np.inf:
                 least = ">= 0.0" if self.cv is not None else "> 0.0"
                 raise InvalidParameterError(
                     f"{name} == {alpha}, must be {least}. Leaving rows out (cv=None) needs a "

@@ -87,7 +87,7 @@ def _weights(scale: float, of_class: Any, classes: Any, block: Block) -> NDArray
     weight = np.full(block.n_rows, scale)
     if block.sample_weight is not None:
         weight *= block.sample_weight
-    if of_class is not None:
+    if of_class is not None and block.y is not None:
         weight *= of_class[np.searchsorted(classes, block.y)]
     return weight
 

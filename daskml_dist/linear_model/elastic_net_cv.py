@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist._checks import check_count, check_flag, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist._stacks import Stack
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
 from daskml_dist.models.linear import LinearModel
@@ -156,15 +156,22 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
         splits = self._splits(X, y, weight, groups)
         with self._stack(splits, client) as stack:
             model = self._model(stack.rows)
-            solution = self._chosen(stack, model)
+            solution, converged = self._chosen(stack, model)
             self._set_fitted(solution, model, stack.rows)
             self._set_n_iter(solution)
             self._set_stack_history(stack)
         self._warn(solution)
+        if solution.converged and not converged:
+            warnings.warn(
+                "Some fits of the paths failed to converge within max_iter cycles. Increase "
+                "max_iter, scale the features (StandardScaler), or raise eps.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         return self
 
-    def _chosen(self, stack: Stack, model: LinearModel) -> Solution:
-        """Choose the penalty; the fit to all rows."""
+    def _chosen(self, stack: Stack, model: LinearModel) -> tuple[Solution, bool]:
+        """Choose the penalty; the fit to all rows, and whether those of the paths converged."""
         ratios = np.atleast_1d(np.asarray(self.l1_ratio, np.float64))
         grid = None
         if isinstance(self.alphas, Integral):
@@ -191,18 +198,11 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
             converged &= all(found.converged for found in paths)
             coefs = np.concatenate([found.coefs for found in paths])[:, :, None]
             w.append(with_intercept(one, coefs) if model.fit_intercept else coefs)
-        if not converged:
-            warnings.warn(
-                "Some fits of the paths did not converge within max_iter cycles. Increase "
-                "max_iter, scale the features (StandardScaler), or raise eps.",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
         sums = stack(stacked, OnePass(PathSums(np.array(w), TEST))).w[..., 0, :]
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(w), len(ratios), -1)
         self._choose(errors.transpose(1, 2, 0), alphas, ratios, grid is not None)
         _, solver = self._problem_of(stack.rows, model)
-        return solver.of_reduced(model, reduced[-1], n_rows[-1])
+        return solver.of_reduced(model, reduced[-1], n_rows[-1]), converged
 
     def _choose(
         self, errors: NDArray[np.float64], alphas: NDArray[np.float64],
@@ -235,13 +235,6 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
 
     def _set_n_iter(self, solution: Solution) -> None:
         self.dual_gap_, self.n_iter_ = solution.extra["dual_gap"][0], solution.extra["n_iter"][0]
-
-    def _check_target(self, y: Any) -> None:
-        if getattr(y, "ndim", 1) == 2 and y.shape[1] != 1:
-            raise InvalidDataError(
-                f"For multi-task outputs, fit a {type(self).__name__} for each: y has "
-                f"{y.shape[1]} columns."
-            )
 
     def _check_params(self) -> None:
         check_flag("fit_intercept", self.fit_intercept)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._checks import check_flag
 from daskml_dist._linear_classifier import LinearClassifier
@@ -91,8 +93,6 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     >>> clf.fit(X, y).scores_.shape
     (5, 1, 5)
     """
-
-    _run_used = (*CrossValidated._run_used, "compute_dtype")
 
     def __init__(
         self,
@@ -179,10 +179,14 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
             self._set_fitted(solution, model, stack.rows)
             self._set_paths(paths, scores, chosen)
             self._set_stack_history(stack)
-        for one in (*paths.solutions, solution):
-            if not one.converged:
-                self._plain(1.0, 0.0)._warn(one)
-                break
+        failed = [one for one in (*paths.solutions, solution) if not one.converged]
+        if failed:
+            warnings.warn(
+                f"{len(failed)} of the fits failed to converge: {failed[0].message}. Increase "
+                "max_iter, scale the features (StandardScaler), or penalise more.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -282,8 +286,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         self.scores_ = {label: scores.copy() for label in labels}
         self.n_iter_ = n_iter[None]
         self.C_ = np.full(len(labels), c)
-        of_classes = np.full(len(labels), ratio)
-        self.l1_ratio_ = np.array([None] * len(labels)) if self.l1_ratios is None else of_classes
+        none = self.l1_ratios is None and self.refit  # as scikit-learn has it
+        self.l1_ratio_ = np.array([None if none else ratio] * len(labels))
 
     # -- parameters -----------------------------------------------------------------------------
 
@@ -306,7 +310,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     def _check_params(self) -> None:
         for name in ("refit", "fit_intercept", "use_legacy_attributes"):
             check_flag(name, getattr(self, name))
-        if isinstance(self.Cs, bool) or (isinstance(self.Cs, Real) and not self.Cs >= 1):
+        if isinstance(self.Cs, bool) or (isinstance(self.Cs, Real) and not float(self.Cs) >= 1):
             raise InvalidParameterError(f"Cs={self.Cs!r}: use a number >= 1, or values > 0.")
         if self.dual:
             raise InvalidParameterError(

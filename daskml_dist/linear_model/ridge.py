@@ -15,7 +15,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 
-__all__ = ["Ridge", "check_solver"]
+__all__ = ["Ridge"]
 
 _SOLVERS = ("auto", "cholesky", "svd", "lbfgs")
 
@@ -91,7 +91,20 @@ class Ridge(BaseLeastSquares):
         check_flag("positive", self.positive)
         for alpha in np.ravel(np.asarray(self.alpha, dtype=object)):
             check_number("alpha", alpha)
-        check_solver(self.solver, self.positive)
+        if self.solver not in _SOLVERS:
+            raise InvalidParameterError(
+                f"solver={self.solver!r}: use one of {list(_SOLVERS)}. Rows are never iterated "
+                "over: each of these is exact."
+            )
+        if self.positive and self.solver not in ("auto", "lbfgs"):
+            raise InvalidParameterError(
+                f"solver={self.solver!r} does not support positive fitting. Set solver to "
+                '"auto" or "lbfgs", or positive=False.'
+            )
+        if self.solver == "lbfgs" and not self.positive:
+            raise InvalidParameterError(
+                'solver="lbfgs" can be used only when positive=True. Use solver="auto".'
+            )
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
         model = self._model(rows)
@@ -108,22 +121,4 @@ class Ridge(BaseLeastSquares):
             method=self.solver,
             positive=bool(self.positive),
             **self._moments(rows, model),
-        )
-
-
-def check_solver(solver: Any, positive: Any) -> None:
-    """Check the way in which ridge is to be solved."""
-    if solver not in _SOLVERS:
-        raise InvalidParameterError(
-            f"solver={solver!r}: use one of {list(_SOLVERS)}. Rows are never iterated "
-            "over: each of these is exact."
-        )
-    if positive and solver not in ("auto", "lbfgs"):
-        raise InvalidParameterError(
-            f"solver={solver!r} does not support positive fitting. Set solver to "
-            '"auto" or "lbfgs", or positive=False.'
-        )
-    if solver == "lbfgs" and not positive:
-        raise InvalidParameterError(
-            'solver="lbfgs" can be used only when positive=True. Use solver="auto".'
         )

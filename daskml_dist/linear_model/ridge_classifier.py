@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from daskml_dist._checks import check_class_weight, check_flag, check_number
+from daskml_dist._checks import check_class_weight
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
-from daskml_dist.linear_model._least_squares import check_memory, moments_of
-from daskml_dist.linear_model.ridge import check_solver
+from daskml_dist.linear_model._least_squares import check_memory
+from daskml_dist.linear_model.ridge import Ridge
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.signed_classes import SignedClasses
-from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
+from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["RidgeClassifier", "SignedClassifier"]
@@ -30,11 +28,15 @@ class SignedClassifier(LinearClassifier):
         return SquaredError()
 
     def _model(self, rows: Rows) -> LinearModel:
-        assert rows.classes is not None
-        n_features, n_classes = rows.survey.n_features, len(rows.classes)
-        check_memory(n_features)
-        n_targets = n_classes if n_classes > 2 else None
-        return SignedClasses(self._loss(), n_features, 0, bool(self.fit_intercept), n_targets)
+        return _signed(rows, bool(self.fit_intercept))
+
+
+def _signed(rows: Rows, fit_intercept: bool) -> LinearModel:
+    assert rows.classes is not None
+    n_features, n_classes = rows.survey.n_features, len(rows.classes)
+    check_memory(n_features)
+    n_targets = n_classes if n_classes > 2 else None
+    return SignedClasses(SquaredError(), n_features, 0, fit_intercept, n_targets)
 
 
 class RidgeClassifier(SignedClassifier, BaseRounds):
@@ -111,23 +113,26 @@ class RidgeClassifier(SignedClassifier, BaseRounds):
         self.callbacks = callbacks
 
     def _set_n_iter(self, solution: Solution) -> None:
-        self.n_iter_ = None
-        self.solver_ = solution.extra["solver"]
+        ridge = self._ridge()
+        ridge._set_n_iter(solution)
+        self.n_iter_, self.solver_ = ridge.n_iter_, ridge.solver_
 
     def _check_params(self) -> None:
-        check_flag("fit_intercept", self.fit_intercept)
-        check_flag("positive", self.positive)
-        check_number("alpha", self.alpha)
         check_class_weight(self.class_weight)
-        check_solver(self.solver, self.positive)
+        self._ridge()._check_params()
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
-        model = self._model(rows)
-        # Rows' weights have mean 1 here.
-        alpha = float(self.alpha) * (rows.survey.n_rows / rows.weight_sum)
-        return model, RidgeLeastSquares(
-            alpha=np.full(model.width, alpha),
-            method=self.solver,
-            positive=bool(self.positive),
-            **moments_of(rows),
-        )
+        return self._ridge()._problem(rows)
+
+    def _ridge(self) -> Ridge:
+        """The regression, which has the same parameters."""
+        known = Ridge().get_params(deep=False)
+        given = self.get_params(deep=False)
+        return _ToSigns(**{name: value for name, value in given.items() if name in known})
+
+
+class _ToSigns(Ridge):
+    """Ridge to the signs of labels."""
+
+    def _model(self, rows: Rows) -> LinearModel:
+        return _signed(rows, bool(self.fit_intercept))

@@ -106,7 +106,8 @@ class _Decided(ClassifierMixin, BaseEstimator):
     def predict(self, raw: Any) -> Any:
         if isinstance(raw, da.Array):
             drop: Any = {"drop_axis": 1} if raw.ndim == 2 else {}
-            found: da.Array = raw.map_blocks(self._labels, dtype=self.classes_.dtype, **drop)
+            lazily: Any = raw.map_blocks
+            found: da.Array = lazily(self._labels, dtype=self.classes_.dtype, **drop)
             return found
         return self._labels(raw)
 

@@ -278,7 +278,7 @@ def class_factors(
 
 def _label_sums(collection: Collection, classes: NDArray[Any]) -> NDArray[np.float64]:
     """Weights of the rows of each label, as a weight of two is as good as a row twice."""
-    found: NDArray[np.float64] = reduce_parts(collection, partial(_sums_of, classes), sum)
+    found: NDArray[np.float64] = reduce_parts(collection, partial(_sums_of, classes), _added)
     return found
 
 
@@ -286,6 +286,10 @@ def _sums_of(classes: NDArray[Any], index: int, X: Any, y: Any, weight: Any) -> 
     codes = np.searchsorted(classes, np.asarray(y))
     given = None if weight is None else np.broadcast_to(np.asarray(weight, float), codes.shape)
     return np.bincount(codes, given, len(classes)).astype(np.float64)
+
+
+def _added(sums: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.asarray(np.sum(sums, axis=0))
 
 
 def _weighed(classes: Any, factors: Any, targets: Any, given: Any) -> Any:

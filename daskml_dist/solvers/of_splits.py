@@ -95,7 +95,7 @@ class OfSplits(Statistic):
 
 
 def _are_neighbours(at: NDArray[np.intp]) -> bool:
-    return len(at) == at[-1] - at[0] + 1
+    return len(at) == int(at[-1]) - int(at[0]) + 1
 
 
 def _alike(rows: BatchRows, at: NDArray[np.intp], backend: Backend) -> Iterator[BatchRows]:

@@ -131,6 +131,10 @@ def _lines(kind: Any, name: str, **more: Any) -> list[tuple[str, Any]]:
 SETTINGS: dict[str, list[Setting]] = {
     "LinearRegression": [_exact(), _exact(fit_intercept=False), _bounded(positive=True)],
     "Ridge": [_exact(), _exact(alpha=10.0, fit_intercept=False), _bounded_ridge(positive=True)],
+    # Rows without weight are left out too, and their errors count as nothing.
+    "RidgeCV": [_exact(), _exact(alphas=[0.1, 5.0], fit_intercept=False)],
+    "RidgeClassifier": [_exact(), _exact(alpha=10.0, class_weight="balanced")],
+    "RidgeClassifierCV": [_exact(alphas=[0.1, 5.0])],
     "Lasso": [_numbers(alpha=0.05, tol=1e-10)],
     "ElasticNet": [_numbers(alpha=0.05, tol=1e-10), _numbers(alpha=0.1, l1_ratio=0.2, tol=1e-10)],
     "LogisticRegression": [
@@ -253,11 +257,14 @@ ELSEWHERE = {
     "CountVectorizer": "takes documents",
     "DecisionTreeClassifier": "what it draws belongs to numbers of rows and features, which differ",
     "DecisionTreeRegressor": "what it draws belongs to numbers of rows and features, which differ",
+    "ElasticNetCV": "folds belong to places of rows, which differ",
     "ExtraTreesClassifier": "what it draws belongs to numbers of rows and features, which differ",
     "ExtraTreesRegressor": "what it draws belongs to numbers of rows and features, which differ",
     "FeatureHasher": "learns nothing, and takes dicts",
     "GridSearchCV": "fits others",
     "HashingVectorizer": "learns nothing, and takes documents",
+    "LassoCV": "folds belong to places of rows, which differ",
+    "LogisticRegressionCV": "folds belong to places of rows, which differ",
     "LabelEncoder": "takes labels alone",
     "MatrixFactorization": "takes ratings of users and items",
     "LatentDirichletAllocation": "what rows begin with belongs to their blocks, which differ",

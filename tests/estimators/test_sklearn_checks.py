@@ -74,6 +74,9 @@ EXPECTED = {
     "MiniBatchKMeans": WEIGHTS,
     "RandomForestClassifier": WEIGHTS,
     "RandomForestRegressor": WEIGHTS,
+    "RidgeClassifier": {
+        "check_non_transformer_estimators_n_iter": "its solvers do not iterate: n_iter_ is None"
+    },
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
 
@@ -88,14 +91,19 @@ LIKE = {
     "CalibratedClassifierCV": "VotingClassifier",
     "ComplementNB": "MultinomialNB",
     "ElasticNet": "Ridge",
+    "ElasticNetCV": "Ridge",
     "ExtraTreesClassifier": "RandomForestClassifier",
     "ExtraTreesRegressor": "RandomForestRegressor",
     "GammaRegressor": "PoissonRegressor",
     "HistGradientBoostingRegressor": "HistGradientBoostingClassifier",
     "Lasso": "Ridge",
+    "LassoCV": "Ridge",
     "LinearSVR": "LinearSVC",
     "StackingClassifier": "VotingClassifier",
     "StackingRegressor": "VotingClassifier",
+    "RidgeClassifier": "Ridge",
+    "RidgeClassifierCV": "Ridge",
+    "RidgeCV": "Ridge",
     "TweedieRegressor": "PoissonRegressor",
     "VotingRegressor": "VotingClassifier",
 }

@@ -92,6 +92,12 @@ def _set_labels(estimator: Any, twin: Any) -> None:
     twin._label_binarizer = LabelBinarizer().fit(labels)
 
 
+def _set_signs(estimator: Any, twin: Any) -> None:
+    from sklearn.preprocessing import LabelBinarizer
+
+    twin._label_binarizer = LabelBinarizer(pos_label=1, neg_label=-1).fit(estimator.classes_)
+
+
 #: Functions that set the inner parts of a twin, by the name of the estimator's class.
 FINISH: dict[str, Callable[[Any, Any], None]] = {
     "BisectingKMeans": _set_bisecting,
@@ -109,5 +115,7 @@ FINISH: dict[str, Callable[[Any, Any], None]] = {
     "PoissonRegressor": _set_loss,
     "RandomForestClassifier": set_forest,
     "RandomForestRegressor": set_forest,
+    "RidgeClassifier": _set_signs,
+    "RidgeClassifierCV": _set_signs,
     "TweedieRegressor": _set_loss,
 }
