@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daskml_dist.model_selection._halving import HalvingGridSearchCV, HalvingRandomSearchCV
+from daskml_dist.model_selection._hyperband import HyperbandSearchCV
 from daskml_dist.model_selection._search import GridSearchCV, RandomizedSearchCV
 from daskml_dist.model_selection._splitters import (
     GroupKFold,
@@ -24,6 +25,7 @@ __all__ = [
     "GroupKFold",
     "HalvingGridSearchCV",
     "HalvingRandomSearchCV",
+    "HyperbandSearchCV",
     "KFold",
     "RandomizedSearchCV",
     "ShuffleSplit",

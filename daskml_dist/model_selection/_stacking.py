@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = [
     "FailedFit",
+    "ScoresOfStacks",
     "fits_of_columns",
     "score_name",
     "stack_rows",
@@ -90,18 +92,8 @@ def stacked_fits(
                                  train_score)  # fmt: skip
         if found is None:
             return None
-    result = []
-    for row in found:
-        fits = []
-        for split, fit in enumerate(row):
-            if isinstance(fit, FailedFit):
-                fits.append(fit.scored(names, train_score, error_score))
-                continue
-            if collection.feature_names is not None:
-                fit.estimator.feature_names_in_ = collection.feature_names
-            fits.append(_scored(fit, split, splits, names, scorers, train_score))
-        result.append(fits)
-    return result, len(of_steps or [0])
+    scored = ScoresOfStacks(splits, collection, names, scorers, train_score, error_score)
+    return [list(map(scored, row, range(len(row)))) for row in found], len(of_steps or [0])
 
 
 @dataclass(eq=False)
@@ -176,18 +168,46 @@ def score_name(estimator: Any, given: Any) -> str | None:
     return given if isinstance(given, str) and given in SCORES[kind] else None
 
 
-def _scored(
-    fit: StackedFit, split: int, splits: Splits, names: Mapping[str, str | None],
-    scorers: Mapping[str, Any], train_score: bool,
-) -> Fitted:  # fmt: skip
-    scores: list[dict[str, float]] = []
-    for role in (TEST, TRAIN) if train_score else (TEST,):
-        known = {n: fit.score(own, role) for n, own in names.items() if own is not None}
-        rest = {n: scorers[n] for n, own in names.items() if own is None}
-        if rest:
-            known |= score_sides(rest, fit.estimator, *splits.side(split, role), weigh=True)
-        scores.append({n: known[n] for n in names})
-    return Fitted(scores[0], scores[1] if train_score else {}, fit.seconds, 0.0, fit.estimator)
+class ScoresOfStacks:
+    """Scores of what columns have come to.
+
+    Parameters
+    ----------
+    splits : Splits
+    collection : Collection
+    names : mapping of str to str or None
+        What a stack calls a score; None: it has no sums for it.
+    scorers : mapping of str to callable
+    train_score : bool
+    error_score : "raise" or float
+    """
+
+    def __init__(
+        self, splits: Splits, collection: Collection, names: Mapping[str, str | None],
+        scorers: Mapping[str, Any], train_score: bool, error_score: Any,
+    ) -> None:  # fmt: skip
+        self._names, self._scorers, self._error_score = names, scorers, error_score
+        self._roles = (TEST, TRAIN) if train_score else (TEST,)
+        self._features = collection.feature_names
+        # Rows are cut once, for all columns.
+        self._side = cache(splits.side)
+
+    def __call__(self, fit: StackedFit | FailedFit, split: int) -> Fitted:
+        """Score a column, of a split."""
+        if isinstance(fit, FailedFit):
+            return fit.scored(self._names, len(self._roles) > 1, self._error_score)
+        if self._features is not None:
+            fit.estimator.feature_names_in_ = self._features
+        begin, scores = time.perf_counter(), []
+        for role in self._roles:
+            known = {n: fit.score(own, role) for n, own in self._names.items() if own is not None}
+            rest = {n: self._scorers[n] for n, own in self._names.items() if own is None}
+            if rest:
+                known |= score_sides(rest, fit.estimator, *self._side(split, role), weigh=True)
+            scores.append({n: known[n] for n in self._names})
+        taken = time.perf_counter() - begin
+        train = scores[1] if len(scores) > 1 else {}
+        return Fitted(scores[0], train, fit.seconds, taken, fit.estimator)
 
 
 def stack_rows(splits: Splits, classification: bool) -> tuple[Collection, Any]:
