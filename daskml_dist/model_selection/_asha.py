@@ -19,7 +19,7 @@ from daskml_dist.model_selection._brackets import Bracket, best_of
 from daskml_dist.model_selection._resumed import Model, failed, pass_over
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 
-__all__ = ["Ladder", "climbed"]
+__all__ = ["Climb", "Ladder"]
 
 
 class Ladder:
@@ -59,17 +59,29 @@ class Ladder:
         self._scores[rung][candidate] = score
 
 
-def climbed(
-    client: Client, estimators: Sequence[Any], brackets: Sequence[tuple[Bracket, list[int]]],
-    factor: float, splits: Splits, scorers: Mapping[str, Any], classes: NDArray[Any] | None, *,
-    train_score: bool, error_score: Any, name: str,
-) -> tuple[dict[int, list[Fitted]], list[dict[str, Any]], int]:  # fmt: skip
-    """Train candidates as tasks, several at once: each of a split is a task.
+class Climb:
+    """Candidates that are trained as tasks, several at once: each of a split is a task.
 
     Which are promoted depends on who is first. Rows of a split are gathered on a worker.
 
-    Returns
-    -------
+    Parameters
+    ----------
+    client : Client
+    estimators : sequence of estimator
+    brackets : sequence of (Bracket, list of int)
+        With the candidates of each.
+    factor : float
+        Of so many candidates of a rung one goes on.
+    splits : Splits
+    scorers : mapping of str to callable
+        The one score.
+    classes : ndarray or None
+        All labels.
+    train_score : bool
+    error_score : "raise" or float
+
+    Attributes
+    ----------
     fits : dict of int to list of Fitted
         Of each candidate where it came to, one a split.
     told : list of dict
@@ -77,71 +89,88 @@ def climbed(
     calls : int
         Passes of all candidates, of one split.
     """
-    ladders = [Ladder(bracket, candidates, factor) for bracket, candidates in brackets]
-    rows = client.compute([splits.rows.gathered(split) for split in range(splits.n_splits)])
-    fitted = {"scorers": dict(scorers), "train_score": train_score}
-    models: dict[int, list[Future[Any]]] = {}
-    open_jobs: dict[tuple[int, int, int], dict[int, Fitted]] = {}
-    fits: dict[int, list[Fitted]] = {}
-    told: list[dict[str, Any]] = []
-    jobs, calls, place = as_completed(), 0, {}
-    n_places = max(1, sum(client.nthreads().values()))
-    try:
-        while True:
-            while len(open_jobs) * splits.n_splits < 2 * n_places:
-                if (found := _next_of(ladders)) is None:
-                    break
-                ladder, (candidate, rung) = found
-                before = models.get(candidate)
-                passes = ladders[ladder].rungs[rung][1]
-                calls += passes - (ladders[ladder].rungs[rung - 1][1] if rung else 0)
-                models[candidate] = [
-                    client.submit(
-                        _trained, estimators[candidate] if before is None else before[split],
-                        rows[split], splits.plain, classes, passes, pure=False,
-                    )
-                    for split in range(splits.n_splits)
-                ]  # fmt: skip
-                key = ladder, candidate, rung
-                open_jobs[key] = {}
-                for split, model in enumerate(models[candidate]):
-                    job = client.submit(
-                        _scored, model, rows[split], splits.plain, **fitted, pure=False
-                    )
-                    place[job] = key, split
-                    jobs.add(job)
-            if not open_jobs:
-                return fits, told, calls
-            future = next(jobs)
-            key, split = place.pop(future)
-            result = future.result()
-            if isinstance(result, Model):
-                result = failed(result, list(scorers), train_score, error_score)
-            open_jobs[key][split] = result
-            if len(open_jobs[key]) < splits.n_splits:
-                continue
-            done = open_jobs.pop(key)
-            ladder, candidate, rung = key
-            fits[candidate] = [done[split] for split in range(splits.n_splits)]
-            score = float(np.mean([fit.test[name] for fit in fits[candidate]]))
-            ladders[ladder].tell(candidate, rung, score)
-            bracket = brackets[ladder][0]
-            told.append(
-                {
-                    "candidate": candidate, "bracket": bracket.number,
-                    "passes": bracket.rungs[rung][1], "mean_test_score": score,
-                }
-            )  # fmt: skip
-    finally:
-        # Let go of, rather than cancelled: what depends on others is wanted until it is done.
-        for future in [*place, *rows, *(future for row in models.values() for future in row)]:
-            future.release()
+
+    def __init__(
+        self, client: Client, estimators: Sequence[Any],
+        brackets: Sequence[tuple[Bracket, list[int]]], factor: float, splits: Splits,
+        scorers: Mapping[str, Any], classes: NDArray[Any] | None, *, train_score: bool,
+        error_score: Any,
+    ) -> None:  # fmt: skip
+        self._client, self._estimators, self._splits = client, estimators, splits
+        self._brackets = [bracket for bracket, _ in brackets]
+        self._ladders = [Ladder(bracket, some, factor) for bracket, some in brackets]
+        self._scorers, self._classes = dict(scorers), classes
+        self._train_score, self._error_score = train_score, error_score
+        self._rows: list[Future[Any]] = []
+        self._models: dict[int, list[Future[Any]]] = {}
+        #: Ladder, candidate, rung and split of each score that is not there yet.
+        self._open: dict[Future[Any], tuple[int, int, int, int]] = {}
+        self._found: dict[int, dict[int, Fitted]] = {}
+        self.fits: dict[int, list[Fitted]] = {}
+        self.told: list[dict[str, Any]] = []
+        self.calls = 0
+
+    def run(self) -> None:
+        """Train until nobody is to be promoted."""
+        n_splits, jobs = self._splits.n_splits, as_completed()
+        gathered = [self._splits.rows.gathered(split) for split in range(n_splits)]
+        # As many tasks as keep all threads at work, and no candidate before it is needed.
+        most = 2 * max(1, sum(self._client.nthreads().values()))
+        try:
+            self._rows = self._client.compute(gathered)
+            while True:
+                while len(self._open) < most and (found := _next_of(self._ladders)) is not None:
+                    for job in self._begin(*found):
+                        jobs.add(job)
+                if not self._open:
+                    return
+                self._end(next(jobs))
+        finally:
+            # Let go of, not cancelled: what depends on others is wanted until it is done.
+            models = (future for row in self._models.values() for future in row)
+            for future in [*self._open, *self._rows, *models]:
+                future.release()
+
+    def _begin(self, ladder: int, candidate: int, rung: int) -> list[Future[Any]]:
+        """Tasks that bring a candidate to a rung, and score it."""
+        rungs, before = self._ladders[ladder].rungs, self._models.get(candidate)
+        passes, plain = rungs[rung][1], self._splits.plain
+        self.calls += passes - (rungs[rung - 1][1] if rung else 0)
+        self._found[candidate], self._models[candidate] = {}, []
+        submit, jobs = self._client.submit, []
+        for split, rows in enumerate(self._rows):
+            given = self._estimators[candidate] if before is None else before[split]
+            model = submit(_trained, given, rows, plain, self._classes, passes, pure=False)
+            job = submit(_scored, model, rows, plain, self._scorers, self._train_score, pure=False)
+            self._models[candidate].append(model)
+            self._open[job] = ladder, candidate, rung, split
+            jobs.append(job)
+        return jobs
+
+    def _end(self, job: Future[Any]) -> None:
+        """Take a score; with the last of a candidate, its ladder is told."""
+        ladder, candidate, rung, split = self._open.pop(job)
+        result, of_splits = job.result(), self._found[candidate]
+        if isinstance(result, Model):
+            result = failed(result, list(self._scorers), self._train_score, self._error_score)
+        of_splits[split] = result
+        if len(of_splits) < self._splits.n_splits:
+            return
+        self.fits[candidate] = [of_splits[split] for split in sorted(of_splits)]
+        (name,) = self._scorers
+        score = float(np.mean([fit.test[name] for fit in self.fits[candidate]]))
+        self._ladders[ladder].tell(candidate, rung, score)
+        bracket = self._brackets[ladder]
+        told = {"candidate": candidate, "bracket": bracket.number,
+                "passes": bracket.rungs[rung][1], "mean_test_score": score}  # fmt: skip
+        self.told.append(told)
 
 
-def _next_of(ladders: Sequence[Ladder]) -> tuple[int, tuple[int, int]] | None:
+def _next_of(ladders: Sequence[Ladder]) -> tuple[int, int, int] | None:
+    """Ladder, candidate and rung."""
     for number, ladder in enumerate(ladders):
         if (found := ladder.next()) is not None:
-            return number, found
+            return number, *found
     return None
 
 

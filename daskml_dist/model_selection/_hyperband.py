@@ -221,13 +221,15 @@ multimetric_
         lazy = splits.codes is None
         if lazy and not all(map(knows_dask, estimators)):
             if (client := _client()) is not None:
-                from daskml_dist.model_selection._asha import climbed
+                from daskml_dist.model_selection._asha import Climb
 
-                fits, self.history_, self._calls = climbed(
+                climb = Climb(
                     client, estimators, brackets, float(self.factor), splits, scorers,
-                    self._classes, name="score", **options,
+                    self._classes, **options,
                 )  # fmt: skip
-                return fits
+                climb.run()
+                self.history_, self._calls = climb.told, climb.calls
+                return climb.fits
             splits = _gathered(self.estimator, splits)
         by_passes = ByPasses(estimators, splits, scorers, self._classes, **options)
         return self._halved(by_passes, brackets)
