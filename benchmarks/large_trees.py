@@ -7,16 +7,14 @@ fit, and on how many rows, such as ``boosting:5000000,forest:20000000``.
 from __future__ import annotations
 
 import os
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Client
 
 from benchmarks._common import markdown, processes
+from benchmarks._watch import Watch
 from benchmarks.streaming import workers
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
@@ -45,7 +43,7 @@ def _measured(kind: str, n: int, tiny: bool) -> list[str]:
     with processes(2) if tiny else workers("2 GiB") as client:
         # Kernels are loaded, and the first time compiled, before.
         _model(kind, 1, "auto").fit(*rows(2_000, 1_000))
-        with _Watch(client) as watch:
+        with Watch(client) as watch:
             since = time.perf_counter()
             model = _model(kind, 2 if tiny else 0, 60 * n if tiny else "auto")
             model.fit(*rows(n, n // 4 if tiny else BLOCK))
@@ -82,43 +80,3 @@ def rows(n: int, block: int) -> tuple[Any, Any]:
     empty = da.zeros((n, FEATURES), chunks=(block, -1), dtype=np.float32)
     X = empty.map_blocks(made, dtype=np.float32)
     return X, X.map_blocks(target, drop_axis=1, dtype=np.int8)
-
-
-class _Watch:
-    """Looks at the memory of worker processes, ten times a second.
-
-    Attributes
-    ----------
-    whole, own : list of float
-        Peaks of each worker, MiB; `own` without pages of files, which the system takes back where
-        it needs memory.
-    """
-
-    def __init__(self, client: Client) -> None:
-        pids = client.run(os.getpid).values()
-        self._files = [Path(f"/proc/{pid}/status") for pid in pids]
-        self.whole, self.own = ([0.0] * len(self._files) for _ in range(2))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.1):
-            for i, file in enumerate(self._files):
-                try:
-                    lines = file.read_text().splitlines()
-                except OSError:  # killed
-                    continue
-                of = dict(line.split(":", 1) for line in lines)
-                if "VmRSS" not in of:  # ending
-                    continue
-                kib = [float(of[name].split()[0]) for name in ("VmRSS", "RssAnon")]
-                self.whole[i] = max(self.whole[i], kib[0] / 1024)
-                self.own[i] = max(self.own[i], kib[1] / 1024)

@@ -60,6 +60,11 @@ class StackedFit:
         kind = "classifier" if self.estimator._classification else "regressor"
         return float(SCORES[kind][name](self.sums[role][None, :])[0])
 
+    def pairs(self, role: int) -> NDArray[np.float64]:
+        """Weights of the rows by true and predicted label, of shape (n_classes, n_classes)."""
+        k = len(self.estimator.classes_)
+        return self.sums[role][-k * k :].reshape(k, k)
+
 
 def can_stack(estimators: Sequence[Any]) -> bool:
     """Whether estimators can be fitted as one stack."""
@@ -76,7 +81,7 @@ def can_stack(estimators: Sequence[Any]) -> bool:
 
 def fit_stack(
     estimators: Sequence[Any], collection: Collection, roles: Roles, classes: Any, weighted: bool,
-    train_score: bool,
+    train_score: bool, pairs: bool = False,
 ) -> list[list[StackedFit]]:  # fmt: skip
     """Fit clones of estimators to the training rows of each split, and score them.
 
@@ -94,13 +99,16 @@ def fit_stack(
         Whether rows have weights.
     train_score : bool
         Whether training rows are scored too.
+    pairs : bool, default=False
+        Whether true and predicted labels of a classifier are counted.
 
     Returns
     -------
     list of list of StackedFit
         Of each estimator, one a split.
     """
-    return _Stack(estimators, roles, classes).fitted(collection, weighted, train_score)
+    scored = (TEST, TRAIN) if train_score else (TEST,)
+    return _Stack(estimators, roles, classes, scored, pairs).fitted(collection, weighted)
 
 
 class _Stack(BaseOnRows):
@@ -108,8 +116,11 @@ class _Stack(BaseOnRows):
 
     _multi_output = True
 
-    def __init__(self, estimators: Sequence[Any], roles: Roles, classes: Any) -> None:
-        first = estimators[0]
+    def __init__(
+        self, estimators: Sequence[Any], roles: Roles, classes: Any, scored: tuple[int, ...],
+        pairs: bool,
+    ) -> None:  # fmt: skip
+        first, self.scored, self.pairs = estimators[0], scored, pairs
         self.estimators, self.roles, self.classes = estimators, roles, classes
         self.run, self.device, self.verbose = first.run, first.device, first.verbose
         self._run_used = type(first)._run_used  # type: ignore[misc]
@@ -120,9 +131,7 @@ class _Stack(BaseOnRows):
     def _params(self) -> dict[str, Any]:
         return dict(self._defaults)
 
-    def fitted(
-        self, collection: Collection, weighted: bool, train_score: bool
-    ) -> list[list[StackedFit]]:
+    def fitted(self, collection: Collection, weighted: bool) -> list[list[StackedFit]]:
         """Fit and score all columns."""
         for estimator in self.estimators:
             estimator._check_params()
@@ -135,7 +144,7 @@ class _Stack(BaseOnRows):
             of_rows = replace(rows, survey=TargetSurvey(rows.survey.infos), classes=self.classes)
             some, _ = self.estimators[0]._problem(of_rows)
             weights = asked(StackedLinear(some, self.roles, self._codes), OnePass(CodeWeights())).w
-            found = self._columns(asked, of_rows, weights, train_score)
+            found = self._columns(asked, of_rows, weights)
         seconds = (time.perf_counter() - begin) / len(found)
         n_splits = self.roles.n_splits
         for fit in found:
@@ -146,9 +155,7 @@ class _Stack(BaseOnRows):
     def _codes(self) -> NDArray[Any] | None:
         return None if self.classes is None else np.arange(len(self.classes))
 
-    def _columns(
-        self, asked: Asked, rows: Rows, weights: NDArray[np.float64], train_score: bool
-    ) -> list[StackedFit]:
+    def _columns(self, asked: Asked, rows: Rows, weights: NDArray[np.float64]) -> list[StackedFit]:
         """Fits in the order of the estimators, and of their splits."""
         problems: list[tuple[LinearModel, Column, Rows]] = []
         for estimator in self.estimators:
@@ -166,7 +173,7 @@ class _Stack(BaseOnRows):
             stacked = StackedLinear(model, self.roles, self._codes)
             columns = tuple(problems[i][1] for i in some)
             solution = asked(stacked, StackedSolver(columns))
-            sums = self._scored(asked, stacked, solution.w, columns, train_score)
+            sums = self._scored(asked, stacked, solution.w, columns)
             for k, i in enumerate(some):
                 n_splits = self.roles.n_splits
                 estimator = type(self.estimators[0])(
@@ -183,13 +190,14 @@ class _Stack(BaseOnRows):
 
     def _scored(
         self, asked: Asked, model: StackedLinear, w: NDArray[np.float64],
-        columns: Sequence[Column], train_score: bool,
+        columns: Sequence[Column],
     ) -> dict[int, NDArray[np.float64]]:  # fmt: skip
         splits = np.array([column.split for column in columns])
         order = np.argsort(splits, kind="stable")
         found = {}
-        for role in (TEST, TRAIN) if train_score else (TEST,):
-            sums = asked(model, OnePass(StackedScores(w[order], splits[order], role))).w
+        for role in self.scored:
+            scores = StackedScores(w[order], splits[order], role, self.pairs)
+            sums = asked(model, OnePass(scores)).w
             found[role] = np.empty_like(sums)
             found[role][order] = sums
         return found

@@ -321,15 +321,20 @@ class StepStack(BaseOnRows):
 
     # -- what came of it -----------------------------------------------------------------------
 
-    def scores(self, columns: Sequence[StepColumn], role: int) -> NDArray[np.float64]:
-        """Sums of the columns' scores over the rows that play a role in their split."""
+    def scores(
+        self, columns: Sequence[StepColumn], role: int, pairs: bool = False
+    ) -> NDArray[np.float64]:
+        """Sums of the columns' scores over the rows that play a role in their split.
+
+        With `pairs`, weights of true and predicted labels as well.
+        """
         splits = np.array([column.split for column in columns])
         order = np.argsort(splits, kind="stable")
         w = np.stack([columns[i].w for i in order])
         found = np.empty(0)
         for start in range(0, len(order), _MOST_COLUMNS):
             some = slice(start, start + _MOST_COLUMNS)
-            statistic = StackedScores(w[some], splits[order][some], role)
+            statistic = StackedScores(w[some], splits[order][some], role, pairs)
             part = self._asked(self._stacked, OnePass(statistic)).w
             found = part if not len(found) else np.concatenate([found, part])
         sums = np.empty_like(found)

@@ -13,9 +13,14 @@ import numpy as np
 
 from daskml_dist.backends.margins import ROWS, log_loss
 
-__all__ = ["log_losses", "log_scores"]
+__all__ = ["log_gradients", "log_scores"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+#: Raw predictions of a tile of rows that a processor's cache holds; its rows, at least and at most:
+#: of more, sums in the rows' dtype would lose digits that line searches read.
+_ENTRIES, _LEAST, _MOST = 1 << 16, 64, 512
+#: Rows whose losses are added up in their own dtype.
+_SUMMED = 32
 
 
 def _compiled(function: _F) -> _F:
@@ -23,49 +28,86 @@ def _compiled(function: _F) -> _F:
 
 
 @_compiled
-def log_losses(raw: Any, y: Any, mask: Any, stops: Any, losses: Any) -> None:
-    """Log losses of raw predictions, added up; their derivatives take the predictions' place.
+def log_gradients(
+    X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, losses: Any, gradient: Any
+) -> None:
+    """Log losses of columns and their gradients, added up.
 
     Parameters
     ----------
-    raw : ndarray of shape (n, n_columns)
-        Columns of the same split are neighbours.
-    y : ndarray of shape (n,), -1 or +1
+    X : C-ordered ndarray of shape (n, n_features)
+    signs : ndarray of shape (n,), -1 or +1
     mask : ndarray of shape (n, n_splits)
         Weight of each row to each split; of 0 the row is not its.
     stops : ndarray of int64 of shape (n_splits,)
-        Where the columns of each split end.
+        Where the columns of each split end: those of a split are neighbours.
+    w : C-ordered ndarray of shape (n_features, n_columns)
+    bias : ndarray of shape (n_columns,)
     losses : ndarray of float64 of shape (n_columns,)
         Sums; added to.
+    gradient : ndarray of float64 of shape (n_features + 1, n_columns)
+        The intercepts' last; added to.
     """
-    part, weight = np.empty(raw.shape[1], raw.dtype), np.empty(raw.shape[1], raw.dtype)
-    part[:] = 0
-    for i in range(len(raw)):
-        _spread(mask[i], stops, weight)
-        _of_row(raw[i], y[i], weight, part)
-    for j in range(len(part)):
-        losses[j] += part[j]
+    (n, d), k = X.shape, w.shape[1]
+    at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
+    raw = np.empty((min(at_once, n), k), X.dtype)
+    product, weight = np.empty((d, k), X.dtype), np.zeros(k, X.dtype)
+    part, slopes = np.empty(k, X.dtype), np.empty(k, X.dtype)
+    for start in range(0, n, at_once):
+        tile = X[start : start + at_once]
+        some = raw[: len(tile)]
+        np.dot(tile, w, some)
+        for first in range(0, len(tile), _SUMMED):
+            part[:] = 0
+            slopes[:] = 0
+            for i in range(first, min(first + _SUMMED, len(tile))):
+                _spread(mask[start + i], stops, weight)
+                _of_row(some[i], bias, signs[start + i], weight, part, slopes)
+            _add(gradient[d], slopes)
+            _add(losses, part)
+        np.dot(tile.T, some, product)
+        for j in range(d):
+            _add(gradient[j], product[j])
 
 
 @_compiled
-def log_scores(raw: Any, y: Any, mask: Any, stops: Any, least: Any, sums: Any) -> None:
-    """Weights, right signs and log losses (of at most `least`) of raw predictions, added up.
+def log_scores(
+    X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, most: float, sums: Any
+) -> None:
+    """Log losses (of at most `most`) of columns, weights and right signs of both signs, added up.
 
     Parameters
     ----------
-    raw, y, mask, stops
-        As of :func:`log_losses`.
-    least : float
-    sums : ndarray of float64 of shape (3, n_columns)
-        Added to.
+    X, signs, mask, stops, w, bias
+        As of :func:`log_gradients`.
+    most : float
+    sums : ndarray of float64 of shape (5, n_columns)
+        Losses; weights of the rows of sign -1 and +1; weights of the right ones of each. Added to.
     """
-    for i in range(len(raw)):
-        first = 0
-        for split in range(len(stops)):
-            weight, last = mask[i, split], stops[split]
-            if weight != 0:
-                _score_row(raw[i, first:last], y[i], weight, least, sums[:, first:last])
-            first = last
+    n, k = len(X), w.shape[1]
+    at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
+    raw = np.empty((min(at_once, n), k), X.dtype)
+    for start in range(0, n, at_once):
+        tile = X[start : start + at_once]
+        some = raw[: len(tile)]
+        np.dot(tile, w, some)
+        for i in range(len(tile)):
+            sign, first = signs[start + i], 0
+            at = 2 if sign > 0 else 1
+            for split in range(len(stops)):
+                weight, last = mask[start + i, split], stops[split]
+                if weight != 0 and first < last:
+                    _score_row(
+                        some[i, first:last], bias[first:last], sign, weight, most,
+                        sums[0, first:last], sums[at, first:last], sums[at + 2, first:last],
+                    )  # fmt: skip
+                first = last
+
+
+@_compiled
+def _add(total: Any, part: Any) -> None:
+    for j in range(len(total)):
+        total[j] += part[j]
 
 
 @_compiled
@@ -80,18 +122,23 @@ def _spread(mask: Any, stops: Any, weight: Any) -> None:
 
 
 @_compiled
-def _of_row(raw: Any, sign: Any, weight: Any, losses: Any) -> None:
+def _of_row(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any) -> None:
     """Of a row and all columns: wide enough that the checks for vectors cost little."""
     for j in range(len(raw)):
-        value, slope = log_loss(sign * raw[j])
-        raw[j] = weight[j] * sign * slope
+        value, slope = log_loss(sign * (raw[j] + bias[j]))
+        pull = weight[j] * sign * slope
+        raw[j] = pull
+        slopes[j] += pull
         losses[j] += weight[j] * value
 
 
 @_compiled
-def _score_row(raw: Any, sign: Any, weight: Any, least: Any, sums: Any) -> None:
+def _score_row(
+    raw: Any, bias: Any, sign: Any, weight: Any, most: Any, losses: Any, weights: Any, right: Any
+) -> None:
     for j in range(len(raw)):
-        value, _ = log_loss(sign * np.float64(raw[j]))
-        sums[0, j] += weight
-        sums[1, j] += weight if (raw[j] > 0) == (sign > 0) else 0.0
-        sums[2, j] += weight * min(value, least)
+        margin = raw[j] + bias[j]
+        value, _ = log_loss(np.float64(sign * margin))
+        losses[j] += weight * (value if value < most else most)
+        weights[j] += weight
+        right[j] += weight if (margin > 0) == (sign > 0) else 0.0

@@ -61,7 +61,15 @@ class Scorer:
         -------
         float
         """
-        predicted = self._predicted(estimator, X)
+        return self.of(y, self._predicted(estimator, X), sample_weight, estimator)
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether it is a sum's function: of how many rows have which true and predicted label."""
+        return self.response == ("predict",) and self.metric in _OF_PAIRS
+
+    def of(self, y: Any, predicted: Any, sample_weight: Any, estimator: Any) -> float:
+        """Score what an estimator predicted."""
         weight = {} if sample_weight is None else {"sample_weight": sample_weight}
         options = dict(self.options)
         if self.needs_labels and len(getattr(estimator, "classes_", ())) > 2:
@@ -101,6 +109,8 @@ def _of_block(rows: Any, method: Any, none: Any) -> Any:
     return method(rows) if len(rows) else none
 
 
+#: Metrics of labels, to which rows with the same pair of them are one row of their weight.
+_OF_PAIRS = tuple(getattr(classification, name) for name in classification.__all__)
 #: Metrics that take a column of each of two labels.
 _OF_TABLES = (probabilities.log_loss, probabilities.brier_score_loss)
 _SCORES = ("decision_function", "predict_proba")

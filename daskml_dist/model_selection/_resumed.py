@@ -20,8 +20,9 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (
     ScoresOfStacks,
+    counts_pairs,
     fits_of_columns,
-    score_name,
+    of_sums,
     stack_rows,
 )
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
@@ -57,14 +58,16 @@ class Stacks(Resumed):
     given : tuple
         Collection, and whether it has weights.
     scored : ScoresOfStacks
+    train_score, pairs : bool
+        Whether training rows are scored too, and pairs of labels counted.
     """
 
     def __init__(
         self, stacks: Sequence[tuple[list[int], StepStack]], given: tuple[Any, bool],
-        scored: ScoresOfStacks, train_score: bool,
+        scored: ScoresOfStacks, train_score: bool, pairs: bool,
     ) -> None:  # fmt: skip
         self._stacks, self._given = stacks, given
-        self._scored, self._train_score = scored, train_score
+        self._scored, self._summed = scored, (train_score, pairs)
         self._open = ExitStack()
         self._columns: dict[int, tuple[StepStack, list[StepColumn]]] = {}
 
@@ -98,7 +101,7 @@ class Stacks(Resumed):
         found: dict[int, list[Fitted]] = {}
         for stack, some in self._by_stack(candidates):
             columns = [column for i in some for column in self._columns[i][1]]
-            fits = fits_of_columns(stack, columns, self._train_score)
+            fits = fits_of_columns(stack, columns, *self._summed)
             n = len(columns) // len(some)
             for k, i in enumerate(some):
                 found[i] = list(map(self._scored, fits[k * n : (k + 1) * n], range(n)))
@@ -118,13 +121,14 @@ def resumed_stacks(
     if set(splits.plain) - {"sample_weight"} or (of_steps := step_stacks(estimators)) is None:
         return None
     collection, classes = stack_rows(splits, estimators[0]._classification)
-    names = {name: score_name(estimators[0], given) for name, given in scoring.items()}
+    known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
     stacks = [
         (numbers, StepStack([estimators[i] for i in numbers], splits.roles, classes))
         for numbers in of_steps
     ]
-    scored = ScoresOfStacks(splits, collection, names, scorers, train_score, error_score)
-    found = Stacks(stacks, (collection, collection.parts[0][2] is not None), scored, train_score)
+    scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
+    given = collection, collection.parts[0][2] is not None
+    found = Stacks(stacks, given, scored, train_score, counts_pairs(known))
     try:
         return found.__enter__()
     except NotStackedError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -21,6 +21,7 @@ from daskml_dist._stacks import StackedFit, can_stack, fit_stack
 from daskml_dist._step_stacks import NotStackedError, StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.errors import DivergedError, InvalidDataError
+from daskml_dist.metrics.scorers import SCORERS, Scorer
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints
 from daskml_dist.model_selection._split_rows import label_counts
@@ -30,12 +31,16 @@ from daskml_dist.solvers.stacked_scores import SCORES
 __all__ = [
     "FailedFit",
     "ScoresOfStacks",
+    "counts_pairs",
     "fits_of_columns",
-    "score_name",
+    "of_sums",
     "stack_rows",
     "stacked_fits",
     "stacks",
 ]
+
+#: A score of a stack's sums: takes the fit and ``role=``.
+OfSums = Callable[..., float]
 
 #: What `score` of an estimator is, by the class that it comes from.
 _OWN_SCORES: dict[type, str] = {BaseClassifier: "accuracy", BaseRegressor: "r2"}
@@ -78,21 +83,27 @@ def stacked_fits(
         return None
     collection, classes = stack_rows(splits, estimators[0]._classification)
     weighted = collection.parts[0][2] is not None
-    names = {name: score_name(estimators[0], given) for name, given in scoring.items()}
+    known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
     found: list[list[StackedFit | FailedFit]] | None
     if rounds:
         found = [
             list(row)
             for row in fit_stack(
-                estimators, collection, splits.roles, classes, weighted, train_score
+                estimators,
+                collection,
+                splits.roles,
+                classes,
+                weighted,
+                train_score,
+                counts_pairs(known),
             )
         ]
     else:
         found = _fit_step_stacks(estimators, of_steps or [], collection, splits, classes, weighted,
-                                 train_score)  # fmt: skip
+                                 train_score, counts_pairs(known))  # fmt: skip
         if found is None:
             return None
-    scored = ScoresOfStacks(splits, collection, names, scorers, train_score, error_score)
+    scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
     return [list(map(scored, row, range(len(row)))) for row in found], len(of_steps or [0])
 
 
@@ -124,7 +135,7 @@ class FailedFit:
 
 def _fit_step_stacks(
     estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, splits: Splits,
-    classes: Any, weighted: bool, train_score: bool,
+    classes: Any, weighted: bool, train_score: bool, pairs: bool,
 ) -> list[list[StackedFit | FailedFit]] | None:  # fmt: skip
     """Fits by gradient steps, each stack one fit; None where their steps do not stack."""
     found: dict[int, list[StackedFit | FailedFit]] = {}
@@ -133,7 +144,7 @@ def _fit_step_stacks(
         try:
             with stack.opened(collection, weighted) as columns:
                 stack.advance(columns, max(column.stopping.max_iter for column in columns))
-                fits = fits_of_columns(stack, columns, train_score)
+                fits = fits_of_columns(stack, columns, train_score, pairs)
         except NotStackedError:
             return None
         for k, number in enumerate(numbers):
@@ -142,11 +153,11 @@ def _fit_step_stacks(
 
 
 def fits_of_columns(
-    stack: StepStack, columns: Sequence[StepColumn], train_score: bool
+    stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool
 ) -> list[StackedFit | FailedFit]:
     """What columns have come to, with sums of their scores."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
-    sums = {role: stack.scores(columns, role) for role in roles}
+    sums = {role: stack.scores(columns, role, pairs) for role in roles}
     fits: list[StackedFit | FailedFit] = []
     for k, column in enumerate(columns):
         try:
@@ -157,15 +168,33 @@ def fits_of_columns(
     return fits
 
 
-def score_name(estimator: Any, given: Any) -> str | None:
-    """Name of a score that a stack has sums for; None: it has none."""
+def of_sums(estimator: Any, given: Any) -> OfSums | None:
+    """A score of a stack's sums; None where it needs another look at the rows."""
     if given is None:
         owner = next(kind for kind in type(estimator).__mro__ if "score" in vars(kind))
         given = _OWN_SCORES.get(owner)
     kind = "classifier" if estimator._classification else "regressor"
     if given == "neg_log_loss" and estimator._loss().name != "log_loss":
         return None
-    return given if isinstance(given, str) and given in SCORES[kind] else None
+    if isinstance(given, str) and given in SCORES[kind]:
+        return partial(StackedFit.score, name=given)
+    scorer = SCORERS.get(given) if isinstance(given, str) else given
+    if estimator._classification and isinstance(scorer, Scorer) and scorer.of_labels:
+        return partial(_of_pairs, scorer=scorer)
+    return None
+
+
+def counts_pairs(known: Mapping[str, OfSums | None]) -> bool:
+    """Whether scores are of pairs of true and predicted labels."""
+    return any(isinstance(one, partial) and one.func is _of_pairs for one in known.values())
+
+
+def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
+    """A score of labels, each pair of a true and a predicted one a row of its weight."""
+    classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
+    there = weights > 0
+    truth, guess = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
+    return scorer.of(truth[there], guess[there], weights[there], fit.estimator)
 
 
 class ScoresOfStacks:
@@ -175,18 +204,18 @@ class ScoresOfStacks:
     ----------
     splits : Splits
     collection : Collection
-    names : mapping of str to str or None
-        What a stack calls a score; None: it has no sums for it.
+    known : mapping of str to callable or None
+        Scores of a stack's sums; None: it has no sums for it.
     scorers : mapping of str to callable
     train_score : bool
     error_score : "raise" or float
     """
 
     def __init__(
-        self, splits: Splits, collection: Collection, names: Mapping[str, str | None],
+        self, splits: Splits, collection: Collection, known: Mapping[str, OfSums | None],
         scorers: Mapping[str, Any], train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
-        self._names, self._scorers, self._error_score = names, scorers, error_score
+        self._known, self._scorers, self._error_score = known, scorers, error_score
         self._roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
         # Rows are cut once, for all columns.
@@ -195,16 +224,16 @@ class ScoresOfStacks:
     def __call__(self, fit: StackedFit | FailedFit, split: int) -> Fitted:
         """Score a column, of a split."""
         if isinstance(fit, FailedFit):
-            return fit.scored(self._names, len(self._roles) > 1, self._error_score)
+            return fit.scored(self._known, len(self._roles) > 1, self._error_score)
         if self._features is not None:
             fit.estimator.feature_names_in_ = self._features
         begin, scores = time.perf_counter(), []
         for role in self._roles:
-            known = {n: fit.score(own, role) for n, own in self._names.items() if own is not None}
-            rest = {n: self._scorers[n] for n, own in self._names.items() if own is None}
+            found = {n: of(fit, role=role) for n, of in self._known.items() if of is not None}
+            rest = {n: self._scorers[n] for n, of in self._known.items() if of is None}
             if rest:
-                known |= score_sides(rest, fit.estimator, *self._side(split, role), weigh=True)
-            scores.append({n: known[n] for n in self._names})
+                found |= score_sides(rest, fit.estimator, *self._side(split, role), weigh=True)
+            scores.append({n: found[n] for n in self._known})
         taken = time.perf_counter() - begin
         train = scores[1] if len(scores) > 1 else {}
         return Fitted(scores[0], train, fit.seconds, taken, fit.estimator)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, total, zeros
 from daskml_dist.models.base import BatchRows
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TRAIN, StackedLinear
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lock_step import Seat, in_lock_step
@@ -32,13 +33,16 @@ __all__ = [
     "Some",
     "StackedGradient",
     "StackedSolver",
+    "takes_kernel",
     "tiles_of_splits",
+    "weights_of_splits",
 ]
 
 #: Raw predictions of a tile of rows that a processor's cache holds.
 _ENTRIES = 1 << 16
-#: Rows of a tile at least, so that products are worth their calls.
-_LEAST = 64
+#: Rows of a tile at least, so that products are worth their calls; and of one that a kernel takes,
+#: which makes tiles of its own: so many that Python's part is small beside it.
+_LEAST, _OF_KERNEL = 64, 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +162,31 @@ class Some:
         """Ends of the columns of each split."""
         return np.searchsorted(self.splits, np.arange(n_splits), side="right")
 
+    def coefficients(self, model: LinearModel) -> tuple[Any, Any]:
+        """Coefficients of shape (n_features, n_some), and intercepts, of which kernels know."""
+        if model.fit_intercept:
+            return self.w[:-1], self.w[-1]
+        return self.w, np.zeros(self.w.shape[1], self.w.dtype)
+
+
+def takes_kernel(model: LinearModel, rows: BatchRows) -> bool:
+    """Whether the compiled kernels of log losses take rows."""
+    X = rows.X
+    if not isinstance(X, np.ndarray) or model.width > 1 or model.loss.kernel != "log_loss":
+        return False
+    return X.flags.c_contiguous and X.dtype == rows.y.dtype
+
+
+def weights_of_splits(rows: BatchRows, role: int) -> Any:
+    """Weight of each row to each split, 0 where it plays another role; (n, n_splits)."""
+    mask = cast(rows.y[:, 1:] == role, rows.y.dtype)
+    return mask if rows.weight is None else mask * cast(rows.weight, mask.dtype)[:, None]
+
 
 def tiles_of_splits(
-    w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows, backend: Backend
-) -> Iterator[tuple[BatchRows, Some]]:
+    w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows, backend: Backend,
+    in_kernel: bool,
+) -> Iterator[tuple[BatchRows, Some]]:  # fmt: skip
     """Some rows at a time, as many as a cache holds raw predictions of, and their columns.
 
     Rows of a fold lie together where nobody shuffled them: columns that all of them are nothing to
@@ -169,7 +194,7 @@ def tiles_of_splits(
     """
     n_columns, _, width = w.shape
     known: dict[bytes, Some] = {}
-    most = max(_LEAST, _ENTRIES // max(n_columns * width, 1))
+    most = _OF_KERNEL if in_kernel else max(_LEAST, _ENTRIES // max(n_columns * width, 1))
     for tile in row_tiles(rows.X, backend, cached=8 * most * max(1, rows.X.shape[1])):
         for start in range(tile.start, tile.stop, most):
             part = rows.part(slice(start, min(start + most, tile.stop)), backend)
@@ -203,11 +228,15 @@ class StackedGradient(Statistic):
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         met: dict[int, Some] = {}
-        for part, some in tiles_of_splits(self.w, self.splits, TRAIN, rows, backend):
+        kernel = takes_kernel(model.each, rows)
+        for part, some in tiles_of_splits(self.w, self.splits, TRAIN, rows, backend, kernel):
             if id(some) not in met:
                 met[id(some)] = some
                 some.sums["losses"] = zeros((len(some.at),), np.float64, out)
                 some.sums["gradient"] = zeros(some.w.shape, np.float64, out)
+            if kernel:
+                self._by_kernel(model, part, some)
+                continue
             with np.errstate(over="ignore", invalid="ignore"):
                 raw = model.each.raw_prediction(some.w, part.X, backend)
                 g = self._derivatives(model, raw, part, some, backend)
@@ -223,21 +252,23 @@ class StackedGradient(Statistic):
                 out[some.at] += found
         return float("nan")
 
+    def _by_kernel(self, model: StackedLinear, rows: BatchRows, some: Some) -> None:
+        from daskml_dist.backends.stack_kernels import log_gradients
+
+        w, bias = some.coefficients(model.each)
+        gradient = np.zeros((len(w) + 1, len(bias)))
+        log_gradients(
+            rows.X, np.ascontiguousarray(rows.y[:, 0]), weights_of_splits(rows, TRAIN),
+            some.stops(model.roles.n_splits), w, bias, some.sums["losses"], gradient,
+        )  # fmt: skip
+        some.sums["gradient"] += gradient[: len(some.w)]
+
     def _derivatives(
         self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some, backend: Backend
     ) -> Any:
         """Derivatives of the weighted losses; the losses are added up a column."""
         xp, losses = namespace(raw), some.sums["losses"]
-        mask = cast(rows.y[:, 1:] == TRAIN, raw.dtype)
-        if rows.weight is not None:
-            mask = mask * cast(rows.weight, raw.dtype)[:, None]
-        y, width = rows.y[:, 0], some.width
-        if is_host(raw) and width == 1 and model.each.loss.kernel == "log_loss":
-            from daskml_dist.backends.stack_kernels import log_losses
-
-            raw = raw.reshape(len(raw), -1)
-            log_losses(raw, y, mask, some.stops(model.roles.n_splits), losses)
-            return raw
+        mask, y, width = weights_of_splits(rows, TRAIN), rows.y[:, 0], some.width
         n, n_columns = raw.shape[0], len(some.at)
         each = xp.reshape(raw, (n * n_columns, width) if width > 1 else (n * n_columns,))
         targets = model.each.targets(
@@ -245,7 +276,7 @@ class StackedGradient(Statistic):
             raw.dtype,
         )
         values, g = model.each.loss.value_and_gradient(targets, each)
-        weight = xp.take(mask, backend.to_device(some.splits), axis=1)
+        weight = cast(xp.take(mask, backend.to_device(some.splits), axis=1), raw.dtype)
         losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
         return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
 

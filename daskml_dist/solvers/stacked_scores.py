@@ -10,16 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, is_host, namespace, ones, total
+from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, total
 from daskml_dist.models.base import BatchRows
+from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.stacked import Some, tiles_of_splits
+from daskml_dist.solvers.stacked import (
+    Some,
+    takes_kernel,
+    tiles_of_splits,
+    weights_of_splits,
+)
 
 __all__ = ["SCORES", "StackedScores"]
 
-#: Numbers a column: weight of the rows; of a classifier right ones and losses, of a regressor
-#: squared and absolute errors, targets, and their squares.
+#: Numbers a column: weight of the rows; of a classifier right ones and losses (and pairs of
+#: labels), of a regressor squared and absolute errors, targets, and their squares.
 _CLASSIFIER, _REGRESSOR = 3, 5
 #: Log loss of the least probability.
 _MOST_LOSS = -float(np.log(np.finfo(np.float64).eps))
@@ -34,70 +40,86 @@ class StackedScores(Statistic):
     w : ndarray of shape (n_columns, n_rows, width)
     splits : ndarray of int of shape (n_columns,), ascending
     role : {TRAIN, TEST}
+    pairs : bool, default=False
+        Whether the weights of each pair of true and predicted label are summed as well.
     """
 
     w: Array
     splits: NDArray[np.int64]
     role: int
+    pairs: bool = False
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: StackedLinear) -> tuple[int, ...]:
-        return len(self.w), _CLASSIFIER if model.each.n_classes else _REGRESSOR
+        n_classes = model.each.n_classes
+        more = n_classes**2 if self.pairs else 0
+        return len(self.w), _CLASSIFIER + more if n_classes else _REGRESSOR
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        for part, some in tiles_of_splits(self.w, self.splits, self.role, rows, backend):
+        kernel = takes_kernel(model.each, rows)
+        for part, some in tiles_of_splits(self.w, self.splits, self.role, rows, backend, kernel):
+            if kernel:
+                out[some.at] += self._by_kernel(model, part, some)
+                continue
             raw = model.each.raw_prediction(some.w, part.X, backend)
             raw = namespace(raw).reshape(raw, (part.y.shape[0], len(some.at), some.width))
-            if is_host(raw) and some.width == 1 and model.each.loss.kernel == "log_loss":
-                out[some.at] += self._by_kernel(model, raw[:, :, 0], part, some)
-                continue
-            for k, sums in enumerate(self._by_arrays(model, raw, part, some, backend)):
-                if len(some.at) == out.shape[0]:
-                    out[:, k] += sums
-                else:
-                    out[some.at, k] += sums
+            sums = self._by_arrays(model, raw, part, some, backend)
+            if len(some.at) == out.shape[0]:
+                out += sums
+            else:
+                out[some.at, :] += sums
         return float("nan")
 
-    def _by_kernel(self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some) -> Any:
+    def _by_kernel(self, model: StackedLinear, rows: BatchRows, some: Some) -> Any:
         from daskml_dist.backends.stack_kernels import log_scores
 
-        weight = 1.0 if rows.weight is None else rows.weight[:, None]
-        mask = (rows.y[:, 1:] == self.role) * weight
-        sums = np.zeros((_CLASSIFIER, len(some.at)))
-        log_scores(raw, rows.y[:, 0], mask, some.stops(model.roles.n_splits), _MOST_LOSS, sums)
-        return sums.T
+        w, bias = some.coefficients(model.each)
+        sums = np.zeros((5, len(bias)))
+        log_scores(
+            rows.X, np.ascontiguousarray(rows.y[:, 0]), weights_of_splits(rows, self.role),
+            some.stops(model.roles.n_splits), w, bias, _MOST_LOSS, sums,
+        )  # fmt: skip
+        losses, *weights, right_down, right_up = sums
+        down, up = weights
+        pairs = [right_down, down - right_down, up - right_up, right_up]
+        found = [down + up, right_down + right_up, losses, *(pairs if self.pairs else [])]
+        return np.stack(found, axis=1)
 
     def _by_arrays(
         self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some, backend: Backend
-    ) -> list[Any]:
+    ) -> Any:
         xp = namespace(rows.y)
         mask = xp.take(rows.y[:, 1:] == self.role, backend.to_device(some.splits), axis=1)
         weight = cast(mask, xp.float64)
         if rows.weight is not None:
             weight = weight * cast(rows.weight, xp.float64)[:, None]
-        each = self._of_labels if model.each.n_classes else self._of_numbers
-        return [
-            total(xp.where(mask, values, 0.0) * weight, axis=0)
-            for values in each(model, raw, rows.y[:, 0])
-        ]
+        predicted = None
+        if model.each.n_classes:
+            each, predicted = self._of_labels(model, raw, rows.y[:, 0])
+        else:
+            each = self._of_numbers(model, raw, rows.y[:, 0])
+        sums = xp.stack([total(xp.where(mask, v, 0.0) * weight, axis=0) for v in each], axis=1)
+        if predicted is None or not self.pairs:
+            return sums
+        return xp.concat([sums, _pairs(model.each, predicted, rows.y[:, 0], weight)], axis=1)
 
-    def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
+    def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
+        """Values to be summed, and predicted numbers of labels."""
         xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
         each_row = ones((n, n_columns), xp.float64, raw)
         if width > 1:
-            right = xp.argmax(raw, axis=2) == cast(y, xp.int64)[:, None]
+            predicted = xp.argmax(raw, axis=2)
+            right = predicted == cast(y, xp.int64)[:, None]
             each = xp.reshape(raw, (n * n_columns, width))
             targets = model.each.targets(cast(xp.repeat(y, n_columns), xp.int32), raw.dtype)
         else:
+            predicted = cast(raw[:, :, 0] > 0, xp.int64)
             right = (raw[:, :, 0] > 0) == (y > 0)[:, None]
             each, targets = xp.reshape(raw, (n * n_columns,)), xp.repeat(y, n_columns)
         each = cast(each, xp.float64)
         losses = xp.reshape(loss.value(targets, each), right.shape)
-        return [
-            each_row,
-            cast(right, xp.float64),
-            xp.where(losses < _MOST_LOSS, losses, _MOST_LOSS),
-        ]
+        losses = xp.where(losses < _MOST_LOSS, losses, _MOST_LOSS)
+        return [each_row, cast(right, xp.float64), losses], predicted
 
     def _of_numbers(self, model: StackedLinear, raw: Any, y: Any) -> list[Any]:
         xp = namespace(raw)
@@ -105,6 +127,17 @@ class StackedScores(Statistic):
         wide = ones(raw.shape[:2], xp.float64, raw)
         residual = y - cast(model.each.loss.inverse_link(raw[:, :, 0]), xp.float64)
         return [wide, residual**2, xp.abs(residual), y * wide, y**2 * wide]
+
+
+def _pairs(model: LinearModel, predicted: Any, y: Any, weight: Any) -> Any:
+    """Weights of each true label's predicted ones; (n_columns, n_classes ** 2)."""
+    xp, k, (n, n_columns) = namespace(weight), model.n_classes, weight.shape
+    labels = cast(y > 0, xp.int64) if model.width == 1 else cast(y, xp.int64)
+    guesses = one_hot(xp.reshape(predicted, (-1,)), k, xp.float64)
+    guesses = xp.reshape(guesses, (n, n_columns, k)) * weight[:, :, None]
+    counts = xp.matmul(one_hot(labels, k, xp.float64).T, xp.reshape(guesses, (n, -1)))
+    counts = xp.permute_dims(xp.reshape(counts, (k, n_columns, k)), (1, 0, 2))
+    return xp.reshape(counts, (n_columns, -1))
 
 
 def _r2(sums: Array) -> Array:

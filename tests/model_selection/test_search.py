@@ -36,9 +36,12 @@ TIGHT = {"tol": 1e-9}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]], Any, list[str]]] = {
     "binary": (
         "LogisticRegression", TIGHT, {"C": [0.001, 1, 10], "fit_intercept": [True, False]},
-        BINARY, ["accuracy", "neg_log_loss", "roc_auc"],
+        BINARY, ["accuracy", "neg_log_loss", "roc_auc", "f1_macro", "matthews_corrcoef"],
     ),
-    "classes": ("LogisticRegression", TIGHT, {"C": [0.01, 1]}, THREE, ["accuracy", "neg_log_loss"]),
+    "classes": (
+        "LogisticRegression", TIGHT, {"C": [0.01, 1]}, THREE,
+        ["accuracy", "neg_log_loss", "f1_weighted", "balanced_accuracy"],
+    ),
     "least squares": ("LinearRegression", {}, {"fit_intercept": [True, False]}, NUMBERS, ["r2"]),
     "ridge": (
         "Ridge", {}, {"alpha": [0.1, 10, 1000]}, NUMBERS,

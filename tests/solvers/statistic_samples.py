@@ -273,7 +273,7 @@ def _stacked(make: Callable[[Any, Any], Statistic]) -> dict[str, Sample]:
 
 SAMPLES |= {
     StackedGradient: _stacked(StackedGradient),
-    StackedScores: _stacked(lambda w, splits: StackedScores(w, splits, TEST)),
+    StackedScores: _stacked(lambda w, splits: StackedScores(w, splits, TEST, pairs=True)),
     CodeWeights: _stacked(lambda w, splits: CodeWeights()),
     OfSplits: _stacked(lambda w, splits: OfSplits(LossGradient(w[0]), (0, 2))),
 }
