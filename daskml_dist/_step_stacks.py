@@ -25,10 +25,10 @@ from daskml_dist.errors import DaskMLDistError, DivergedError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TRAIN, Roles, StackedLinear
 from daskml_dist.models.wide import WideLinear
-from daskml_dist.optimizers.stacked import StackedOptimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.of_splits import CodeWeights
@@ -324,7 +324,10 @@ class StepStack(BaseOnRows):
     def scores(
         self, columns: Sequence[StepColumn], role: int, pairs: bool = False
     ) -> NDArray[np.float64]:
-        """Sums of the columns' scores over the rows that play a role in their split."""
+        """Sums of the columns' scores over the rows that play a role in their split.
+
+        With `pairs`, weights of true and predicted labels as well.
+        """
         splits = np.array([column.split for column in columns])
         order = np.argsort(splits, kind="stable")
         w = np.stack([columns[i].w for i in order])

@@ -13,7 +13,7 @@ from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.pointers import array_at, pointer, prefetch
 from daskml_dist.backends.vectors import LINE, load, multiply_add, spread, store, zeros
 
-__all__ = ["TOGETHER", "gradient_loop", "step_loop"]
+__all__ = ["TOGETHER", "gradient_loop", "slope_loop", "step_loop"]
 
 #: Rows, or features, whose sums are in registers together.
 TOGETHER = 8
@@ -251,6 +251,11 @@ def gradient_loop(at_row: Any) -> Any:
         _slopes=compiled_with(_slopes_of, _loss=at_row),
         _shares=compiled_with(_shares_of),
     )
+
+
+def slope_loop(at_row: Any) -> Any:
+    """`_slopes_of` for the `at_row` of a loss."""
+    return compiled_with(_slopes_of, _loss=at_row)
 
 
 def step_loop(gradient: Any, step: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from daskml_dist.model_selection._curves import learning_curve, validation_curve
 from daskml_dist.model_selection._halving import HalvingGridSearchCV, HalvingRandomSearchCV
+from daskml_dist.model_selection._hyperband import HyperbandSearchCV
 from daskml_dist.model_selection._search import GridSearchCV, RandomizedSearchCV
 from daskml_dist.model_selection._splitters import (
     GroupKFold,
@@ -24,6 +26,7 @@ __all__ = [
     "GroupKFold",
     "HalvingGridSearchCV",
     "HalvingRandomSearchCV",
+    "HyperbandSearchCV",
     "KFold",
     "RandomizedSearchCV",
     "ShuffleSplit",
@@ -33,5 +36,7 @@ __all__ = [
     "cross_val_predict",
     "cross_val_score",
     "cross_validate",
+    "learning_curve",
     "train_test_split",
+    "validation_curve",
 ]

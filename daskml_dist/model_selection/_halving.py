@@ -23,7 +23,7 @@ from daskml_dist.model_selection._search import Candidates, SearchOnDask
 from daskml_dist.model_selection._thinning import count_of_rows, labels_of, thinned_splits
 from daskml_dist.model_selection._validation import Fitted, Splits
 
-__all__ = ["HalvingGridSearchCV", "HalvingRandomSearchCV"]
+__all__ = ["HalvingGridSearchCV", "HalvingOnDask", "HalvingRandomSearchCV"]
 
 
 class HalvingOnDask(SearchOnDask):

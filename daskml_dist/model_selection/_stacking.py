@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = [
     "FailedFit",
+    "ScoresOfStacks",
     "class_factors",
+    "counts_pairs",
     "fits_of_columns",
     "of_sums",
     "stacked_fits",
@@ -85,30 +88,27 @@ def stacked_fits(
         return None  # such fits know fewer labels than the others
     weighted = collection.parts[0][2] is not None
     known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
-    pairs = any(isinstance(score, partial) and score.func is _of_pairs for score in known.values())
-    found: Sequence[Sequence[StackedFit | FailedFit]] | None
+    found: list[list[StackedFit | FailedFit]] | None
     if rounds:
-        found = fit_stack(
-            estimators, collection, splits.roles, classes, weighted, train_score, pairs
-        )
+        found = [
+            list(row)
+            for row in fit_stack(
+                estimators,
+                collection,
+                splits.roles,
+                classes,
+                weighted,
+                train_score,
+                counts_pairs(known),
+            )
+        ]
     else:
-        found = _fit_step_stacks(
-            estimators, of_steps or [], collection, splits, classes, weighted, train_score, pairs
-        )
+        found = _fit_step_stacks(estimators, of_steps or [], collection, splits, classes, weighted,
+                                 train_score, counts_pairs(known))  # fmt: skip
         if found is None:
             return None
-    result = []
-    for row in found:
-        fits = []
-        for split, fit in enumerate(row):
-            if isinstance(fit, FailedFit):
-                fits.append(fit.scored(known, train_score, error_score))
-                continue
-            if collection.feature_names is not None:
-                fit.estimator.feature_names_in_ = collection.feature_names
-            fits.append(_scored(fit, split, splits, known, scorers, train_score))
-        result.append(fits)
-    return result, len(of_steps or [0])
+    scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
+    return [list(map(scored, row, range(len(row)))) for row in found], len(of_steps or [0])
 
 
 @dataclass(eq=False)
@@ -157,7 +157,7 @@ def _fit_step_stacks(
 
 
 def fits_of_columns(
-    stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool = False
+    stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool
 ) -> list[StackedFit | FailedFit]:
     """What columns have come to, with sums of their scores."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
@@ -188,6 +188,11 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
     return None
 
 
+def counts_pairs(known: Mapping[str, OfSums | None]) -> bool:
+    """Whether scores are of pairs of true and predicted labels."""
+    return any(isinstance(one, partial) and one.func is _of_pairs for one in known.values())
+
+
 def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
     """A score of labels, each pair of a true and a predicted one a row of its weight."""
     classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
@@ -196,18 +201,46 @@ def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
     return scorer.of(truth[there], guess[there], weights[there], fit.estimator)
 
 
-def _scored(
-    fit: StackedFit, split: int, splits: Splits, known: Mapping[str, OfSums | None],
-    scorers: Mapping[str, Any], train_score: bool,
-) -> Fitted:  # fmt: skip
-    scores: list[dict[str, float]] = []
-    for role in (TEST, TRAIN) if train_score else (TEST,):
-        found = {n: of_sums(fit, role=role) for n, of_sums in known.items() if of_sums is not None}
-        rest = {n: scorers[n] for n, of_sums in known.items() if of_sums is None}
-        if rest:
-            found |= score_sides(rest, fit.estimator, *splits.side(split, role), weigh=True)
-        scores.append({n: found[n] for n in known})
-    return Fitted(scores[0], scores[1] if train_score else {}, fit.seconds, 0.0, fit.estimator)
+class ScoresOfStacks:
+    """Scores of what columns have come to.
+
+    Parameters
+    ----------
+    splits : Splits
+    collection : Collection
+    known : mapping of str to callable or None
+        Scores of a stack's sums; None: it has no sums for it.
+    scorers : mapping of str to callable
+    train_score : bool
+    error_score : "raise" or float
+    """
+
+    def __init__(
+        self, splits: Splits, collection: Collection, known: Mapping[str, OfSums | None],
+        scorers: Mapping[str, Any], train_score: bool, error_score: Any,
+    ) -> None:  # fmt: skip
+        self._known, self._scorers, self._error_score = known, scorers, error_score
+        self._roles = (TEST, TRAIN) if train_score else (TEST,)
+        self._features = collection.feature_names
+        # Rows are cut once, for all columns.
+        self._side = cache(splits.side)
+
+    def __call__(self, fit: StackedFit | FailedFit, split: int) -> Fitted:
+        """Score a column, of a split."""
+        if isinstance(fit, FailedFit):
+            return fit.scored(self._known, len(self._roles) > 1, self._error_score)
+        if self._features is not None:
+            fit.estimator.feature_names_in_ = self._features
+        begin, scores = time.perf_counter(), []
+        for role in self._roles:
+            found = {n: of(fit, role=role) for n, of in self._known.items() if of is not None}
+            rest = {n: self._scorers[n] for n, of in self._known.items() if of is None}
+            if rest:
+                found |= score_sides(rest, fit.estimator, *self._side(split, role), weigh=True)
+            scores.append({n: found[n] for n in self._known})
+        taken = time.perf_counter() - begin
+        train = scores[1] if len(scores) > 1 else {}
+        return Fitted(scores[0], train, fit.seconds, taken, fit.estimator)
 
 
 def targets_of(
@@ -339,5 +372,7 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
 def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[np.float64]:
     """Targets (numbers of their labels) and codes counted from 1, so that none is 0."""
     values = np.asarray(targets)
-    values = values if classes is None else np.searchsorted(classes, values)
-    return np.column_stack([values, codes + 1.0])
+    out = np.empty((len(values), 2))
+    out[:, 0] = values if classes is None else np.searchsorted(classes, values)
+    out[:, 1] = codes + 1
+    return out

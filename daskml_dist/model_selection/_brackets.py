@@ -1,0 +1,82 @@
+"""Brackets of Hyperband: how many candidates get how many passes.
+
+L. Li, K. Jamieson, G. DeSalvo, A. Rostamizadeh and A. Talwalkar, "Hyperband: a novel bandit-based
+approach to hyperparameter optimization", JMLR 18, 2018.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Bracket", "best_of", "brackets_of"]
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """One run of successive halving.
+
+    Parameters
+    ----------
+    number : int
+        Rungs behind the first.
+    rungs : tuple of (int, int)
+        Candidates of each rung, and the passes that they have made at its end.
+    """
+
+    number: int
+    rungs: tuple[tuple[int, int], ...]
+
+    @property
+    def n_models(self) -> int:
+        """Candidates that begin."""
+        return self.rungs[0][0]
+
+    @property
+    def calls(self) -> int:
+        """Passes of all candidates together, of one split."""
+        done, total = 0, 0
+        for n, passes in self.rungs:
+            total += n * (passes - done)
+            done = passes
+        return total
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of it, for metadata."""
+        return {
+            "bracket": self.number, "n_models": self.n_models,
+            "partial_fit_calls": self.calls, "rungs": list(self.rungs),
+        }  # fmt: skip
+
+
+def brackets_of(max_iter: int, factor: float) -> list[Bracket]:
+    """Brackets for candidates of `max_iter` passes at most; the most daring first.
+
+    Parameters
+    ----------
+    max_iter : int
+    factor : float
+        Of so many candidates one goes on, with so many times the passes.
+    """
+    last = int(np.log(max_iter) / np.log(factor) + 1e-9)
+    found = []
+    for number in range(last, -1, -1):
+        n = int(np.ceil((last + 1) / (number + 1) * factor**number - 1e-9))
+        rungs: list[tuple[int, int]] = []
+        for rung in range(number + 1):
+            left = max(1, int(n * factor**-rung + 1e-9))
+            passes = max(1, round(max_iter * factor ** (rung - number)))
+            if rungs and passes <= rungs[-1][1]:
+                continue
+            rungs.append((left, passes))
+        found.append(Bracket(number, tuple(rungs)))
+    return found
+
+
+def best_of(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
+    """Places of the `n` best scores, in their order; those without a score come last."""
+    order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
+    return np.sort(order[:n])
