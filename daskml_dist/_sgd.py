@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 
 from daskml_dist._linear import BaseLinear
 from daskml_dist._steps import BaseSteps
+from daskml_dist.data.batches import LaneSpec
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.calibration import calibrated
+from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
 
 __all__ = ["BaseSGD"]
 
@@ -46,6 +50,14 @@ class BaseSGD(BaseSteps, BaseLinear):
             first_intercept=first,
             touches=survey.nonzeros_per_row,
         )
+
+    def _calibrated(
+        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+    ) -> FitSpec:
+        """The fit with the start and the rates that a pilot on a sample finds."""
+        if engine.columns is not None:
+            return fit
+        return calibrated(fit, settings, lanes, engine)
 
     def _parameters(self, state: ShardState) -> NDArray[Any]:
         """Parameters to go on from, about the model's shift of the targets."""
