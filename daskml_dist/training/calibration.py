@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.blocks import first_not_finite
+from daskml_dist.data.blocks import Block, first_not_finite
+from daskml_dist.data.scales import block_scales
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import FTRL, NAG, Adagrad, Optimizer
+from daskml_dist.optimizers import NAG, Adagrad, Optimizer
+from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Linear
 from daskml_dist.training.engine import Engine
@@ -22,14 +25,14 @@ from daskml_dist.training.spec import FitSpec
 
 __all__ = ["calibrated"]
 
-#: Entries of a sample, times the outputs: what a pilot goes through in about a millisecond or two.
-_ENTRIES = 1 << 21
-#: Share of the rows that a sample may have beyond that: a tenth of the work of a fit of some passes.
+#: Work of a reading of the sample: about so many nanoseconds.
+_WORK = 1 << 22
+#: Share of the rows that a sample may have beyond that: some passes over it are a tenth of a fit.
 _SHARE = 1 / 8
-#: Entries of a sample at most: they are brought to the client.
-_MOST = 1 << 23
-#: Work of a sparse row beside that of its entries, in entries.
-_ROW = 8
+#: Rows of a sample at most, and its entries: they are brought to the client.
+_ROWS, _MOST = 1 << 16, 1 << 23
+#: Size of features, above or below that of others or 1, from which their units count.
+_FAR = 10.0
 #: Steps of the quasi-Newton method at most.
 _ITERATIONS = 200
 
@@ -49,12 +52,9 @@ def calibrated(
     """
     work, model = fit.steps, fit.steps.model
     assert isinstance(model, LinearModel)
-    schedule = work.rule.schedule
     n_rows = sum(fit.rows.lane_rows)
     n_sample = sample_size(n_rows, model)
-    block = sample_rows(
-        engine, lanes, n_sample, settings.seed, settings.validation_fraction
-    )
+    block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
     # Whoever trains on it says where it is.
     if block.n_rows == 0 or not _finite(block.rows):
         return fit
@@ -63,47 +63,89 @@ def calibrated(
         model, model.prepare(block.rows, np.dtype(fit.rows.dtype)), y, fit.rows.weights(block),
         work.rule.only.penalty, settings.seed,
     )  # fmt: skip
-    begin = work.start_state(fit.rows.dtype).w
-    unit = pilot.value(begin)
+    state = work.start_state(fit.rows.dtype)
+    unit = pilot.value(state.w)
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
-    if not (0 < unit < np.inf and isinstance(schedule, Constant)):
+    if not (0 < unit < np.inf and isinstance(work.rule.schedule, Constant)):
         return fit
-    optimizer, base = work.rule.only.optimizer, schedule.learning_rate
-    batch = _rows_of_a_step(fit)
-    w, slots, factor = _found(pilot, optimizer, begin, base, batch, block.n_rows == n_rows)
-    rule, stopping = work.rule, work.stopping
-    passes = float(stopping.max_iter)
-    rule = replace(rule, schedule=Linear(base * factor, passes, base * factor / 100))
+    rule, stopping = _in_units(work.rule, block, model), work.stopping
+    base = work.rule.schedule.learning_rate
+    base *= (
+        rule.only.optimizer.default_learning_rate / work.rule.only.optimizer.default_learning_rate
+    )
+    start, factor = _found(
+        pilot, rule.only.optimizer, state, block, fit, base, block.n_rows == n_rows
+    )
+    schedule = Linear(base * factor, stopping.max_iter, base * factor / 100)
     if model.loss.in_target_units and stopping.tol is not None:
         stopping = replace(stopping, tol=stopping.tol * unit)
-    state = ShardState(w.astype(fit.rows.dtype), slots)
-    return fit.working(initial=state, rule=rule, stopping=stopping)
+    return fit.working(initial=start, rule=replace(rule, schedule=schedule), stopping=stopping)
+
+
+def _in_units(rule: UpdateRule, block: Block, model: LinearModel) -> UpdateRule:
+    """The rule, of Adagrad in the units of each feature where these are far apart."""
+    if type(rule.only.optimizer) is not Adagrad or sparse.issparse(block.rows):
+        return rule
+    with np.errstate(over="ignore"):
+        sizes = np.sqrt(np.einsum("ij,ij->j", block.rows, block.rows) / block.n_rows)
+    sizes = sizes[sizes > 0]
+    if not len(sizes) or (sizes.max() <= _FAR and sizes.min() >= 1 / _FAR):
+        return rule
+    return replace(rule, groups=(*(replace(g, optimizer=NAG()) for g in rule.groups),))
 
 
 def _found(
-    pilot: Pilot, optimizer: Optimizer, begin: Any, base: float, batch: int, whole: bool
-) -> tuple[Any, dict[str, Any], float]:
-    """Start, state of the optimizer there, and factor on its rate."""
+    pilot: Pilot,
+    optimizer: Optimizer,
+    state: ShardState,
+    block: Block,
+    fit: FitSpec,
+    base: float,
+    whole: bool,
+) -> tuple[ShardState, float]:
+    """Where to start, and the factor on the optimizer's rate."""
+    begin, batch = state.w, _rows_of_a_step(fit)
+    slots = state.slots or _slots(optimizer, begin, block, fit)
+    # Sums of squares, but no moments, can be those of steps that never were.
+    sums = isinstance(optimizer, Adagrad | NAG)
+
+    def warmed(w: Any) -> dict[str, Any]:
+        return pilot.warmed(optimizer, w, slots, batch) if sums else slots
+
     if pilot.penalty.l1:
-        # Where coefficients are to be zero, they are to begin so.
-        slots = optimizer.init(begin)
-        return begin, {}, pilot.best_rate(optimizer, begin, slots, base, batch)
-    w, converged = pilot.minimum(begin, pilot.n_rows, _ITERATIONS)
-    start = w.astype(begin.dtype)
-    slots = _warm(pilot, optimizer, start, batch)
-    if whole and converged:
-        return start, slots, pilot.least
-    half, _ = pilot.minimum(begin, -(-pilot.n_rows // 2), _ITERATIONS)
-    half = half.astype(begin.dtype)
-    own = _warm(pilot, optimizer, half, batch) or optimizer.init(half)
-    return start, slots, pilot.best_rate(optimizer, half, own, base, batch)
+        # Coefficients that are to be zero had better begin so.
+        return state_of(begin, slots, sums), pilot.best_rate(optimizer, begin, slots, base, batch)
+    if whole:
+        w, converged = pilot.minimum(begin, _ITERATIONS)
+        tried = None if converged else w
+    else:
+        tried, n_iter = pilot.of_half(begin, _ITERATIONS)
+        w, _ = pilot.minimum(begin, max(n_iter, 1))
+    factor = pilot.least
+    if tried is not None:
+        tried = tried.astype(begin.dtype)
+        factor = pilot.best_rate(optimizer, tried, warmed(tried), base, batch)
+    w = w.astype(begin.dtype)
+    slots = warmed(w)
+    if fit.steps.single_rows and sums:
+        # Squares of the rows' own gradients, of those of their means.
+        slots["accumulator"] *= batch**2
+    return state_of(w, slots, sums), factor
 
 
-def _warm(pilot: Pilot, optimizer: Optimizer, w: Any, batch: int) -> dict[str, Any]:
-    """Sums of squares as if the sample's batches had come by; nothing where no sums are kept."""
-    if not isinstance(optimizer, Adagrad | NAG | FTRL):
-        return {}
-    return pilot.slots(optimizer, w, batch)
+def state_of(w: Any, slots: dict[str, Any], sums: bool) -> ShardState:
+    """State to start from; a fresh one of an optimizer that keeps no sums."""
+    return ShardState(w, slots if sums else {})
+
+
+def _slots(optimizer: Optimizer, w: Any, block: Block, fit: FitSpec) -> dict[str, Any]:
+    """State of an optimizer before its first step."""
+    if not isinstance(optimizer, NAG):
+        return optimizer.init(w)
+    scales = block_scales(block)
+    if fit.steps.linear is not None and fit.steps.linear.fit_intercept:
+        scales = scales.with_intercept()
+    return optimizer.init_scaled(w, scales.largest, scales.norm)
 
 
 def _finite(X: Any) -> bool:
@@ -112,9 +154,10 @@ def _finite(X: Any) -> bool:
 
 def sample_size(n_rows: int, model: LinearModel) -> int:
     """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
-    entries = model.n_features if model.touches is None else model.touches + _ROW
-    most = max(_ENTRIES / (entries * model.width), n_rows * _SHARE)
-    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024))))
+    entries = model.n_features if model.touches is None else 2 * model.touches
+    work = entries * (1 + model.width / 8) + 10 * model.width
+    most = max(_WORK / work, n_rows * _SHARE)
+    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), _ROWS)))
 
 
 def _rows_of_a_step(fit: FitSpec) -> int:

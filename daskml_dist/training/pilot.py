@@ -9,12 +9,13 @@ minimum of half of the sample to that of the sample (Bottou 2012 calibrates so).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 
 from daskml_dist.backends import get_backend
 from daskml_dist.models.base import BatchRows
@@ -31,6 +32,12 @@ Array = NDArray[Any]
 _FTOL = 1e-5
 #: Inverse of the curvature of a loss, roughly, where a fit ends: the weight of a penalty.
 _BENT = 40.0
+#: Batches of a trial at most.
+_STEPS = 64
+#: Gradients of this share of the first are none.
+_GTOL = 1e-4
+#: Steps without a smaller loss of the other half, after which there is no smaller one.
+_PATIENCE = 5
 
 #: Rates that are tried, as multiples of the optimizer's own.
 _RATES = [10.0 ** (k / 2) for k in range(-6, 4)]
@@ -64,45 +71,66 @@ class Pilot:
 
     # -- the minimum ---------------------------------------------------------------------------
 
-    def minimum(self, start: Array, n_rows: int, most: int) -> tuple[Array, bool]:
-        """Minimise the penalised mean loss of the first rows, smooth part alone.
+    def minimum(self, start: Array, most: int) -> tuple[Array, bool]:
+        """Minimise the penalised mean loss of all rows, but for an l1 part of the penalty.
 
         Returns
         -------
         w : ndarray of float64
         converged : bool
+            Whether it took fewer than `most` iterations.
         """
-        at = slice(0, n_rows)
-        X, weight = self.X[at], None if self.weight is None else self.weight[at]
-        if not sparse.issparse(X):
-            X = X.astype(np.float64)
-        places = Coordinates.of(X, self.model.fit_intercept, _BENT * self.penalty.l2)
-        Z = self.backend.to_device(places.rows(X))
-        y = self.y[at] if self.model.n_classes > 2 else self.y[at].astype(Z.dtype)
-        rows = BatchRows(Z, y, weight)
-        total = n_rows if weight is None else float(weight.sum())
-        k, shape, l2 = self.model.n_penalised, start.shape, self.penalty.l2
+        found = self._minimised(start, slice(0, self.n_rows), most)
+        return found.w, found.n_iter < most
 
-        def evaluate(flat: Array) -> tuple[float, Array]:
-            v = flat.reshape(shape)
-            gradient = np.zeros(shape)
-            with np.errstate(all="ignore"):
-                loss = float(self.model.add_gradient(v.astype(Z.dtype), rows, gradient, self.backend))
-            gradient /= total
-            if l2:
-                w = places.coef(v[:k])
-                loss += total * l2 / 2 * float(np.vdot(w, w))
-                gradient[:k] += l2 * places.transposed(w)
-            return loss / total / unit, gradient.ravel() / unit
+    def of_half(self, start: Array, most: int) -> tuple[Array, int]:
+        """Where the loss of the other half is smallest on the way to the minimum of one half.
 
-        unit = 1.0
-        first = places.inside(start.astype(np.float64))
-        unit = evaluate(first.ravel())[0] or 1.0
-        found = minimize(
-            evaluate, first.ravel(), method="L-BFGS-B", jac=True,
-            options={"maxiter": most, "maxfun": 2 * most, "gtol": 1e-6, "ftol": _FTOL},
+        Returns
+        -------
+        w : ndarray of float64
+        n_iter : int
+            Iterations made up to there.
+        """
+        half = -(-self.n_rows // 2)
+        found = self._minimised(start, slice(0, half), most, slice(half, self.n_rows))
+        return found.w, found.n_iter
+
+    def _minimised(self, start: Array, at: slice, most: int, watched: slice | None = None) -> _Way:
+        places = self._places
+        here = _Objective(self, places, at)
+        there = None if watched is None else _Objective(self, places, watched)
+        first = places.inside(start.astype(np.float64)).ravel()
+        unit, slope = here(first)
+        size = float(np.abs(slope).max()) or 1.0
+        way = _Way(first)
+
+        def scaled(v: Array) -> tuple[float, Array]:
+            value, gradient = here(v)
+            return value / unit, gradient / unit
+
+        def on_step(intermediate_result: OptimizeResult) -> None:
+            v = intermediate_result.x
+            if there is None:
+                way.to(v, -1.0 - way.n_steps)
+            elif way.to(v, there(v)[0]) > _PATIENCE:
+                raise StopIteration
+
+        if there is not None:
+            way.best = there(first)[0]
+        minimize(
+            scaled, first, method="L-BFGS-B", jac=True, callback=on_step,
+            options={
+                "maxiter": most, "maxfun": 2 * most, "ftol": _FTOL, "gtol": _GTOL * size / unit,
+            },
         )  # fmt: skip
-        return places.outside(found.x.reshape(shape)), found.status == 0
+        way.w = places.outside(way.w.reshape(start.shape))
+        return way
+
+    @cached_property
+    def _places(self) -> Coordinates:
+        least = _BENT * self.penalty.l2
+        return Coordinates.of(_wide(self.X), self.model.fit_intercept, least)
 
     def value(self, w: Array) -> float:
         """Penalised mean loss of all rows of the sample."""
@@ -115,59 +143,113 @@ class Pilot:
         total = self.n_rows if self.weight is None else float(self.weight.sum())
         return float(loss) / total + self.penalty.value(w[: self.model.n_penalised])
 
-    @property
-    def _rows(self) -> Any:
-        return self.backend.to_device(self.X)
+    # -- the rate ------------------------------------------------------------------------------
 
     @property
     def least(self) -> float:
         """The smallest factor on a rate that is tried."""
         return _RATES[0]
 
-    # -- the rate ------------------------------------------------------------------------------
-
-    def slots(self, optimizer: Optimizer, w: Array, batch: int) -> dict[str, Array]:
+    def warmed(
+        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], batch: int
+    ) -> dict[str, Array]:
         """State of an optimizer that has seen the sample's batches at `w`."""
-        return self._passed(optimizer, w.copy(), optimizer.init(w), 0.0, batch)[1]
+        own = {name: slot.copy() for name, slot in slots.items()}
+        return self._passed(optimizer, w.copy(), own, 0.0, batch)[1]
 
     def best_rate(
         self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: float, batch: int
     ) -> float:
-        """The factor on the `base` rate by which a pass comes nearest to the minimum."""
-        best = (np.inf, _RATES[0])
-        for factor in _RATES:
-            own = {name: slot.copy() for name, slot in slots.items()}
-            moved, _ = self._passed(optimizer, w.copy(), own, base * factor, batch)
-            value = self.value(moved) if np.isfinite(moved).all() else np.inf
-            if value < best[0]:
-                best = (value, factor)
-        return best[1]
+        """The factor on the `base` rate by which the other half's batches lead farthest down."""
+        values: dict[int, float] = {}
+        half = self.n_rows // 2
+
+        def value(k: int) -> float:
+            if k not in values:
+                own = {name: slot.copy() for name, slot in slots.items()}
+                moved, _ = self._passed(optimizer, w.copy(), own, base * _RATES[k], batch, half)
+                found = self.value(moved) if np.isfinite(moved).all() else np.inf
+                values[k] = found if np.isfinite(found) else np.inf
+            return values[k]
+
+        k = len(_RATES) // 2
+        way = -1 if value(k - 1) <= value(k) else 1
+        while 0 <= k + way < len(_RATES) and value(k + way) <= value(k):
+            k += way
+        return _RATES[k]
+
+    @property
+    def _rows(self) -> Any:
+        return self.backend.to_device(self.X)
 
     def _passed(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], rate: float, batch: int
+        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], rate: float, batch: int,
+        first: int = 0,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Parameters and slots after a pass over the sample, at a rate that falls to zero."""
+        """Parameters and slots after the batches from a row on, or the first of these."""
         X, k = self._rows, self.model.n_penalised
-        starts = range(0, self.n_rows, batch)
+        l1: Any = 0.0
+        if self.penalty.l1 and rate:
+            l1 = np.zeros((len(w), 1), w.dtype)
+            l1[:k] = self.penalty.l1
+        starts = range(first, self.n_rows, batch)[:_STEPS]
         with np.errstate(all="ignore"):
-            for step, start in enumerate(starts):
+            for number, start in enumerate(starts, 1):
                 at = slice(start, min(start + batch, self.n_rows))
-                rows = BatchRows(
-                    self.backend.rows(X, at), self.y[at],
-                    None if self.weight is None else self.weight[at],
-                )  # fmt: skip
+                weight = None if self.weight is None else self.weight[at]
+                rows = BatchRows(self.backend.rows(X, at), self.y[at], weight)
                 gradient = np.zeros_like(w)
                 self.model.add_gradient(w, rows, gradient, self.backend)
-                gradient /= len(self.y[at])
+                gradient /= at.stop - at.start
                 if self.penalty.l2:
                     gradient[:k] += self.penalty.l2 * w[:k]
-                lr = rate * (1 - step / len(starts))
-                optimizer.update(w, gradient, slots, lr, 1 + step, self._l1(w) if rate else 0.0)
+                optimizer.update(w, gradient, slots, rate, number, l1)
         return w, slots
 
-    def _l1(self, w: Array) -> Any:
-        if not self.penalty.l1:
-            return 0.0
-        strengths = np.zeros((len(w), 1), w.dtype)
-        strengths[: self.model.n_penalised] = self.penalty.l1
-        return strengths
+
+class _Way:
+    """The way of a minimisation: the best point on it, and the steps up to there."""
+
+    def __init__(self, w: Array) -> None:
+        self.w, self.best, self.n_iter, self.n_steps = w, np.inf, 0, 0
+
+    def to(self, w: Array, value: float) -> int:
+        """Take a step to `w`; the number of steps since the best point."""
+        self.n_steps += 1
+        if value < self.best:
+            self.w, self.best, self.n_iter = w.copy(), value, self.n_steps
+        return self.n_steps - self.n_iter
+
+
+class _Objective:
+    """Penalised mean loss of some rows of a pilot, and its gradient, in other coordinates."""
+
+    def __init__(self, pilot: Pilot, places: Coordinates, at: slice) -> None:
+        self._pilot, self._places = pilot, places
+        # Once they are of one size, rows may be narrow.
+        Z = places.rows(_wide(pilot.X[at])).astype(pilot.X.dtype)
+        Z = pilot.backend.to_device(Z)
+        y = pilot.y[at]
+        self._dtype = Z.dtype
+        self._weight = None if pilot.weight is None else pilot.weight[at].astype(Z.dtype)
+        self._total = len(y) if self._weight is None else float(self._weight.sum()) or 1.0
+        self._rows = BatchRows(Z, y.astype(Z.dtype) if y.dtype.kind == "f" else y, self._weight)
+
+    def __call__(self, flat: Array) -> tuple[float, Array]:
+        model, l2 = self._pilot.model, self._pilot.penalty.l2
+        v, k = flat.reshape(model.shape), model.n_penalised
+        gradient = np.zeros(model.shape)
+        # A step that a line search tries may be far too long.
+        with np.errstate(all="ignore"):
+            w = v.astype(self._dtype)
+            loss = float(model.add_gradient(w, self._rows, gradient, self._pilot.backend))
+        loss, gradient = loss / self._total, gradient / self._total
+        if l2:
+            coef = self._places.coef(v[:k])
+            loss += l2 / 2 * float(np.vdot(coef, coef))
+            gradient[:k] += l2 * self._places.transposed(coef)
+        return loss, gradient.ravel()
+
+
+def _wide(X: Any) -> Any:
+    return X if sparse.issparse(X) else X.astype(np.float64)
