@@ -186,6 +186,8 @@ class BaseSteps(BaseOnRows):
         go_on: bool,
     ) -> None:
         """Fit from zero, or go on from the last fit's state."""
+        if go_on:
+            settings = self._as_before(settings)
         callbacks = self._callbacks(settings.max_iter)
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
@@ -232,6 +234,10 @@ class BaseSteps(BaseOnRows):
     ) -> FitSpec:
         """The fit with a start and rates that suit the rows; as it is by default."""
         return fit
+
+    def _as_before(self, settings: Settings) -> Settings:
+        """Settings that go on with what the last fit was made by; as they are by default."""
+        return settings
 
     def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
         """The fit with what another look at the rows tells; as it is by default."""

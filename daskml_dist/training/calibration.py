@@ -10,13 +10,14 @@ import numpy as np
 from scipy import sparse
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.blocks import Block, first_not_finite
+from daskml_dist.data.blocks import Block
 from daskml_dist.data.scales import block_scales
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad, Optimizer
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, Linear
+from daskml_dist.training.coordinates import FEW
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.pilot import Pilot
 from daskml_dist.training.sample import sample_rows
@@ -31,7 +32,7 @@ _WORK = 1 << 22
 _SHARE = 1 / 8
 #: Rows of a sample at most, and its entries: they are brought to the client.
 _ROWS, _MOST = 1 << 16, 1 << 23
-#: Size of features, above or below that of others or 1, from which their units count.
+#: Largest value of a feature, or its inverse, from which the units of features count.
 _FAR = 10.0
 #: Steps of the quasi-Newton method at most.
 _ITERATIONS = 200
@@ -53,14 +54,14 @@ def calibrated(
     work, model = fit.steps, fit.steps.model
     assert isinstance(model, LinearModel)
     n_rows = sum(fit.rows.lane_rows)
-    n_sample = sample_size(n_rows, model)
+    n_sample = _sample_size(n_rows, model)
     block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
     # Whoever trains on it says where it is.
-    if block.n_rows == 0 or not _finite(block.rows):
+    if block.n_rows == 0 or not _has_squares(block.rows):
         return fit
     y = model.encode(block.y, fit.rows.classes, fit.rows.dtype)
     pilot = Pilot(
-        model, model.prepare(block.rows, np.dtype(fit.rows.dtype)), y, fit.rows.weights(block),
+        model, block.rows.astype(fit.rows.dtype, copy=False), y, fit.rows.weights(block),
         work.rule.only.penalty, settings.seed,
     )  # fmt: skip
     state = work.start_state(fit.rows.dtype)
@@ -68,7 +69,7 @@ def calibrated(
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
     if not (0 < unit < np.inf and isinstance(work.rule.schedule, Constant)):
         return fit
-    rule, stopping = _in_units(work.rule, block, model), work.stopping
+    rule, stopping = _in_units(work.rule, block), work.stopping
     base = work.rule.schedule.learning_rate
     base *= (
         rule.only.optimizer.default_learning_rate / work.rule.only.optimizer.default_learning_rate
@@ -76,22 +77,29 @@ def calibrated(
     start, factor = _found(
         pilot, rule.only.optimizer, state, block, fit, base, block.n_rows == n_rows
     )
-    schedule = Linear(base * factor, stopping.max_iter, base * factor / 100)
+    import os
+
+    schedule = (
+        Linear(base * factor, stopping.max_iter, base * factor / 100)
+        if os.environ.get("LIN")
+        else Constant(base * factor)
+    )
     if model.loss.in_target_units and stopping.tol is not None:
         stopping = replace(stopping, tol=stopping.tol * unit)
+    if not (np.isfinite(start.w).all() and all(np.isfinite(s).all() for s in start.slots.values())):
+        return fit
     return fit.working(initial=start, rule=replace(rule, schedule=schedule), stopping=stopping)
 
 
-def _in_units(rule: UpdateRule, block: Block, model: LinearModel) -> UpdateRule:
+def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
     """The rule, of Adagrad in the units of each feature where these are far apart."""
-    if type(rule.only.optimizer) is not Adagrad or sparse.issparse(block.rows):
+    if type(rule.only.optimizer) is not Adagrad:
         return rule
-    with np.errstate(over="ignore"):
-        sizes = np.sqrt(np.einsum("ij,ij->j", block.rows, block.rows) / block.n_rows)
+    sizes = block_scales(block).largest
     sizes = sizes[sizes > 0]
     if not len(sizes) or (sizes.max() <= _FAR and sizes.min() >= 1 / _FAR):
         return rule
-    return replace(rule, groups=(*(replace(g, optimizer=NAG()) for g in rule.groups),))
+    return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
 
 
 def _found(
@@ -112,28 +120,23 @@ def _found(
     def warmed(w: Any) -> dict[str, Any]:
         return pilot.warmed(optimizer, w, slots, batch) if sums else slots
 
-    if pilot.penalty.l1:
-        # Coefficients that are to be zero had better begin so.
-        return state_of(begin, slots, sums), pilot.best_rate(optimizer, begin, slots, base, batch)
     if whole:
-        w, converged = pilot.minimum(begin, _ITERATIONS)
-        tried = None if converged else w
+        w, settled = pilot.minimum(begin, _ITERATIONS)
+        tried = w
     else:
         tried, n_iter = pilot.of_half(begin, _ITERATIONS)
-        w, _ = pilot.minimum(begin, max(n_iter, 1))
-    factor = pilot.least
-    if tried is not None:
-        tried = tried.astype(begin.dtype)
-        factor = pilot.best_rate(optimizer, tried, warmed(tried), base, batch)
-    w = w.astype(begin.dtype)
+        w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
+    w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
+    rate = pilot.calm_rate if settled else pilot.best_rate
+    factor = rate(optimizer, tried, warmed(tried), base, batch)
     slots = warmed(w)
     if fit.steps.single_rows and sums:
         # Squares of the rows' own gradients, of those of their means.
         slots["accumulator"] *= batch**2
-    return state_of(w, slots, sums), factor
+    return _state_of(w, slots, sums), factor
 
 
-def state_of(w: Any, slots: dict[str, Any], sums: bool) -> ShardState:
+def _state_of(w: Any, slots: dict[str, Any], sums: bool) -> ShardState:
     """State to start from; a fresh one of an optimizer that keeps no sums."""
     return ShardState(w, slots if sums else {})
 
@@ -148,13 +151,17 @@ def _slots(optimizer: Optimizer, w: Any, block: Block, fit: FitSpec) -> dict[str
     return optimizer.init_scaled(w, scales.largest, scales.norm)
 
 
-def _finite(X: Any) -> bool:
-    return first_not_finite(X.data if hasattr(X, "tocsr") else X) is None
+def _has_squares(X: Any) -> bool:
+    """Whether features, and their squares, are finite."""
+    values = X.data if sparse.issparse(X) else X.ravel()
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.einsum("i,i->", values, values, dtype=np.float64)))
 
 
-def sample_size(n_rows: int, model: LinearModel) -> int:
+def _sample_size(n_rows: int, model: LinearModel) -> int:
     """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
-    entries = model.n_features if model.touches is None else 2 * model.touches
+    d = model.n_features
+    entries = d if model.touches is None or d <= FEW else 2 * model.touches
     work = entries * (1 + model.width / 8) + 10 * model.width
     most = max(_WORK / work, n_rows * _SHARE)
     return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), _ROWS)))

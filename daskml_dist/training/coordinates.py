@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-__all__ = ["Coordinates"]
+__all__ = ["FEW", "Coordinates"]
 
 Array = NDArray[Any]
 
 #: Columns up to which correlations are taken out; the cost grows with their square.
-_FEW = 256
+FEW = 256
 #: Share of the largest variance below which a direction counts as this share.
-_FLAT = 1e-12
+_FLAT = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,34 +36,40 @@ class Coordinates:
     back: Array | None = None
 
     @classmethod
-    def of(cls, X: Any, centred: bool, least: float) -> Coordinates:
+    def of(
+        cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, least: float
+    ) -> Coordinates:
         """Coordinates for some rows; of sparse ones only the scale is changed.
 
         Parameters
         ----------
         X : ndarray of float64, or CSR matrix
+        weight : ndarray of shape (n,) or None
         centred : bool
             Whether the means of dense rows may be taken: an intercept makes up for them.
+        turned : bool
+            Whether correlations may be taken out.
         least : float
             Variance that each direction is given more, since a penalty bends the loss by as much
             whatever the rows are.
         """
-        n = X.shape[0]
+        n, d = X.shape
+        share = np.full(n, 1 / n) if weight is None else weight / (weight.sum() or 1.0)
         if sparse.issparse(X):
-            squares = np.bincount(X.indices, X.data.astype(np.float64) ** 2, X.shape[1]) / n
-            return cls(None, _scale(squares + least))
-        mean = X.mean(axis=0) if centred else None
-        moved = X - mean if mean is not None else X
-        squares = np.einsum("ij,ij->j", moved, moved) / n
+            each = np.repeat(share, np.diff(X.indptr)) * X.data.astype(np.float64) ** 2
+            return cls(None, _scale(np.bincount(X.indices, each, d) + least))
+        mean = share @ X if centred else None
+        moved = X if mean is None else X - mean
+        squares = share @ (moved * moved)
         # What is left of a constant column is rounding.
         if mean is not None:
             squares[squares <= (1e-12 * mean) ** 2] = 0.0
-        if X.shape[1] > _FEW or X.shape[1] * 2 > n:
+        if not turned or d > FEW:
             return cls(mean, _scale(squares + least))
         scale = _scale(squares)
         moved = moved / scale
-        curved = moved.T @ moved / n
-        curved.flat[:: len(curved) + 1] += least / scale**2 + _FLAT
+        curved = (moved.T * share) @ moved
+        curved.flat[:: d + 1] += least / scale**2 + _FLAT
         values, vectors = np.linalg.eigh(curved)
         sizes = np.sqrt(np.maximum(values, _FLAT * max(values[-1], 1e-300)))
         return cls(mean, scale, vectors / sizes, (vectors * sizes).T)

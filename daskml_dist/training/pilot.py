@@ -9,6 +9,7 @@ minimum of half of the sample to that of the sample (Bottou 2012 calibrates so).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +23,8 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.training.coordinates import Coordinates
+from daskml_dist.solvers.owlqn import orthant_wise
+from daskml_dist.training.coordinates import FEW, Coordinates
 
 __all__ = ["Pilot"]
 
@@ -32,6 +34,11 @@ Array = NDArray[Any]
 _FTOL = 1e-5
 #: Inverse of the curvature of a loss, roughly, where a fit ends: the weight of a penalty.
 _BENT = 40.0
+#: Half powers of ten by which a rate is multiplied: of the first trial, of the largest and of the
+#: least that is ever tried, and of the largest that may be called calm.
+_FIRST, _MOST, _LEAST, _CALM = -1, 8, -40, -6
+#: Share of the loss by which calm steps may raise it.
+_STIR = 1e-4
 #: Batches of a trial at most.
 _STEPS = 64
 #: Gradients of this share of the first are none.
@@ -64,6 +71,8 @@ class Pilot:
         self.model = model
         self.penalty = penalty
         self.backend = get_backend("cpu")
+        if sparse.issparse(X) and X.shape[1] <= FEW:
+            X = X.toarray()
         order = np.random.default_rng((seed, 1)).permutation(len(y))
         self.X, self.y = X[order], y[order]
         self.weight = None if weight is None else weight[order]
@@ -72,7 +81,7 @@ class Pilot:
     # -- the minimum ---------------------------------------------------------------------------
 
     def minimum(self, start: Array, most: int) -> tuple[Array, bool]:
-        """Minimise the penalised mean loss of all rows, but for an l1 part of the penalty.
+        """Minimise the penalised mean loss of all rows.
 
         Returns
         -------
@@ -102,35 +111,49 @@ class Pilot:
         there = None if watched is None else _Objective(self, places, watched)
         first = places.inside(start.astype(np.float64)).ravel()
         unit, slope = here(first)
-        size = float(np.abs(slope).max()) or 1.0
-        way = _Way(first)
+        way = _Way(first, None if there is None else there(first)[0])
+        tol = _GTOL * (float(np.abs(slope).max()) or 1.0) / unit
+        l1 = self._l1(places, start.shape) / unit
 
         def scaled(v: Array) -> tuple[float, Array]:
             value, gradient = here(v)
             return value / unit, gradient / unit
 
-        def on_step(intermediate_result: OptimizeResult) -> None:
-            v = intermediate_result.x
-            if there is None:
-                way.to(v, -1.0 - way.n_steps)
-            elif way.to(v, there(v)[0]) > _PATIENCE:
-                raise StopIteration
+        def is_over(v: Array, value: float) -> bool:
+            return way.to(v, value, None if there is None else there(v)[0])
 
-        if there is not None:
-            way.best = there(first)[0]
-        minimize(
-            scaled, first, method="L-BFGS-B", jac=True, callback=on_step,
-            options={
-                "maxiter": most, "maxfun": 2 * most, "ftol": _FTOL, "gtol": _GTOL * size / unit,
-            },
-        )  # fmt: skip
+        if l1.any():
+            last = _Last(scaled, l1)
+            orthant_wise(
+                last, first, l1, max_iter=most, tol=tol,
+                should_stop=lambda: is_over(last.v, last.value),
+            )  # fmt: skip
+        else:
+
+            def on_step(intermediate_result: OptimizeResult) -> None:
+                if is_over(intermediate_result.x, intermediate_result.fun):
+                    raise StopIteration
+
+            options = {"maxiter": most, "maxfun": 2 * most, "ftol": 0.0, "gtol": tol}
+            minimize(scaled, first, method="L-BFGS-B", jac=True, callback=on_step, options=options)
         way.w = places.outside(way.w.reshape(start.shape))
         return way
 
     @cached_property
     def _places(self) -> Coordinates:
-        least = _BENT * self.penalty.l2
-        return Coordinates.of(_wide(self.X), self.model.fit_intercept, least)
+        return Coordinates.of(
+            _wide(self.X),
+            self.weight,
+            centred=self.model.fit_intercept,
+            turned=not self.penalty.l1,
+            least=_BENT * self.penalty.l2,
+        )
+
+    def _l1(self, places: Coordinates, shape: tuple[int, ...]) -> Array:
+        strengths = np.zeros(shape)
+        k = self.model.n_penalised
+        strengths[:k] = self.penalty.l1 / places.scale[:, None]
+        return strengths.ravel()
 
     def value(self, w: Array) -> float:
         """Penalised mean loss of all rows of the sample."""
@@ -140,15 +163,10 @@ class Pilot:
             loss = self.model.add_gradient(
                 w.astype(dtype), rows, np.zeros(w.shape, dtype), self.backend
             )
-        total = self.n_rows if self.weight is None else float(self.weight.sum())
+        total = self.n_rows if self.weight is None else float(self.weight.sum()) or 1.0
         return float(loss) / total + self.penalty.value(w[: self.model.n_penalised])
 
     # -- the rate ------------------------------------------------------------------------------
-
-    @property
-    def least(self) -> float:
-        """The smallest factor on a rate that is tried."""
-        return _RATES[0]
 
     def warmed(
         self, optimizer: Optimizer, w: Array, slots: dict[str, Array], batch: int
@@ -162,21 +180,39 @@ class Pilot:
     ) -> float:
         """The factor on the `base` rate by which the other half's batches lead farthest down."""
         values: dict[int, float] = {}
-        half = self.n_rows // 2
 
         def value(k: int) -> float:
             if k not in values:
-                own = {name: slot.copy() for name, slot in slots.items()}
-                moved, _ = self._passed(optimizer, w.copy(), own, base * _RATES[k], batch, half)
-                found = self.value(moved) if np.isfinite(moved).all() else np.inf
-                values[k] = found if np.isfinite(found) else np.inf
+                values[k] = self._value_after(optimizer, w, slots, base * _factor(k), batch)
             return values[k]
 
-        k = len(_RATES) // 2
+        k = _FIRST
         way = -1 if value(k - 1) <= value(k) else 1
-        while 0 <= k + way < len(_RATES) and value(k + way) <= value(k):
+        while _LEAST < k + way <= _MOST and value(k + way) <= value(k):
             k += way
-        return _RATES[k]
+        if value(k) > self.value(w):
+            return self.calm_rate(optimizer, w, slots, base * _factor(k), batch) * _factor(k)
+        return _factor(k)
+
+    def calm_rate(
+        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: float, batch: int
+    ) -> float:
+        """A factor on the `base` rate, small enough that steps at a minimum stay there."""
+        most = self.value(w)
+        most += _STIR * abs(most)
+        for k in range(_CALM, _LEAST, -2):
+            if self._value_after(optimizer, w, slots, base * _factor(k), batch) <= most:
+                return _factor(k)
+        return _factor(_LEAST)
+
+    def _value_after(
+        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], rate: float, batch: int
+    ) -> float:
+        """The loss of all rows after batches of the other half; infinite where steps diverge."""
+        own = {name: slot.copy() for name, slot in slots.items()}
+        moved, _ = self._passed(optimizer, w.copy(), own, rate, batch, self.n_rows // 2)
+        value = self.value(moved) if np.isfinite(moved).all() else np.inf
+        return value if np.isfinite(value) else np.inf
 
     @property
     def _rows(self) -> Any:
@@ -208,17 +244,41 @@ class Pilot:
 
 
 class _Way:
-    """The way of a minimisation: the best point on it, and the steps up to there."""
+    """The way of a minimisation: the best point on it, and the steps up to there.
 
-    def __init__(self, w: Array) -> None:
-        self.w, self.best, self.n_iter, self.n_steps = w, np.inf, 0, 0
+    Parameters
+    ----------
+    w : ndarray
+        Where it begins.
+    watched : float or None
+        The other half's loss there; None: the last point is the best.
+    """
 
-    def to(self, w: Array, value: float) -> int:
-        """Take a step to `w`; the number of steps since the best point."""
+    def __init__(self, w: Array, watched: float | None) -> None:
+        self.w, self.n_iter, self.n_steps = w, 0, 0
+        self._best, self._value = watched, np.inf
+
+    def to(self, w: Array, value: float, watched: float | None) -> bool:
+        """Take a step to `w`; whether it is the last one."""
         self.n_steps += 1
-        if value < self.best:
-            self.w, self.best, self.n_iter = w.copy(), value, self.n_steps
-        return self.n_steps - self.n_iter
+        settled = self._value - value < _FTOL
+        self._value = value
+        if watched is None or self._best is None or watched < self._best:
+            self.w, self._best, self.n_iter = w.copy(), watched, self.n_steps
+        return settled or self.n_steps - self.n_iter > _PATIENCE
+
+
+class _Last:
+    """A function that remembers its last point, and the value there with its l1 part."""
+
+    def __init__(self, function: Callable[[Array], tuple[float, Array]], l1: Array) -> None:
+        self._function, self._strengths = function, l1
+        self.v, self.value = l1, np.inf
+
+    def __call__(self, v: Array) -> tuple[float, Array]:
+        smooth, gradient = self._function(v)
+        self.v, self.value = v, smooth + float(self._strengths @ np.abs(v))
+        return smooth, gradient
 
 
 class _Objective:
@@ -253,3 +313,7 @@ class _Objective:
 
 def _wide(X: Any) -> Any:
     return X if sparse.issparse(X) else X.astype(np.float64)
+
+
+def _factor(k: int) -> float:
+    return float(10.0 ** (k / 2))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.conversion import to_host
@@ -30,7 +31,11 @@ class _Taken:
     def __call__(self, block: Block) -> Block:
         at = self.places[block.index]
         y, weight = (None if a is None else a[at] for a in (block.y, block.sample_weight))
-        return Block(block.index, to_host(block.rows[at]), y, weight)
+        rows = block.rows
+        if sparse.issparse(rows):
+            return Block(block.index, rows[at], y, weight)
+        xp = namespace(rows)
+        return Block(block.index, to_host(xp.take(rows, xp.asarray(at), axis=0)), y, weight)
 
 
 def sample_rows(
@@ -56,7 +61,9 @@ def sample_rows(
     Block
         In the order of the rows.
     """
-    trained = _trained(lanes, seed, held_out)
+    columns = engine.columns is not None
+    # Lanes of columns have the same rows.
+    trained = _trained(lanes[:1] if columns else lanes, seed, held_out)
     numbers = sorted(trained)
     draw = np.random.default_rng((seed, n_rows))
     if engine.streaming is not None and len(numbers) > _BLOCKS:
@@ -72,7 +79,21 @@ def sample_rows(
         for i, part, start in zip(numbers, parts, starts, strict=True)
         if len(part)
     }
-    return _joined(engine.look(_Taken(places), sorted(places)))
+    if not columns:
+        return _joined(engine.look(_Taken(places), sorted(places)))
+    parts_of = [_of_columns(engine, lane, places) for lane in lanes]
+    return replace(parts_of[0], rows=_beside([part.rows for part in parts_of]))
+
+
+def _of_columns(engine: Engine, lane: LaneSpec, places: dict[int, NDArray[np.intp]]) -> Block:
+    """The rows' columns that a lane has."""
+    own = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
+    return _joined(engine.look(_Taken(own), sorted(own)))
+
+
+def _beside(parts: list[Any]) -> Any:
+    dense = not any(sparse.issparse(X) for X in parts)
+    return np.hstack(parts) if dense else sparse.hstack(parts, format="csr")
 
 
 def _trained(lanes: Sequence[LaneSpec], seed: int, held_out: float) -> dict[int, Any]:
@@ -84,7 +105,7 @@ def _trained(lanes: Sequence[LaneSpec], seed: int, held_out: float) -> dict[int,
             rows = np.arange(segment.start, segment.stop)
             if segment.block in left_out:
                 rows = np.setdiff1d(rows, left_out[segment.block], assume_unique=True)
-            found.setdefault(segment.block, []).append(rows)
+            found.setdefault(segment.drawn, []).append(rows)
     return {i: np.sort(np.concatenate(rows)) for i, rows in found.items() if sum(map(len, rows))}
 
 
