@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad, Optimizer
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import Constant, Linear
+from daskml_dist.schedules import Constant
 from daskml_dist.training.coordinates import FEW
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.pilot import Pilot
@@ -32,6 +32,8 @@ _WORK = 1 << 22
 _SHARE = 1 / 8
 #: Rows of a sample at most, and its entries: they are brought to the client.
 _ROWS, _MOST = 1 << 16, 1 << 23
+#: Parameters that a sample may touch at most.
+_PARAMETERS = 1 << 21
 #: Largest value of a feature, or its inverse, from which the units of features count.
 _FAR = 10.0
 #: Steps of the quasi-Newton method at most.
@@ -57,38 +59,57 @@ def calibrated(
     n_sample = _sample_size(n_rows, model)
     block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
     # Whoever trains on it says where it is.
-    if block.n_rows == 0 or not _has_squares(block.rows):
+    if block.n_rows == 0 or not _has_squares(block.rows) or len(work.rule.groups) > 1:
         return fit
-    y = model.encode(block.y, fit.rows.classes, fit.rows.dtype)
+    columns = _touched(block.rows, model)
+    if len(columns) * model.width > _PARAMETERS:
+        return fit
+    state = work.start_state(fit.rows.dtype)
+    X = block.rows
+    if len(columns) < model.shape[0]:
+        X = X[:, columns[columns < model.n_features]]
+    small = replace(model, n_features=X.shape[1])
+    assert block.y is not None
     pilot = Pilot(
-        model, block.rows.astype(fit.rows.dtype, copy=False), y, fit.rows.weights(block),
+        small, X.astype(fit.rows.dtype, copy=False),
+        model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
         work.rule.only.penalty, settings.seed,
     )  # fmt: skip
-    state = work.start_state(fit.rows.dtype)
-    unit = pilot.value(state.w)
+    unit = pilot.value(state.w[columns])
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
-    if not (0 < unit < np.inf and isinstance(work.rule.schedule, Constant)):
+    if not 0 < unit < np.inf:
         return fit
     rule, stopping = _in_units(work.rule, block), work.stopping
-    base = work.rule.schedule.learning_rate
-    base *= (
-        rule.only.optimizer.default_learning_rate / work.rule.only.optimizer.default_learning_rate
+    optimizer, before = rule.only.optimizer, work.rule.only.optimizer
+    base = work.rule.schedule(1, 0.0)
+    base *= optimizer.default_learning_rate / before.default_learning_rate
+    slots = state.slots or _slots(optimizer, state.w, block, model)
+    found = _Start(pilot, optimizer, _rows_of_a_step(fit), base)
+    w, own, factor = found.of(
+        state.w[columns], {k: v[columns] for k, v in slots.items()}, block.n_rows == n_rows
     )
-    start, factor = _found(
-        pilot, rule.only.optimizer, state, block, fit, base, block.n_rows == n_rows
-    )
-    import os
-
-    schedule = (
-        Linear(base * factor, stopping.max_iter, base * factor / 100)
-        if os.environ.get("LIN")
-        else Constant(base * factor)
-    )
+    if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
+        return fit
+    if work.single_rows and "accumulator" in own:
+        # Squares of the rows' own gradients, of those of their means.
+        own["accumulator"] *= found.batch**2
+    state.w[columns] = w
+    for name, slot in own.items():
+        slots[name][columns] = slot
     if model.loss.in_target_units and stopping.tol is not None:
         stopping = replace(stopping, tol=stopping.tol * unit)
-    if not (np.isfinite(start.w).all() and all(np.isfinite(s).all() for s in start.slots.values())):
-        return fit
-    return fit.working(initial=start, rule=replace(rule, schedule=schedule), stopping=stopping)
+    return fit.working(
+        initial=ShardState(state.w, slots if own else {}),
+        rule=replace(rule, schedule=Constant(base * factor)),
+        stopping=stopping,
+    )
+
+
+def _touched(X: Any, model: LinearModel) -> Any:
+    """Rows of the parameters that rows of data touch: of others nothing can be told."""
+    if not sparse.issparse(X):
+        return np.arange(model.shape[0])
+    return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
 
 
 def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
@@ -102,51 +123,57 @@ def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
     return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
 
 
-def _found(
-    pilot: Pilot,
-    optimizer: Optimizer,
-    state: ShardState,
-    block: Block,
-    fit: FitSpec,
-    base: float,
-    whole: bool,
-) -> tuple[ShardState, float]:
-    """Where to start, and the factor on the optimizer's rate."""
-    begin, batch = state.w, _rows_of_a_step(fit)
-    slots = state.slots or _slots(optimizer, begin, block, fit)
-    # Sums of squares, but no moments, can be those of steps that never were.
-    sums = isinstance(optimizer, Adagrad | NAG)
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """The search for a start and a rate.
 
-    def warmed(w: Any) -> dict[str, Any]:
-        return pilot.warmed(optimizer, w, slots, batch) if sums else slots
+    Parameters
+    ----------
+    pilot : Pilot
+    optimizer : Optimizer
+    batch : int
+        Rows of a step.
+    base : float
+        The rate that factors are of.
+    """
 
-    if whole:
-        w, settled = pilot.minimum(begin, _ITERATIONS)
-        tried = w
-    else:
-        tried, n_iter = pilot.of_half(begin, _ITERATIONS)
-        w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
-    w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
-    rate = pilot.calm_rate if settled else pilot.best_rate
-    factor = rate(optimizer, tried, warmed(tried), base, batch)
-    slots = warmed(w)
-    if fit.steps.single_rows and sums:
-        # Squares of the rows' own gradients, of those of their means.
-        slots["accumulator"] *= batch**2
-    return _state_of(w, slots, sums), factor
+    pilot: Pilot
+    optimizer: Optimizer
+    batch: int
+    base: float
+
+    def of(
+        self, begin: Any, slots: dict[str, Any], whole: bool
+    ) -> tuple[Any, dict[str, Any], float]:
+        """Parameters, the optimizer's state (empty: a fresh one), and the factor.
+
+        `whole`: the sample is all rows, so that its minimum is where the fit ends.
+        """
+        pilot = self.pilot
+        if whole:
+            w, settled = pilot.minimum(begin, _ITERATIONS)
+            tried = w
+        else:
+            tried, n_iter = pilot.of_half(begin, _ITERATIONS)
+            w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
+        w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
+        rate = pilot.calm_rate if settled else pilot.best_rate
+        own = self._warmed(tried, slots) or slots
+        return w, self._warmed(w, slots), rate(self.optimizer, tried, own, self.base, self.batch)
+
+    def _warmed(self, w: Any, slots: dict[str, Any]) -> dict[str, Any]:
+        # Sums of squares, but no moments, can be those of steps that never were.
+        if not isinstance(self.optimizer, Adagrad | NAG):
+            return {}
+        return self.pilot.warmed(self.optimizer, w, slots, self.batch)
 
 
-def _state_of(w: Any, slots: dict[str, Any], sums: bool) -> ShardState:
-    """State to start from; a fresh one of an optimizer that keeps no sums."""
-    return ShardState(w, slots if sums else {})
-
-
-def _slots(optimizer: Optimizer, w: Any, block: Block, fit: FitSpec) -> dict[str, Any]:
+def _slots(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> dict[str, Any]:
     """State of an optimizer before its first step."""
     if not isinstance(optimizer, NAG):
         return optimizer.init(w)
     scales = block_scales(block)
-    if fit.steps.linear is not None and fit.steps.linear.fit_intercept:
+    if model.fit_intercept:
         scales = scales.with_intercept()
     return optimizer.init_scaled(w, scales.largest, scales.norm)
 

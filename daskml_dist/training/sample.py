@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.namespace import namespace
-from daskml_dist.data.batches import LaneRows, LaneSpec
+from daskml_dist.data.batches import LaneRows, LaneSpec, Segment, held_out_rows
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.conversion import to_host
 from daskml_dist.training.engine import Engine
@@ -20,6 +20,8 @@ __all__ = ["sample_rows"]
 
 #: Blocks that are read anew for a sample, where rows are streamed.
 _BLOCKS = 8
+#: Rows from which that is so where some are held out, since which ones is found out block by block.
+_MANY = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,26 +65,71 @@ def sample_rows(
     """
     columns = engine.columns is not None
     # Lanes of columns have the same rows.
-    trained = _trained(lanes[:1] if columns else lanes, seed, held_out)
-    numbers = sorted(trained)
+    segments = _Segments(lanes[:1] if columns else lanes, seed, held_out)
     draw = np.random.default_rng((seed, n_rows))
-    if engine.streaming is not None and len(numbers) > _BLOCKS:
-        numbers = sorted(draw.choice(numbers, _BLOCKS, replace=False).tolist())
-    sizes = [len(trained[i]) for i in numbers]
-    chosen = np.arange(total := sum(sizes))
+    many = held_out > 0 and segments.n_rows > _MANY
+    if engine.streaming is not None or many:
+        segments.leave(_BLOCKS, draw)
+    total = segments.n_rows
+    chosen = np.arange(total)
     if total > n_rows:
         chosen = np.sort(draw.choice(total, n_rows, replace=False, shuffle=False))
-    parts = np.split(chosen, np.searchsorted(chosen, np.cumsum(sizes)[:-1]))
-    starts = np.cumsum([0, *sizes[:-1]])
-    places = {
-        i: trained[i][part - start]
-        for i, part, start in zip(numbers, parts, starts, strict=True)
-        if len(part)
-    }
+    places = segments.places(chosen)
     if not columns:
         return _joined(engine.look(_Taken(places), sorted(places)))
     parts_of = [_of_columns(engine, lane, places) for lane in lanes]
     return replace(parts_of[0], rows=_beside([part.rows for part in parts_of]))
+
+
+class _Segments:
+    """Rows that lanes train on, in the order of the blocks; numbered without a list of them.
+
+    Parameters
+    ----------
+    lanes : sequence of LaneSpec
+    seed : int
+    held_out : float
+    """
+
+    def __init__(self, lanes: Sequence[LaneSpec], seed: int, held_out: float) -> None:
+        self._seed, self._held_out = seed, held_out
+        every = [segment for lane in lanes for segment in lane.segments]
+        self._all = sorted(every, key=lambda segment: (segment.drawn, segment.start))
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(s) - held_out_rows(s, self._held_out) for s in self._all]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all."""
+        return sum(self._sizes)
+
+    def leave(self, n_blocks: int, draw: np.random.Generator) -> None:
+        """Keep the rows of some blocks alone."""
+        numbers = sorted({segment.drawn for segment in self._all})
+        if len(numbers) > n_blocks:
+            kept = set(draw.choice(numbers, n_blocks, replace=False).tolist())
+            self._all = [segment for segment in self._all if segment.drawn in kept]
+
+    def places(self, chosen: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
+        """Places in their blocks of the rows of some numbers, which are sorted."""
+        ends = np.cumsum(self._sizes)
+        parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+        found: dict[int, list[NDArray[np.intp]]] = {}
+        for segment, part, end, size in zip(self._all, parts, ends, self._sizes, strict=True):
+            if len(part):
+                at = self._rows(segment, part - (end - size))
+                found.setdefault(segment.drawn, []).append(at)
+        return {number: np.concatenate(rows) for number, rows in found.items()}
+
+    def _rows(self, segment: Segment, at: NDArray[np.intp]) -> NDArray[np.intp]:
+        if not held_out_rows(segment, self._held_out):
+            return at + segment.start
+        lane = LaneRows(LaneSpec(0, (segment,)), 1, self._seed, True, self._held_out)
+        ((_, held),) = lane.held_out
+        rows = np.arange(segment.start, segment.stop)
+        return np.setdiff1d(rows, held, assume_unique=True)[at]
 
 
 def _of_columns(engine: Engine, lane: LaneSpec, places: dict[int, NDArray[np.intp]]) -> Block:
@@ -96,25 +143,15 @@ def _beside(parts: list[Any]) -> Any:
     return np.hstack(parts) if dense else sparse.hstack(parts, format="csr")
 
 
-def _trained(lanes: Sequence[LaneSpec], seed: int, held_out: float) -> dict[int, Any]:
-    """Places of the rows of each block that are trained on, sorted."""
-    found: dict[int, list[Any]] = {}
-    for lane in lanes:
-        left_out = dict(LaneRows(lane, 1, seed, True, held_out).held_out)
-        for segment in lane.segments:
-            rows = np.arange(segment.start, segment.stop)
-            if segment.block in left_out:
-                rows = np.setdiff1d(rows, left_out[segment.block], assume_unique=True)
-            found.setdefault(segment.drawn, []).append(rows)
-    return {i: np.sort(np.concatenate(rows)) for i, rows in found.items() if sum(map(len, rows))}
-
-
 def _joined(parts: list[Block]) -> Block:
+    """The rows of blocks as one; no rows where there are no blocks."""
+    if not parts:
+        return Block(0, np.empty((0, 0)))
     rows: list[Any] = [part.rows for part in parts]
     dense = not any(sparse.issparse(X) for X in rows)
     X = np.concatenate(rows) if dense else sparse.vstack(rows, format="csr")
-    y, weight = (
-        None if a[0] is None else np.concatenate(a)
-        for a in ([p.y for p in parts], [p.sample_weight for p in parts])
-    )
-    return Block(0, X, y, weight)
+    return Block(0, X, _all_of([p.y for p in parts]), _all_of([p.sample_weight for p in parts]))
+
+
+def _all_of(parts: list[Any]) -> Any:
+    return None if parts[0] is None else np.concatenate(parts)
