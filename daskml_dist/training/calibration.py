@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.scales import block_scales
@@ -34,7 +36,7 @@ _SHARE = 1 / 8
 _ROWS, _MOST = 1 << 16, 1 << 23
 #: Parameters that a sample may touch at most.
 _PARAMETERS = 1 << 21
-#: Largest value of a feature, or its inverse, from which the units of features count.
+#: Largest value of a feature from which units count; inverse of that of most, where they are small.
 _FAR = 10.0
 #: Steps of the quasi-Newton method at most.
 _ITERATIONS = 200
@@ -53,14 +55,22 @@ def calibrated(
     lanes : sequence of LaneSpec
     engine : Engine
     """
+    with np.errstate(all="ignore"):
+        return _calibrated(fit, settings, lanes, engine)
+
+
+def _calibrated(
+    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine
+) -> FitSpec:
     work, model = fit.steps, fit.steps.model
     assert isinstance(model, LinearModel)
-    n_rows = sum(fit.rows.lane_rows)
+    n_rows = sum(_lane_rows(fit))
     n_sample = _sample_size(n_rows, model)
     block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
     # Whoever trains on it says where it is.
     if block.n_rows == 0 or not _has_squares(block.rows) or len(work.rule.groups) > 1:
         return fit
+    block = replace(block, rows=_stored(block.rows, fit))
     columns = _touched(block.rows, model)
     if len(columns) * model.width > _PARAMETERS:
         return fit
@@ -105,6 +115,14 @@ def calibrated(
     )
 
 
+def _stored(X: Any, fit: FitSpec) -> Any:
+    """Rows as a GPU is to store them."""
+    kind = fit.rows.compute_dtype
+    if kind is None or sparse.issparse(X) or get_backend(fit.run.device).device == "cpu":
+        return X
+    return X.astype(stored_dtype(kind)).astype(fit.rows.dtype)
+
+
 def _touched(X: Any, model: LinearModel) -> Any:
     """Rows of the parameters that rows of data touch: of others nothing can be told."""
     if not sparse.issparse(X):
@@ -118,7 +136,8 @@ def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
         return rule
     sizes = block_scales(block).largest
     sizes = sizes[sizes > 0]
-    if not len(sizes) or (sizes.max() <= _FAR and sizes.min() >= 1 / _FAR):
+    # A small column among others matters little; a large one is all that matters.
+    if not len(sizes) or (sizes.max() <= _FAR and np.median(sizes) >= 1 / _FAR):
         return rule
     return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
 
@@ -196,7 +215,12 @@ def _sample_size(n_rows: int, model: LinearModel) -> int:
 
 def _rows_of_a_step(fit: FitSpec) -> int:
     """Rows of one step of the parameters."""
-    lane_rows, policy = fit.rows.lane_rows, fit.steps.policy
+    lane_rows, policy = _lane_rows(fit), fit.steps.policy
     together = policy.lockstep and not policy.averages
     rows = sum(lane_rows) if together else max(lane_rows) * policy.push_every
     return max(1, -(-rows // fit.steps.n_steps))
+
+
+def _lane_rows(fit: FitSpec) -> tuple[int, ...]:
+    """Rows of each lane; of lanes of columns, which have the same ones, of the first."""
+    return fit.rows.lane_rows if fit.steps.columns is None else fit.rows.lane_rows[:1]
