@@ -15,7 +15,6 @@ __all__ = [
     "Constant",
     "Cosine",
     "InverseScaling",
-    "Linear",
     "Optimal",
     "Schedule",
     "StalenessAware",
@@ -215,7 +214,12 @@ class Cosine(Schedule):
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_fall(self)
+        _check_positive("learning_rate", self.learning_rate)
+        _check_positive("passes", self.passes)
+        if not 0 <= self.final <= self.learning_rate:
+            raise InvalidParameterError(
+                f"final={self.final!r}: use a number from 0 to learning_rate."
+            )
 
     def __call__(self, step: int, passes: float) -> float:
         progress = min(passes / self.passes, 1.0)
@@ -225,37 +229,6 @@ class Cosine(Schedule):
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
         """``Cosine(learning_rate, passes=max_iter)``."""
-        return cls(learning_rate, passes=max_iter)
-
-
-@dataclass(frozen=True)
-class Linear(Schedule):
-    """Fall from `learning_rate` to `final` along a line (Defazio et al. 2023).
-
-    Parameters
-    ----------
-    learning_rate : float
-        Of the first step.
-    passes : float, default=20
-        Where `final` is reached; it stays there.
-    final : float, default=0.0
-    """
-
-    name = "linear"
-    learning_rate: float
-    passes: float = 20
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_fall(self)
-
-    def __call__(self, step: int, passes: float) -> float:
-        left = 1 - min(passes / self.passes, 1.0)
-        return self.final + (self.learning_rate - self.final) * left
-
-    @classmethod
-    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``Linear(learning_rate, passes=max_iter)``."""
         return cls(learning_rate, passes=max_iter)
 
 
@@ -339,15 +312,6 @@ def _check_positive(name: str, value: float) -> None:
         raise InvalidParameterError(f"{name}={value!r}: use a finite number > 0.")
 
 
-def _check_fall(schedule: Cosine | Linear) -> None:
-    _check_positive("learning_rate", schedule.learning_rate)
-    _check_positive("passes", schedule.passes)
-    if not 0 <= schedule.final <= schedule.learning_rate:
-        raise InvalidParameterError(
-            f"final={schedule.final!r}: use a number from 0 to learning_rate."
-        )
-
-
 def _check_schedule(schedule: Schedule) -> None:
     if not isinstance(schedule, Schedule):
         raise InvalidParameterError(
@@ -357,7 +321,7 @@ def _check_schedule(schedule: Schedule) -> None:
 
 SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
-    for schedule in (Constant, InverseScaling, Optimal, StepDecay, Cosine, Linear, Warmup)
+    for schedule in (Constant, InverseScaling, Optimal, StepDecay, Cosine, Warmup)
 }
 
 
