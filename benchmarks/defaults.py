@@ -140,6 +140,7 @@ class _Hinge(LinearSVC):
         self.centre, self.spread = 0.0, 1.0
         if not hasattr(X, "tocsr"):
             self.centre, self.spread = X.mean(axis=0), X.std(axis=0)
+            self.spread[self.spread == 0] = 1.0
         return super().fit(self._moved(X), y)
 
     def _moved(self, X: Any) -> Any:

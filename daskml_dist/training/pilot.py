@@ -37,12 +37,17 @@ _BENT = 40.0
 #: Half powers of ten by which a rate is multiplied: of the first trial, of the largest and of the
 #: least that is ever tried, and of the largest that may be called calm.
 _FIRST, _MOST, _LEAST, _CALM = -1, 8, -40, -6
+#: Share of the loss that steps must gain, lest they had better be calm; and the share of the best
+#: gain for which a smaller rate is taken.
+_GAIN, _MOST_OF_IT = 1e-3, 0.9
 #: Share of the loss by which calm steps may raise it.
 _STIR = 1e-4
 #: Batches of a trial at most.
 _STEPS = 64
 #: Gradients of this share of the first are none.
 _GTOL = 1e-4
+#: Rows for each parameter from which its minimum is taken for that of other rows.
+_ENOUGH = 20
 #: Steps without a smaller loss of the other half, after which there is no smaller one.
 _PATIENCE = 5
 
@@ -95,15 +100,19 @@ class Pilot:
     def of_half(self, start: Array, most: int) -> tuple[Array, int]:
         """Where the loss of the other half is smallest on the way to the minimum of one half.
 
+        Where rows are many for the parameters, that is the minimum.
+
         Returns
         -------
         w : ndarray of float64
         n_iter : int
-            Iterations made up to there.
+            Iterations made up to there; `most` at the minimum.
         """
         half = -(-self.n_rows // 2)
-        found = self._minimised(start, slice(0, half), most, slice(half, self.n_rows))
-        return found.w, found.n_iter
+        # Rows enough are not overfitted, while a few wild ones can mislead who watches.
+        watched = slice(half, self.n_rows) if half < _ENOUGH * start.size else None
+        found = self._minimised(start, slice(0, half), most, watched)
+        return found.w, most if watched is None else found.n_iter
 
     def _minimised(self, start: Array, at: slice, most: int, watched: slice | None = None) -> _Way:
         places = self._places
@@ -190,8 +199,13 @@ class Pilot:
         way = -1 if value(k - 1) <= value(k) else 1
         while _LEAST < k + way <= _MOST and value(k + way) <= value(k):
             k += way
-        if value(k) > self.value(w):
-            return self.calm_rate(optimizer, w, slots, base * _factor(k), batch) * _factor(k)
+        begin = self.value(w)
+        gain = begin - value(k)
+        if not gain > _GAIN * abs(begin):
+            return self.calm_rate(optimizer, w, slots, base, batch)
+        # Rows that the sample lacks may be wilder than those that it has.
+        while k - 1 > _LEAST and begin - value(k - 1) >= _MOST_OF_IT * gain:
+            k -= 1
         return _factor(k)
 
     def calm_rate(
