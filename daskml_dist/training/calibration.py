@@ -36,7 +36,7 @@ _SHARE = 1 / 8
 _ROWS, _MOST = 1 << 16, 1 << 23
 #: Parameters that a sample may touch at most.
 _PARAMETERS = 1 << 21
-#: Largest value of a feature from which units count; inverse of that of most, where they are small.
+#: Largest value of all features, or its inverse, from which their units count.
 _FAR = 10.0
 #: Steps of the quasi-Newton method at most.
 _ITERATIONS = 200
@@ -137,7 +137,7 @@ def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
     sizes = block_scales(block).largest
     sizes = sizes[sizes > 0]
     # A small column among others matters little; a large one is all that matters.
-    if not len(sizes) or (sizes.max() <= _FAR and np.median(sizes) >= 1 / _FAR):
+    if not len(sizes) or 1 / _FAR <= sizes.max() <= _FAR:
         return rule
     return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
 

@@ -42,8 +42,8 @@ _FIRST, _MOST, _LEAST, _CALM = -1, 8, -40, -6
 _GAIN, _MOST_OF_IT = 1e-3, 0.9
 #: Share of the loss by which calm steps may raise it.
 _STIR = 1e-4
-#: Batches of a trial at most.
-_STEPS = 64
+#: Batches of a trial at most, fewer of more parameters than these.
+_STEPS, _SMALL = 64, 1 << 17
 #: Gradients of this share of the first are none.
 _GTOL = 1e-4
 #: Rows for each parameter from which its minimum is taken for that of other rows.
@@ -242,7 +242,8 @@ class Pilot:
         if self.penalty.l1 and rate:
             l1 = np.zeros((len(w), 1), w.dtype)
             l1[:k] = self.penalty.l1
-        starts = range(first, self.n_rows, batch)[:_STEPS]
+        most = max(_STEPS * _SMALL // max(w.size, _SMALL), 4)
+        starts = range(first, self.n_rows, batch)[:most]
         with np.errstate(all="ignore"):
             for number, start in enumerate(starts, 1):
                 at = slice(start, min(start + batch, self.n_rows))
