@@ -85,7 +85,7 @@ def _calibrated(
         model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
         work.rule.only.penalty, settings.seed,
     )  # fmt: skip
-    unit = pilot.value(state.w[columns])
+    unit = abs(pilot.value(state.w[columns]))
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
     if not 0 < unit < np.inf:
         return fit

@@ -30,8 +30,8 @@ __all__ = ["Pilot"]
 
 Array = NDArray[Any]
 
-#: Steps that gain less than this share of the first loss are the last ones.
-_FTOL = 1e-5
+#: Steps that gain less than this share of the first loss; after so many the way ends.
+_FTOL, _SMALL_STEPS = 1e-5, 2
 #: Inverse of the curvature of a loss, roughly, where a fit ends: the weight of a penalty.
 _BENT = 40.0
 #: Half powers of ten by which a rate is multiplied: of the first trial, of the largest and of the
@@ -119,17 +119,21 @@ class Pilot:
         here = _Objective(self, places, at)
         there = None if watched is None else _Objective(self, places, watched)
         first = places.inside(start.astype(np.float64)).ravel()
-        unit, slope = here(first)
-        way = _Way(first, None if there is None else there(first)[0])
-        tol = _GTOL * (float(np.abs(slope).max()) or 1.0) / unit
-        l1 = self._l1(places, start.shape) / unit
+        value, slope = here(first)
+        unit = abs(value) or 1.0  # deviances leave out what no parameter changes: below 0 too
+        # So long a step along the first gradient is worth about the loss itself.
+        step = unit / (float(np.linalg.norm(slope)) or unit)
+        first /= step
+        way = _Way(first, None if there is None else there(first * step)[0])
+        tol = _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
+        l1 = self._l1(places, start.shape) * (step / unit)
 
         def scaled(v: Array) -> tuple[float, Array]:
-            value, gradient = here(v)
-            return value / unit, gradient / unit
+            value, gradient = here(v * step)
+            return value / unit, gradient * (step / unit)
 
         def is_over(v: Array, value: float) -> bool:
-            return way.to(v, value, None if there is None else there(v)[0])
+            return way.to(v, value, None if there is None else there(v * step)[0])
 
         if l1.any():
             last = _Last(scaled, l1)
@@ -145,7 +149,7 @@ class Pilot:
 
             options = {"maxiter": most, "maxfun": 2 * most, "ftol": 0.0, "gtol": tol}
             minimize(scaled, first, method="L-BFGS-B", jac=True, callback=on_step, options=options)
-        way.w = places.outside(way.w.reshape(start.shape))
+        way.w = places.outside(way.w.reshape(start.shape) * step)
         return way
 
     @cached_property
@@ -271,16 +275,16 @@ class _Way:
 
     def __init__(self, w: Array, watched: float | None) -> None:
         self.w, self.n_iter, self.n_steps = w, 0, 0
-        self._best, self._value = watched, np.inf
+        self._best, self._value, self._n_small = watched, np.inf, 0
 
     def to(self, w: Array, value: float, watched: float | None) -> bool:
         """Take a step to `w`; whether it is the last one."""
         self.n_steps += 1
-        settled = self._value - value < _FTOL
+        self._n_small = self._n_small + 1 if self._value - value < _FTOL else 0
         self._value = value
         if watched is None or self._best is None or watched < self._best:
             self.w, self._best, self.n_iter = w.copy(), watched, self.n_steps
-        return settled or self.n_steps - self.n_iter > _PATIENCE
+        return self._n_small == _SMALL_STEPS or self.n_steps - self.n_iter > _PATIENCE
 
 
 class _Last:

@@ -96,6 +96,17 @@ def test_rows_that_are_not_settled_warn() -> None:
         SGDClassifier(random_state=0, max_iter=2).fit(X.astype("f4"), y)
 
 
+def test_losses_below_zero_and_with_kinks_are_minimised_too() -> None:
+    counts = np.random.default_rng(1).poisson(np.exp(RAW / 8))
+    deviance = SGDRegressor(loss="poisson", random_state=0).fit(X, counts)
+    exact: Any = peers.PoissonRegressor(alpha=0, max_iter=1_000).fit(PLAIN, counts)
+    np.testing.assert_allclose(deviance.coef_ * UNITS, exact.coef_, atol=0.01)
+    median = SGDRegressor(loss="quantile", alpha=0, random_state=0).fit(X, 1e4 * RAW)
+    exact = peers.QuantileRegressor(alpha=0).fit(PLAIN, 1e4 * RAW)
+    off, least = (np.abs(1e4 * RAW - p).mean() for p in (median.predict(X), exact.predict(PLAIN)))
+    assert off <= 1.001 * least
+
+
 def test_perceptrons_go_on_at_their_own_rate() -> None:
     """Nothing is the best that their loss knows, so that it tells of no rate."""
     assert SGDClassifier(loss="perceptron", random_state=0).fit(PLAIN, RAW > 0).coef_.any()
