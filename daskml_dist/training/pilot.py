@@ -9,6 +9,7 @@ minimum of half of the sample to that of the sample (Bottou 2012 calibrates so).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -31,7 +32,7 @@ __all__ = ["Pilot"]
 Array = NDArray[Any]
 
 #: Steps that gain less than this share of the first loss; after so many the way ends.
-_FTOL, _SMALL_STEPS = 1e-5, 2
+_FTOL, _SMALL_STEPS = 1e-5, 1
 #: Inverse of the curvature of a loss, roughly, where a fit ends: the weight of a penalty.
 _BENT = 40.0
 #: Half powers of ten by which a rate is multiplied: of the first trial, of the largest and of the
@@ -120,9 +121,10 @@ class Pilot:
         there = None if watched is None else _Objective(self, places, watched)
         first = places.inside(start.astype(np.float64)).ravel()
         value, slope = here(first)
-        unit = abs(value) or 1.0  # deviances leave out what no parameter changes: below 0 too
+        # Deviances leave out what no parameter changes, and are below 0 too.
+        unit = _power(abs(value) or 1.0)
         # So long a step along the first gradient is worth about the loss itself.
-        step = unit / (float(np.linalg.norm(slope)) or unit)
+        step = _power(unit / (float(np.linalg.norm(slope)) or unit))
         first /= step
         way = _Way(first, None if there is None else there(first * step)[0])
         tol = _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
@@ -336,3 +338,8 @@ def _wide(X: Any) -> Any:
 
 def _factor(k: int) -> float:
     return float(10.0 ** (k / 2))
+
+
+def _power(number: float) -> float:
+    """The nearest power of two, by which numbers are multiplied without rounding."""
+    return float(2.0 ** round(math.log2(number))) if 0 < number < math.inf else 1.0
