@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist._checks import check_class_weight, check_number, check_one_of
+from daskml_dist.backends.devices import DEVICES
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.criteria import (
     AbsoluteError,
@@ -74,12 +75,7 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
             "is for missing values."
         )
     check_one_of("decomposition", p["decomposition"], ("auto", "functional", "data"))
-    if p["device"] == "gpu":
-        raise InvalidParameterError(
-            'device="gpu": decision trees and forests grow on the CPU, and then predict rows of '
-            'CuPy on the GPU where they lie. Use device="cpu" or "auto"; boosting grows on a GPU.'
-        )
-    check_one_of("device", p["device"], ("auto", "cpu"))
+    check_one_of("device", p["device"], DEVICES)
     weights = p["class_weight"]
     for weight in weights if isinstance(weights, list) else [weights]:
         if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
@@ -89,6 +85,11 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
 def _check_together(p: Mapping[str, Any]) -> None:
     """Check what needs a node's rows together."""
     why = f"criterion={p['criterion']!r} needs medians of the targets, which are no sums"
+    if p["device"] == "gpu":
+        raise InvalidParameterError(
+            f'{why}, and the CPU alone finds them. Use device="cpu" or "auto", or '
+            'criterion="squared_error".'
+        )
     if p["decomposition"] == "data":
         raise InvalidParameterError(
             f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '

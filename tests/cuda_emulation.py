@@ -114,6 +114,8 @@ class _Device:
 
     id = 0
     attributes: ClassVar = {"MultiProcessorCount": 2}
+    #: Bytes that are free, and all.
+    mem_info = 1 << 30, 1 << 31
 
 
 class _Graph:
@@ -154,6 +156,10 @@ class _NumpyAsCupy:
     """NumPy, with what CuPy has beyond it."""
 
     cuda = SimpleNamespace(Device=_Device, Stream=_Stream)
+
+    @staticmethod
+    def get_default_memory_pool() -> Any:
+        return SimpleNamespace(free_bytes=lambda: 0)
 
     def __getattr__(self, name: str) -> Any:
         assert getattr(_Stream.open, "graph", None) is None, f"{name} while kernels are recorded"

@@ -10,11 +10,12 @@ L. Breiman, J. Friedman, R. Olshen and C. Stone, "Classification and Regression 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numba
 import numpy as np
+
+from daskml_dist.backends.logarithm import LOG_2, logarithm
 
 __all__ = ["ABSOLUTE", "ENTROPY", "GINI", "POISSON", "SQUARED", "middle", "worth"]
 
@@ -50,7 +51,7 @@ def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     if kind == POISSON:
         for k in range(1, len(sums)):
             s = np.float64(sums[k])
-            found += s * math.log(s / weight) if s > 0 else -np.inf
+            found += s * logarithm(s / weight) if s > 0 else -np.inf
         return found
     if kind == GINI:
         for c in range(len(sums)):
@@ -60,7 +61,7 @@ def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     for c in range(len(sums)):
         w = np.float64(sums[c] >> bits)
         if w > 0:
-            found += w * (math.log(w / weight) / math.log(2.0))
+            found += w * (logarithm(w / weight) / LOG_2)
     return found
 
 

@@ -14,32 +14,53 @@ from daskml_dist.backends.forest_cuts import MISSING, occupied
 from daskml_dist.backends.forest_grow import cut_of
 from daskml_dist.backends.forest_kernels import add_rows, draw_feature, swap_back
 
-__all__ = ["TOLD", "add_jobs", "cut_jobs", "features_of"]
+__all__ = ["add_jobs", "best_jobs", "cut_jobs", "features_of"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-#: What is told of a cut before the sums of the left child: worth and threshold (as bits), whether
-#: the feature varies, and the cut.
-TOLD = 6
-
 
 @_exact
-def features_of(path: Any, first: Any, last: Any, d: Any, out: Any) -> None:
-    """Write the features that a node draws, of numbers `first` to `last`."""
+def features_of(paths: Any, first: Any, last: Any, d: Any, out: Any) -> None:
+    """Write the features that nodes draw, of numbers `first` to `last`."""
     features, swaps = np.arange(d), np.zeros(d, np.int64)
-    for k in range(last):
-        j = draw_feature(path, k, features, swaps)
-        if k >= first:
-            out[k - first] = j
-    for k in range(last - 1, -1, -1):
-        swap_back(features, k, swaps)
+    for q in range(len(paths)):
+        for k in range(last):
+            j = draw_feature(paths[q], k, features, swaps)
+            if k >= first:
+                out[q, k - first] = j
+        for k in range(last - 1, -1, -1):
+            swap_back(features, k, swaps)
 
 
 @_exact
 def add_jobs(rows: Any, lines: Any, starts: Any, stops: Any, features: Any, hist: Any) -> None:
-    """Add the histograms of some jobs (a node and a feature each) to theirs."""
+    """Add the histograms of some features of each of some nodes to theirs."""
     for q in range(len(features)):
-        add_rows(rows, lines[starts[q] : stops[q]], features[q], hist[q])
+        for k in range(features.shape[1]):
+            add_rows(rows, lines[starts[q] : stops[q]], features[q, k], hist[q, k])
+
+
+@_exact
+def best_jobs(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
+    """Write the feature of each node's best cut (-1: there is none), and what is told of it.
+
+    See `forests.ForestDevice.best`.
+    """
+    width = told.shape[2]
+    for q in range(len(told)):
+        out[q, 0] = -1
+        best, varies, which = -np.inf, False, -1
+        for k in range(told.shape[1]):
+            if told[q, k, 2] == 0 or (one and varies):
+                continue
+            varies = True
+            if worths[q, k] > best:
+                best, which = worths[q, k], k
+        if which >= 0:
+            out[q, 0] = features[q, which]
+            for v in range(width):
+                out[q, 1 + v] = told[q, which, v]
+        out[q, 3] = varies
 
 
 @_exact
@@ -57,7 +78,7 @@ def cut_jobs(
     bounds : ndarray of float64 of shape (n, 3)
     paths : ndarray of uint64 of shape (n,)
     features : ndarray of int64 of shape (n,)
-    told : ndarray of int64 of shape (n, TOLD + n_sums + 1)
+    told : ndarray of int64 of shape (n, forests.TOLD + n_sums + 1)
     """
     n_sums = hist.shape[2]
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)

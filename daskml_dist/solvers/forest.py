@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.forest_devices import forests_on
+from daskml_dist.backends.forests import ForestDevice
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.forest_bins import forest_edges_of
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.bin_sample import find_bins
+from daskml_dist.solvers.forest_device import whole_trees
 from daskml_dist.solvers.forest_grow import ForestGrowth, Growing
 from daskml_dist.solvers.forest_oob import out_of_bag
 from daskml_dist.solvers.forest_rows import ForestRows, forest_rows, gathered, scaled
@@ -33,6 +36,8 @@ Array = NDArray[Any]
 _NAMES = (
     *(f.name for f in fields(Tree)), "roots", "edges", "n_edges", "categorical", "facts", "impurity"
 )  # fmt: skip
+#: Share of a device's free memory for all rows and the lines of a tree.
+_SHARE = 0.8
 #: Trees of a trainer between two reports, at most.
 _ROUND = 4
 
@@ -102,6 +107,7 @@ class _Forest:
             growth.balanced,
         )  # fmt: skip
         first = self._rooms[0]
+        self._device = _device_of(rows.device, growth)
         self._growing = Growing(
             growth, self._bins, self._scales, first.low, first.high, solver.seed
         )
@@ -138,8 +144,11 @@ class _Forest:
         n_bytes = int(rows.sum(np.array([sum(room.n_bytes for room in self._rooms)]))[0])
         # They come in parts that are joined; the lines of a tree, for each lane's thread, and room
         # to part them.
-        need = 2 * n_bytes + 16 * growth.n_line * rows.n_rows * len(rows.lanes)
-        return not rows.largest(np.array([float(need > rows.budget)]))[0]
+        drawn = 16 * growth.n_line * rows.n_rows
+        need = 2 * n_bytes + drawn * len(rows.lanes)
+        # A device that has trees grow by levels has all rows too, and the lines of a tree.
+        lacks = need > rows.budget or n_bytes + drawn > _SHARE * self._device.budget
+        return not rows.largest(np.array([float(lacks)]))[0]
 
     def run(self) -> Solution:
         """Grow the trees."""
@@ -160,11 +169,15 @@ class _Forest:
 
     def _alone(self) -> Any:
         """Function that grows some trees, each trainer its own, of all rows."""
-        whole = gathered(self._rows, self._rooms)
+        whole, device, growing = gathered(self._rows, self._rooms), self._device, self._growing
+        lane = device.lane(whole, growing.shared, self._rows.room) if device.by_levels else None
 
         def grow(numbers: range) -> tuple[Trees, Array]:
             own = numbers[self._rows.ranges(len(numbers))[self._rows.rank]]
-            found = self._rows.map(lambda t: self._growing.whole(whole, t), own)
+            if lane is not None:
+                found = whole_trees(device, lane, growing, own, len(whole.numbers))
+            else:
+                found = self._rows.map(lambda t: growing.whole(whole, t), own)
             return self._exchanged(found)
 
         return grow
@@ -180,13 +193,18 @@ class _Forest:
 
     def _together(self) -> Any:
         """Function that grows some trees, all trainers each of them."""
-        together = Together(self._rows, self._rooms, self._growing)
+        together = Together(self._rows, self._rooms, self._growing, self._device)
 
         def grow(numbers: range) -> tuple[Trees, Array]:
             packed = _packed(together.grow(numbers), self._bins)
             return Trees.unpacked(packed), packed["impurity"]
 
         return grow
+
+
+def _device_of(device: str, growth: ForestGrowth) -> ForestDevice:
+    """What trees grow on: medians are found by the host's loops alone."""
+    return forests_on("cpu" if growth.criterion.needs_rows else device)
 
 
 def _packed(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Array]:

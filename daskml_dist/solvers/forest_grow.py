@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
+from daskml_dist.backends.forests import ForestFacts
+from daskml_dist.backends.host_forests import drawn_lines
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.grown_tree import Answers, GrownTree
@@ -108,6 +110,10 @@ class Growing:
         self.table = _draw_table(growth.rate)
         self.bounded = bool(growth.signs.any())
         weight = scales.weight * (2.0**FACTOR_BITS if growth.balanced else 1.0)
+        self.shared = ForestFacts(
+            self.table, scales.bits, growth.n_sums, growth.n_line, growth.n_outputs,
+            bins.n_features, bins.max_bins, growth.signs, self.bounded, low, high,
+        )  # fmt: skip
         self.answers = Answers(
             growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre,
             growth.classes, growth.n_outputs,
@@ -134,38 +140,35 @@ class Growing:
         gain = (growth.min_impurity_decrease - np.finfo(np.float64).eps) * weight / unit
         return np.array(facts, np.int64), max(gain, 0.0)
 
+    def all_facts(self, totals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The facts of some trees, and the least gains, by the packed totals of their roots."""
+        found = [self.facts(int(total) >> self.scales.bits) for total in totals]
+        return np.array([facts for facts, _ in found]), np.array([least for _, least in found])
+
     def keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
         """Key of a tree's draws of rows, and the number of the way to its root."""
         rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROWS, _NODES))
         return rows, nodes
 
-    def lines(
-        self, room: ForestRows, tree: int, factor: Array | None = None, found: Array | None = None
-    ) -> Array:
-        """The rows that a tree draws, in room for as many as there are, where that is given."""
-        from daskml_dist.backends.forest_kernels import draw_rows
+    def lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
+        """The rows that a tree draws."""
+        found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
+        return drawn_lines(room, self.shared, self.keys(tree)[0], factor, found)
 
-        if found is None:
-            found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
-        n = draw_rows(
-            room.numbers, self.keys(tree)[0], self.table, room.weight,
-            np.empty(0, np.int64) if factor is None else factor, room.slot, room.more,
-            self.scales.bits, found,
-        )  # fmt: skip
-        return found[:n]
-
-    def class_weights(self, lines: Array) -> NDArray[np.int64]:
-        """Weights of the classes among drawn rows."""
+    def _balanced(self, lines: Array) -> NDArray[np.int64]:
+        """Factors that make the classes of drawn rows weigh the same."""
         from daskml_dist.backends.forest_kernels import node_sums
 
-        sums = np.zeros(self.growth.n_sums + 2, np.int64)
-        node_sums(lines, sums, np.zeros(2 * self.growth.n_outputs))
-        return sums[:-2] >> self.scales.bits
+        sums = np.zeros((1, self.growth.n_sums + 2), np.int64)
+        node_sums(lines, sums[0], np.zeros(2 * self.growth.n_outputs))
+        found: NDArray[np.int64] = self.factors(sums)[0]
+        return found
 
-    def factor(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Factors that make the classes weigh the same."""
-        each = int(weights.sum()) << FACTOR_BITS
-        return np.array([each // (len(weights) * max(int(w), 1)) for w in weights], np.int64)
+    def factors(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Factors that make the classes weigh the same in each tree, of the sums of its root."""
+        weights = sums[:, :-2] >> self.scales.bits
+        each = weights.sum(axis=1, keepdims=True) << FACTOR_BITS
+        return np.asarray(each // (weights.shape[1] * np.maximum(weights, 1)), np.int64)
 
     def bounds(self) -> NDArray[np.float64]:
         """Bounds of a root's answers."""
@@ -175,7 +178,7 @@ class Growing:
         """A tree of the rows of all lanes, and the impurity of its nodes."""
         lines = self.lines(room, tree)
         if self.growth.balanced:
-            lines = self.lines(room, tree, self.factor(self.class_weights(lines)))
+            lines = self.lines(room, tree, self._balanced(lines))
         weight = int((lines[:, 1] >> self.scales.bits).sum())
         facts, gain = self.facts(weight)
         grown = self.part(facts, gain, room.rows, lines, self.keys(tree)[1], 0, self.bounds())

@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.forests import ForestDevice, Nodes
 from daskml_dist.models.grown_tree import GrownTree, joined
 from daskml_dist.models.trees import Tree
+from daskml_dist.solvers.forest_device import grown_parts, root_sums
 from daskml_dist.solvers.forest_grow import Growing
+from daskml_dist.solvers.forest_levels import best_cuts
 from daskml_dist.solvers.forest_parts import flat, part_of
 from daskml_dist.solvers.forest_rows import ForestRows
 from daskml_dist.solvers.own_rows import OwnRows
@@ -58,9 +61,7 @@ class _Node:
     at: list[slice]
     bounds: Array
     sums: Array = field(default_factory=lambda: np.empty(0))
-    best: float = -np.inf
     feature: int = -1
-    varies: bool = False
     told: Array = field(default_factory=lambda: np.empty(0))
 
 
@@ -73,94 +74,87 @@ class Together:
     rooms : sequence of ForestRows
         Of the own lanes.
     growing : Growing
+    device : ForestDevice
     """
 
-    def __init__(self, rows: OwnRows, rooms: Sequence[ForestRows], growing: Growing) -> None:
-        self._rows, self._rooms, self._growing = rows, rooms, growing
+    def __init__(
+        self, rows: OwnRows, rooms: Sequence[ForestRows], growing: Growing, device: ForestDevice
+    ) -> None:
+        self._rows, self._rooms, self._growing, self._device = rows, rooms, growing, device
         self._growth = growing.growth
-        #: Of each lane: room for the lines of the trees that grow together, and for a partition's.
-        self._spaces: list[list[Array]] = [[] for _ in rooms]
+        self._lanes = rows.map(lambda room: device.lane(room, growing.shared, rows.room), rooms)
 
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
         """Some trees, and the impurity of their nodes."""
+        with self._device.memory(sum(len(room.numbers) for room in self._rooms)):
+            return self._grown_trees(numbers)
+
+    def _grown_trees(self, numbers: range) -> list[tuple[Tree, Array]]:
         growing = self._growing
-        self._lines = [self._drawn(k, t) for k, t in enumerate(numbers)]
+        drawn = self._drawn(numbers)
         self._tops = [_Top(growing) for _ in numbers]
-        self._facts: list[tuple[Array, float]] = []
         level = [
-            _Node(k, 0, 0, growing.keys(t)[1], [slice(0, len(part)) for part in self._lines[k]],
-                  growing.bounds())
+            _Node(k, 0, 0, growing.keys(t)[1], [slice(0, n[k]) for n in drawn], growing.bounds())
             for k, t in enumerate(numbers)
-        ]  # fmt: skip
+        ]
         for node in level:
             self._tops[node.tree].add(node)
         small: list[_Node] = []
+        depth = 0
         while level:
-            level = self._level(level, small)
+            level = self._level(level, small, depth)
+            depth += 1
         parts = self._finished(small)
         return [growing.done(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)]
 
-    def _drawn(self, k: int, tree: int) -> list[Array]:
-        """The lines of the rows that the k-th tree draws of each own lane."""
-        growing = self._growing
-
-        def lines(i: int) -> Array:
-            return growing.lines(self._rooms[i], tree, factor, self._space(i, k + 1))
-
-        factor, lanes = None, range(len(self._rooms))
-        drawn = self._rows.map(lines, lanes)
+    def _drawn(self, numbers: range) -> list[list[int]]:
+        """Let trees draw the rows of each own lane; how many lines each has."""
+        growing, factor = self._growing, None
+        keys = np.array([growing.keys(t)[0] for t in numbers], np.uint64)
+        drawn = self._rows.map(lambda lane: lane.draw(keys, factor), self._lanes)
         if not self._growth.balanced:
             return drawn
-        weights = np.sum([growing.class_weights(part) for part in drawn], axis=0)
-        factor = growing.factor(self._rows.sum(weights))
-        return self._rows.map(lines, lanes)
+        sums = sum(
+            root_sums(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
+        )
+        factor = growing.factors(self._rows.sum(np.asarray(sums)))
+        return self._rows.map(lambda lane: lane.draw(keys, factor), self._lanes)
 
-    def _space(self, i: int, number: int) -> Array:
-        """Room for the lines of a lane; the first is for what partitions put aside."""
-        held, shape = self._spaces[i], (len(self._rooms[i].numbers), self._growth.n_line)
-        while len(held) <= number:
-            held.append(self._rows.room(shape, np.int64))
-        return held[number]
+    def _nodes(self, nodes: Sequence[_Node], i: int) -> Nodes:
+        """Nodes of a level, as a lane has them."""
+        return Nodes(
+            np.array([node.tree for node in nodes]),
+            np.array([node.at[i].start for node in nodes]),
+            np.array([node.at[i].stop for node in nodes]),
+            np.array([node.path for node in nodes], np.uint64),
+            np.array([node.bounds for node in nodes]),
+            nodes[0].depth,
+        )
 
     # -- a level -------------------------------------------------------------------------------
 
-    def _level(self, level: list[_Node], small: list[_Node]) -> list[_Node]:
+    def _level(self, level: list[_Node], small: list[_Node], depth: int) -> list[_Node]:
         """Split the nodes of a level; their children."""
-        from daskml_dist.backends.forest_grow import may_split
+        from daskml_dist.backends.forest_nodes import may_be_split
 
-        reach = self._totals(level)
-        if not self._facts:
-            self._facts = [
-                self._growing.facts(int(node.sums[-2] >> self._growing.scales.bits))
-                for node in level
-            ]
+        sums, reach = self._totals(level)
+        if not depth:
+            self._facts, self._least = self._growing.all_facts(sums[:, -2])
+        tree, may = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
+        may_be_split(self._facts, tree, sums, reach, np.full(len(level), depth), may)
         mask = (1 << self._growing.scales.bits) - 1
-        open_ = []
-        for node, of in zip(level, reach, strict=True):
-            facts = self._facts[node.tree][0]
-            if not may_split(facts, node.sums, of, node.depth):
-                continue
-            if int(node.sums[-2]) & mask <= SMALL:
-                small.append(node)
-            else:
-                open_.append(node)
-        self._find(open_)
-        children: list[_Node] = []
-        for node in open_:
-            if node.feature >= 0:
-                children += self._split(node)
-        return children
+        few = (sums[:, -2] & mask) <= SMALL
+        small += [level[k] for k in np.flatnonzero(may & few)]
+        open_ = [level[k] for k in np.flatnonzero(may & ~few)]
+        return self._split(open_, self._find(open_)) if open_ else []
 
-    def _totals(self, level: list[_Node]) -> Array:
-        """Add up the sums of nodes; their reaches."""
-        from daskml_dist.backends.forest_kernels import node_sums
-
+    def _totals(self, level: list[_Node]) -> tuple[Array, Array]:
+        """Add up the sums of nodes, and find their reaches."""
         growth = self._growth
         sums = np.zeros((len(level), growth.n_sums + 2), np.int64)
         reach = np.full((len(level), 2 * growth.n_outputs), -np.inf)
-        for node, own, of in zip(level, sums, reach, strict=True):
-            for lines, at in zip(self._lines[node.tree], node.at, strict=True):
-                node_sums(lines[at], own, of)
+        for i, lane in enumerate(self._lanes):
+            lane.sums(self._nodes(level, i), sums, reach)
         if self._rows.size > 1:
             sums = self._rows.sum(sums)
             if not growth.classes:
@@ -168,106 +162,81 @@ class Together:
         for node, own in zip(level, sums, strict=True):
             node.sums = own
             self._tops[node.tree].sums[node.number] = own
-        return reach
+        return sums, reach
 
-    def _find(self, nodes: list[_Node]) -> None:
-        """Find the best splits of nodes."""
-        d, m = self._growing.bins.n_features, self._growth.max_features
-        first, last = 0, m
-        while nodes and first < d:
-            jobs = [
-                (node, int(j)) for node in nodes for j in self._features(node, first, min(last, d))
-            ]
-            size = max(1, _BYTES // (256 * 8 * self._growth.n_sums))
-            for start in range(0, len(jobs), size):
-                self._cut(jobs[start : start + size], first > 0)
-            # Where no feature varied so far, more are looked at.
-            nodes = [node for node in nodes if not node.varies]
-            first, last = min(last, d), min(last, d) + max(m, 8)
+    def _find(self, nodes: list[_Node]) -> Array:
+        """The best cuts of nodes."""
 
-    def _features(self, node: _Node, first: int, last: int) -> Array:
-        from daskml_dist.backends.forest_jobs import features_of
+        def look(which: Array, of: slice, one: bool) -> Array:
+            return self._look([nodes[k] for k in which], of, one)
 
-        found = np.empty(last - first, np.int64)
-        features_of(node.path, first, last, self._growing.bins.n_features, found)
-        return found
+        return best_cuts(look, len(nodes), self._growing.shared, self._growth.max_features, _BYTES)
 
-    def _cut(self, jobs: list[tuple[_Node, int]], one: bool) -> None:
-        """Take note of better cuts; with `one`, of the first feature that varies alone."""
-        from daskml_dist.backends.forest_jobs import TOLD, add_jobs, cut_jobs
+    def _look(self, nodes: list[_Node], of: slice, one: bool) -> Array:
+        """The best cuts of nodes by some of the features that they draw."""
+        device, facts, rows = self._device, self._growing.shared, self._rows
+        features, total, told_of = None, None, []
+        for i, lane in enumerate(self._lanes):
+            own = self._nodes(nodes, i)
+            told_of.append(own)
+            if features is None:
+                features = device.features(own, facts, of.start, of.stop)
+            hist = lane.histograms(own, features)
+            if total is None:
+                total = hist
+            else:
+                total += hist
+        assert features is not None
+        assert total is not None
+        n, m = features.shape
+        total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
+        if rows.size > 1:
+            total = device.to_device(rows.sum_own(device.to_host(total)))
+            jobs = rows.ranges(n * m)[rows.rank]
+        sums = np.array([node.sums for node in nodes])
+        told = device.cuts(told_of[0], features, total, jobs, sums, facts, self._facts)
+        if rows.size > 1:
+            told = device.to_device(rows.sum(device.to_host(told)))
+        return device.best(told, features, one)
 
-        growing, growth, n = self._growing, self._growth, len(jobs)
-        features = np.array([j for _, j in jobs])
-        hist = np.zeros((n, 256, growth.n_sums), np.int64)
-        for tree in {node.tree for node, _ in jobs}:
-            which = [q for q, (node, _) in enumerate(jobs) if node.tree == tree]
-            at = slice(which[0], which[-1] + 1)
-            for i, lines in enumerate(self._lines[tree]):
-                bounds = np.array([[jobs[q][0].at[i].start, jobs[q][0].at[i].stop] for q in which])
-                add_jobs(
-                    self._rooms[i].rows, lines, bounds[:, 0], bounds[:, 1], features[at], hist[at]
-                )
-        own = self._rows.ranges(n)[self._rows.rank]
-        mine = jobs[own]
-        told = np.zeros((n, TOLD + growth.n_sums + 1), np.int64)
-        summed = self._rows.sum_own(hist) if self._rows.size > 1 else hist
-        if mine:
-            cut_jobs(
-                np.array([self._facts[node.tree][0] for node, _ in mine]), summed,
-                np.array([node.sums for node, _ in mine]), growth.signs,
-                np.array([node.bounds for node, _ in mine]), growing.low, growing.high,
-                np.array([node.path for node, _ in mine], np.uint64), features[own], told[own],
-            )  # fmt: skip
-        if self._rows.size > 1:
-            told = self._rows.sum(told)
-        worths = np.ascontiguousarray(told[:, 0]).view(np.float64)
-        for (node, j), of, worth in zip(jobs, told, worths.tolist(), strict=True):
-            if not of[2] or (one and node.varies):
-                continue
-            node.varies = True
-            if worth > node.best:
-                node.best, node.feature, node.told = worth, j, of
+    def _split(self, nodes: list[_Node], best: Array) -> list[_Node]:
+        """Split nodes, where that is worth it; their children."""
+        from daskml_dist.backends.forest_nodes import settled
 
-    def _split(self, node: _Node) -> list[_Node]:
-        """Split a node, if that is worth it; its children."""
-        from daskml_dist.backends.forest_criteria import worth
-        from daskml_dist.backends.forest_grow import halve
-        from daskml_dist.backends.forest_jobs import TOLD
-        from daskml_dist.backends.forest_kernels import child_of, part_lines
-
-        growing, growth = self._growing, self._growth
-        facts, least = self._facts[node.tree]
-        bits = growing.scales.bits
-        before = worth(growth.criterion.kind, node.sums[:-2], node.sums[-2], bits)
-        gain = max(node.best - before, 0.0)
-        if gain < least:
+        gain, of_children = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
+        ways = np.empty((len(nodes), 2), np.uint64)
+        settled(
+            self._facts, self._least, np.array([node.tree for node in nodes]),
+            np.array([node.sums for node in nodes]), best,
+            np.ascontiguousarray(best[:, 1]).view(np.float64), self._growth.signs,
+            np.array([node.bounds for node in nodes]), np.array([n.path for n in nodes], np.uint64),
+            gain, of_children, ways,
+        )  # fmt: skip
+        split = np.flatnonzero(gain >= 0)
+        if not len(split):
             return []
-        last, _, missing_left = node.told[3:TOLD].tolist()
-        bounds = np.stack([node.bounds, node.bounds])
-        if growing.bounded:
-            work = np.zeros((2, growth.n_sums), np.int64)
-            sign = growth.signs[node.feature]
-            halve(facts, node.sums, node.told[TOLD:], sign, node.bounds, work, bounds[:, :2])
-        left, right = (
-            _Node(
-                node.tree, 0, node.depth + 1, np.uint64(child_of(node.path, side)), [], bounds[side]
-            )
-            for side in (0, 1)
+        children: list[_Node] = []
+        for k in split.tolist():
+            node = nodes[k]
+            node.feature, node.told = int(best[k, 0]), best[k, 1:]
+            pair = [
+                _Node(node.tree, 0, node.depth + 1, ways[k, side], [], of_children[k, side])
+                for side in (0, 1)
+            ]
+            top = self._tops[node.tree]
+            top.split(node, float(gain[k]))
+            for child in pair:
+                top.add(child)
+            children += pair
+        some, cuts = [nodes[k] for k in split], np.ascontiguousarray(best[split][:, [0, 4, 6]])
+        middles = self._rows.map(
+            lambda i: self._lanes[i].part(self._nodes(some, i), cuts), range(len(self._lanes))
         )
-        for i, lines in enumerate(self._lines[node.tree]):
-            at = node.at[i]
-            some = lines[at]
-            n_left = part_lines(
-                self._rooms[i].rows, some, node.feature, last, growing.bins.max_bins, missing_left,
-                self._space(i, 0)[: len(some)],
-            )  # fmt: skip
-            left.at.append(slice(at.start, at.start + n_left))
-            right.at.append(slice(at.start + n_left, at.stop))
-        top = self._tops[node.tree]
-        top.split(node, gain)
-        top.add(left)
-        top.add(right)
-        return [left, right]
+        for i, of_lane in enumerate(middles):
+            for k, (node, middle) in enumerate(zip(some, of_lane.tolist(), strict=True)):
+                children[2 * k].at.append(slice(node.at[i].start, middle))
+                children[2 * k + 1].at.append(slice(middle, node.at[i].stop))
+        return children
 
     # -- small nodes ---------------------------------------------------------------------------
 
@@ -312,8 +281,8 @@ class Together:
         counts, bins, lines = [], [], []
         for node in nodes:
             n = 0
-            for room, of, at in zip(self._rooms, self._lines[node.tree], node.at, strict=True):
-                some = of[at].copy()
+            for i, room in enumerate(self._rooms):
+                some = self._lanes[i].lines(self._nodes([node], i), 0)
                 index = some[:, 0] & 0xFFFFFFFF
                 some[:, 0] ^= index
                 some[:, 0] |= np.arange(n, n + len(some))
@@ -334,7 +303,7 @@ class Together:
         """Finish some nodes of which all trainers have sent their rows."""
         ends = [np.append(0, of.cumsum()) for of in counts]
 
-        def finish(k: int) -> GrownTree:
+        def joined_rows(k: int) -> tuple[Array, Array]:
             of_bins, of_lines, n = [], [], 0
             for rank, end in enumerate(ends):
                 at = slice(end[k], end[k + 1])
@@ -343,14 +312,37 @@ class Together:
                 some[:, 0] += n
                 n += len(some)
                 of_lines.append(some)
-            node = nodes[k]
-            facts, least = self._facts[node.tree]
-            return self._growing.part(
-                facts, least, np.concatenate(of_bins), np.concatenate(of_lines), node.path,
-                node.depth, node.bounds,
-            )  # fmt: skip
+            return np.concatenate(of_bins), np.concatenate(of_lines)
 
-        return self._rows.map(finish, range(len(nodes)))
+        def finish(k: int) -> GrownTree:
+            node = nodes[k]
+            facts, least = self._facts[node.tree], float(self._least[node.tree])
+            return self._growing.part(
+                facts, least, *joined_rows(k), node.path, node.depth, node.bounds
+            )
+
+        if not self._device.by_levels:
+            return self._rows.map(finish, range(len(nodes)))
+        return self._grown_by_levels(nodes, [joined_rows(k) for k in range(len(nodes))])
+
+    def _grown_by_levels(
+        self, nodes: list[_Node], given: list[tuple[Array, Array]]
+    ) -> list[GrownTree]:
+        """Finish some nodes together, each of its bins and lines."""
+        if not nodes:
+            return []
+        ends = np.append(0, np.cumsum([len(lines) for _, lines in given]))
+        for (_, lines), first in zip(given, ends.tolist(), strict=False):
+            lines[:, 0] += first
+        trees = np.array([node.tree for node in nodes])
+        return grown_parts(
+            self._device, self._growing, np.concatenate([bins for bins, _ in given]),
+            np.concatenate([lines for _, lines in given]), ends, self._facts[trees],
+            self._least[trees],
+            np.array([node.path for node in nodes], np.uint64),
+            np.array([node.depth for node in nodes], np.int32),
+            np.array([node.bounds for node in nodes]),
+        )  # fmt: skip
 
 
 class _Top:

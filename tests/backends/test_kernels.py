@@ -69,7 +69,7 @@ def test_kernels_compile_without_spills(architecture):
     check("csr_gradient", dtype="float64", loss="log_loss", result="float64")
     check("csr_adagrad", dtype="float32", result="float32")
     check("kmeans", dtype="float32", d=100, k=64)
-    for name in (name for name in kernels.FUNCTIONS if name.startswith("tree_")):
+    for name in (n for n in kernels.FUNCTIONS if n.startswith(("tree_", "forest_"))):
         check(name, dtype="float32")
 
 

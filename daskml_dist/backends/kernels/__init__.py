@@ -44,6 +44,8 @@ FUNCTIONS = {
     "tree_partition": ("tree_count", "tree_scan", "tree_part", "tree_back", "tree_answer"),
     "tree_splits": ("tree_splits", "tree_best"),
     "tree_predict": ("tree_predict",),
+    "forest_lines": ("forest_count", "forest_draw", "forest_sums", "forest_part"),
+    "forest_splits": ("forest_features", "forest_histograms", "forest_cuts", "forest_best"),
 }
 
 #: Names of the losses that the gradients of linear models know.
@@ -92,6 +94,14 @@ _TREES = {
     "tree_splits": (_WARPS, 3104 * _WARPS, 8),
     "tree_best": (_WARPS, 0, 8),
     "tree_predict": (_THREADS, 0, 8),
+    "forest_count": (_WARPS, 0, 8),
+    "forest_draw": (_WARPS, 0, 8),
+    "forest_sums": (_WARPS, 0, 8),
+    "forest_part": (_WARPS, 0, 8),
+    "forest_features": (_THREADS, 0, 8),
+    "forest_histograms": (_WARPS, 0, 8),
+    "forest_cuts": (_WARPS, 0, 8),
+    "forest_best": (_WARPS, 0, 8),
 }
 
 
@@ -201,7 +211,7 @@ def options(
     elif name == "optimizer_updates":
         found["OPTIMIZER"] = optimizer
         more = (*more, "--fmad=false")  # NumPy's results
-    elif name.startswith("tree_"):
+    elif name.startswith(("tree_", "forest_")):
         more = (*more, "--fmad=false")  # those of the CPU's loops
     elif name == "kmeans":
         found["CENTRES"] = str(_centres(k))

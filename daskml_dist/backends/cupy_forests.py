@@ -1,0 +1,187 @@
+"""Growing the trees of forests on a GPU: rows, and the lines of those that trees draw, stay there.
+
+Of a level of nodes the host learns their sums and best cuts, and says which are split.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.cupy_forest_calls import TILE, ForestCalls
+from daskml_dist.backends.device_memory import device_memory
+from daskml_dist.backends.forests import ForestFacts, Nodes
+
+__all__ = ["CupyForests", "CupyLane"]
+
+Array = NDArray[Any]
+
+
+class CupyForests:
+    """A GPU, as trees of forests grow on it.
+
+    Parameters
+    ----------
+    backend : CupyBackend
+    """
+
+    by_levels = True
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._calls = ForestCalls(backend.calls.cupy, backend.calls.address)
+        self._facts: tuple[ForestFacts, Any] | None = None
+
+    def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> CupyLane:
+        """Rows of a lane."""
+        with self.memory(len(room.rows)):
+            return CupyLane(room, facts, self._backend, self._calls)
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Say what did not fit in the memory of the GPU."""
+        return device_memory(
+            f"What trees grow of on {n_rows:,} rows",
+            'Use decomposition="data" and more workers, or device="cpu", whose trees are the same.',
+        )
+
+    @property
+    def budget(self) -> float:
+        """Bytes of the GPU's memory that are free."""
+        cp = self._calls.cupy
+        free, _ = cp.cuda.Device().mem_info
+        return float(free + cp.get_default_memory_pool().free_bytes())
+
+    def to_host(self, hist: Any) -> Array:
+        """Histograms in host memory."""
+        found: Array = self._backend.to_numpy(hist)
+        return found
+
+    def to_device(self, summed: Array) -> Any:
+        """What trainers have summed, on the GPU."""
+        return self._backend.to_device(summed)
+
+    def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
+        """The features that nodes draw."""
+        return self._calls.features(self._calls.table(nodes), facts.n_features, first, last)
+
+    def cuts(
+        self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
+        facts: ForestFacts, of_trees: NDArray[np.int64],
+    ) -> Any:  # fmt: skip
+        """What is told of the cuts of some jobs."""
+        to_device = self._backend.to_device
+        if self._facts is None or self._facts[0] is not facts:
+            self._facts = facts, tuple(map(to_device, (facts.signs, facts.low, facts.high)))
+        return self._calls.cuts(
+            self._calls.table(nodes), features, hist, jobs, to_device(sums),
+            to_device(of_trees), facts, self._facts[1],
+        )  # fmt: skip
+
+    def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+        """The best cut of each node."""
+        found = self._calls.best(told, features, one)
+        best: NDArray[np.int64] = self._backend.to_numpy(found)
+        return best
+
+
+class CupyLane:
+    """Rows of a lane on a GPU, and the lines of those that some trees draw.
+
+    Lines lie twice: parting brings those of a node from one memory to the other. Nobody else's lie
+    at its places, so those of a node that is not split stay where they are.
+
+    Parameters
+    ----------
+    room : solvers.forest_rows.ForestRows
+    facts : ForestFacts
+    backend : CupyBackend
+    calls : ForestCalls
+    """
+
+    def __init__(self, room: Any, facts: ForestFacts, backend: Any, calls: ForestCalls) -> None:
+        self._facts, self._backend, self._calls = facts, backend, calls
+        to_device = backend.to_device
+        self._bins = to_device(np.ascontiguousarray(room.rows))
+        self._rows = tuple(
+            to_device(np.ascontiguousarray(a))
+            for a in (room.numbers, room.weight, room.slot, room.more)
+        )
+        self._table = to_device(facts.table)
+        self._firsts = np.zeros(1, np.int64)
+        self._lines: list[Any] = []
+
+    def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
+        """Draw the rows of some trees."""
+        cp, facts, to_device = self._calls.cupy, self._facts, self._backend.to_device
+        numbers, weight, *_ = self._rows
+        n_tiles = max(1, -(-len(numbers) // TILE))
+        counts, keys = cp.empty((len(keys), n_tiles), np.int64), to_device(keys)
+        self._calls.count(numbers, weight, keys, self._table, counts)
+        ends = cp.cumsum(counts.reshape(-1)).reshape(counts.shape)
+        last: NDArray[np.int64] = self._backend.to_numpy(ends[:, -1])
+        self._firsts = np.append(0, last[:-1]).astype(np.int64)
+        shape = int(last[-1]), facts.n_line
+        self._lines = []  # before there is room for others
+        self._lines = [cp.empty(shape, np.int64), cp.empty(shape, np.int64)]
+        factor = None if factor is None else to_device(factor)
+        self._calls.draw(self._rows, keys, self._table, factor, ends, self._lines[0], facts.bits)
+        found: list[int] = (last - self._firsts).tolist()
+        return found
+
+    def hold(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+        """Take lines that others have drawn, and where those of each tree begin."""
+        own = self._backend.to_device(lines)
+        self._lines, self._firsts = [own, self._calls.cupy.empty_like(own)], firsts
+
+    def _of(self, turn: int) -> Any:
+        return self._lines[turn % 2]
+
+    def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
+        """Add up the sums of nodes."""
+        found = self._calls.cupy.zeros(sums.shape, np.int64)
+        of = self._backend.to_device(_ordered(reach))
+        table = self._calls.table(nodes, self._firsts)
+        self._calls.sums(self._of(nodes.turn), table, found, of)
+        sums += self._backend.to_numpy(found)
+        if self._facts.n_line % 2:  # classes have no reach
+            reach[...] = _numbers(self._backend.to_numpy(of))
+
+    def histograms(self, nodes: Nodes, features: Any) -> Any:
+        """Histograms of some features of nodes."""
+        n, m = features.shape
+        hist = self._calls.cupy.zeros((n, m, 256, self._facts.n_sums), np.int64)
+        table = self._calls.table(nodes, self._firsts)
+        self._calls.histograms(self._bins, self._of(nodes.turn), table, features, hist)
+        return hist
+
+    def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bring lines that go left before the others; where the latter begin."""
+        first = self._firsts[nodes.tree]
+        ends = self._backend.to_device(np.column_stack([nodes.start + first, nodes.stop + first]))
+        table, turn = self._calls.table(nodes, self._firsts, cuts), nodes.turn
+        self._calls.part(
+            self._bins, self._of(turn), table, self._of(turn + 1), ends, self._facts.missing
+        )
+        middles: NDArray[np.int64] = self._backend.to_numpy(ends)[:, 0] - first
+        return middles
+
+    def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+        """A copy of the lines of the k-th node, in host memory."""
+        first = self._firsts[nodes.tree[k]]
+        some = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]
+        return np.array(self._backend.to_numpy(some))
+
+
+def _ordered(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole numbers of the same order."""
+    bits = np.ascontiguousarray(numbers).view(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
+
+
+def _numbers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What `_ordered` came from."""
+    bits = np.where(ordered < 0, ordered ^ np.int64(2**63 - 1), ordered)
+    return bits.view(np.float64)

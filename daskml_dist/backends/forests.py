@@ -1,0 +1,237 @@
+"""Door through which the trees of forests grow on a device: lines of drawn rows, sums, cuts.
+
+All numbers that decide are sums of whole ones, or follow from those by the same operations in
+float64, so every device grows the same trees to the last bit.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["TOLD", "ForestDevice", "ForestFacts", "ForestLane", "Nodes"]
+
+Array = NDArray[Any]
+
+#: What is told of a cut before the sums of the left child: worth and threshold (as bits), whether
+#: the feature varies, the last bin on the left, the first on the right, whether missing values go
+#: left.
+TOLD = 6
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ForestFacts:
+    """Facts that all trees of a forest share.
+
+    Parameters
+    ----------
+    table : ndarray of uint64
+        Cumulated probabilities of 0, 1, ... draws, of 2**64; empty: each row is drawn once.
+    bits : int
+        Of a packed number that count rows.
+    n_sums, n_line, n_outputs, n_features : int
+        Sums of a node, numbers of a line, outputs, features.
+    missing : int
+        Bin of missing values.
+    signs : ndarray of int8 of shape (n_features,)
+        Of monotonic constraints.
+    bounded : bool
+        Whether there are any.
+    low, high : ndarray of float64 of shape (n_features, 256)
+        Smallest and largest value of each bin.
+    """
+
+    table: NDArray[np.uint64]
+    bits: int
+    n_sums: int
+    n_line: int
+    n_outputs: int
+    n_features: int
+    missing: int
+    signs: NDArray[np.int8]
+    bounded: bool
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Nodes:
+    """Nodes of growing trees, and where the lines of a lane's rows are.
+
+    Parameters
+    ----------
+    tree : ndarray of int64 of shape (n,)
+        Among those that grow together, of which lines are counted from 0.
+    start, stop : ndarray of int64 of shape (n,)
+    path : ndarray of uint64 of shape (n,)
+        Hash of the way to the node.
+    bounds : ndarray of float64 of shape (n, 3)
+        Of what children may answer; whether there are constraints at all.
+    turn : int
+        How often lines have been parted.
+    """
+
+    tree: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    path: NDArray[np.uint64]
+    bounds: NDArray[np.float64]
+    turn: int
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+    def some(self, which: Any) -> Nodes:
+        """Some of them, by a slice, numbers or a mask."""
+        return Nodes(
+            self.tree[which], self.start[which], self.stop[which], self.path[which],
+            self.bounds[which], self.turn,
+        )  # fmt: skip
+
+
+class ForestLane(Protocol):
+    """The rows of a lane, and the lines of those that some trees draw."""
+
+    def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
+        """Draw the rows of some trees, which are numbered from 0; how many lines each has.
+
+        Parameters
+        ----------
+        keys : ndarray of uint64 of shape (n_trees,)
+            Of the trees' draws.
+        factor : ndarray of int64 of shape (n_trees, n_classes), or None
+            More weight of each class.
+        """
+
+    def hold(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+        """Take lines that others have drawn, and where those of each tree begin."""
+
+    def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
+        """Add up the sums of nodes.
+
+        Parameters
+        ----------
+        nodes : Nodes
+        sums : ndarray of int64 of shape (n, n_sums + 2)
+            Of `forest_criteria.worth`, the packed total, and of what impurity is made; added to.
+        reach : ndarray of float64 of shape (n, 2 * n_outputs)
+            Of each output of a regression minus the smallest, and the largest target; raised.
+        """
+
+    def histograms(self, nodes: Nodes, features: Any) -> Any:
+        """Histograms of some features of nodes.
+
+        Parameters
+        ----------
+        nodes : Nodes
+        features : array of int32 of shape (n, m)
+            As `ForestDevice.features` makes them.
+
+        Returns
+        -------
+        array of int64 of shape (n, m, 256, n_sums)
+            Where the device keeps it; good until the next call.
+        """
+
+    def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bring lines that go left before the others; where the latter begin.
+
+        The children's lines are of one turn more.
+
+        Parameters
+        ----------
+        nodes : Nodes
+        cuts : ndarray of int64 of shape (n, 3)
+            Feature, last bin on the left, whether missing values go left.
+        """
+
+    def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+        """A copy of the lines of the k-th node, in host memory."""
+
+
+class ForestDevice(Protocol):
+    """A device on which trees of forests grow.
+
+    Attributes
+    ----------
+    by_levels : bool
+        Whether the nodes of a level are to be split all together, rather than one by one.
+    budget : float
+        Bytes of its memory that are free; infinite where the host's budget counts.
+    """
+
+    by_levels: bool
+
+    @property
+    def budget(self) -> float: ...
+
+    def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> ForestLane:
+        """Rows of a lane.
+
+        Parameters
+        ----------
+        room : solvers.forest_rows.ForestRows
+        facts : ForestFacts
+        make_room : callable
+            As `OwnRows.room`: of the host.
+        """
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Context that says what did not fit in the memory of the device, and the remedy."""
+
+    def to_host(self, hist: Any) -> Array:
+        """Histograms in host memory."""
+
+    def to_device(self, summed: Array) -> Any:
+        """What trainers have summed, where the device keeps it."""
+
+    def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
+        """The features that nodes draw, of numbers `first` to `last`: (n, last - first)."""
+
+    def cuts(
+        self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
+        facts: ForestFacts, of_trees: NDArray[np.int64],
+    ) -> Any:  # fmt: skip
+        """What is told of the best (or drawn) cuts.
+
+        Parameters
+        ----------
+        nodes : Nodes
+        features : array of int32 of shape (n, m)
+        hist : array of int64 of shape (n_jobs, 256, n_sums)
+            Of some of the n * m jobs, a node and a feature each; lost.
+        jobs : slice
+            Which these are; the others' stay zeros.
+        sums : ndarray of int64 of shape (n, n_sums + 2)
+            Of the nodes.
+        facts : ForestFacts
+        of_trees : ndarray of int64 of shape (n_trees, n_facts)
+            See `forest_cuts`.
+
+        Returns
+        -------
+        array of int64 of shape (n, m, TOLD + n_sums + 1)
+            Where the device keeps it.
+        """
+
+    def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+        """The best cut of each node, of the features in their order; the first of equal ones.
+
+        Parameters
+        ----------
+        told : array
+            As `cuts` gives it, or the sum of all trainers'.
+        features : array of int32 of shape (n, m)
+        one : bool
+            Whether only the first feature that varies counts.
+
+        Returns
+        -------
+        ndarray of int64 of shape (n, 1 + TOLD + n_sums + 1)
+            Feature (-1: there is no cut), and what is told; whether any feature varies stands
+            there in any case.
+        """

@@ -1,0 +1,171 @@
+"""Growing the trees of forests in host memory: compiled loops over the lines of nodes."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.forests import TOLD, ForestFacts, Nodes
+
+__all__ = ["HostForests", "HostLane", "drawn_lines"]
+
+Array = NDArray[Any]
+
+
+class HostForests:
+    """The CPU, as trees of forests grow on it."""
+
+    by_levels = False
+    budget = math.inf
+
+    def lane(self, room: Any, facts: ForestFacts, make_room: Any) -> HostLane:
+        """Rows of a lane."""
+        return HostLane(room, facts, make_room)
+
+    def memory(self, n_rows: int) -> AbstractContextManager[None]:
+        """Nothing: the host's own error stays."""
+        return nullcontext()
+
+    def to_host(self, hist: Any) -> Array:
+        """The histograms themselves."""
+        return np.asarray(hist)
+
+    def to_device(self, summed: Array) -> Array:
+        """What trainers have summed itself."""
+        return summed
+
+    def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
+        """The features that nodes draw."""
+        from daskml_dist.backends.forest_jobs import features_of
+
+        found = np.empty((len(nodes), last - first), np.int32)
+        features_of(nodes.path, first, last, facts.n_features, found)
+        return found
+
+    def cuts(
+        self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
+        facts: ForestFacts, of_trees: NDArray[np.int64],
+    ) -> Array:  # fmt: skip
+        """What is told of the cuts of some jobs."""
+        from daskml_dist.backends.forest_jobs import cut_jobs
+
+        n, m = features.shape
+        told = np.zeros((n, m, TOLD + facts.n_sums + 1), np.int64)
+        node = np.arange(jobs.start, jobs.stop) // m
+        if len(node):
+            cut_jobs(
+                of_trees[nodes.tree[node]], hist, sums[node], facts.signs, nodes.bounds[node],
+                facts.low, facts.high, nodes.path[node], features.reshape(-1)[jobs],
+                told.reshape(n * m, -1)[jobs],
+            )  # fmt: skip
+        return told
+
+    def best(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
+        """The best cut of each node."""
+        from daskml_dist.backends.forest_jobs import best_jobs
+
+        found = np.zeros((len(features), 1 + told.shape[2]), np.int64)
+        best_jobs(told, np.ascontiguousarray(told[:, :, 0]).view(np.float64), features, one, found)
+        return found
+
+
+def drawn_lines(
+    room: Any, facts: ForestFacts, key: np.uint64, factor: NDArray[np.int64] | None, found: Array
+) -> Array:
+    """The lines of the rows that a tree draws, in room for as many as there are."""
+    from daskml_dist.backends.forest_kernels import draw_rows
+
+    n = draw_rows(
+        room.numbers, key, facts.table, room.weight,
+        np.empty(0, np.int64) if factor is None else factor, room.slot, room.more, facts.bits,
+        found,
+    )  # fmt: skip
+    drawn: Array = found[:n]
+    return drawn
+
+
+class HostLane:
+    """Rows of a lane, and the lines of those that some trees draw.
+
+    Parameters
+    ----------
+    room : solvers.forest_rows.ForestRows
+    facts : ForestFacts
+    make_room : callable
+        As `OwnRows.room`.
+    """
+
+    def __init__(self, room: Any, facts: ForestFacts, make_room: Any) -> None:
+        self._room, self._facts, self._make_room = room, facts, make_room
+        #: Room for what partitions put aside, and for the lines of the trees that grow together.
+        self._spaces: list[Array] = []
+        self._lines: list[Array] = []
+
+    def _space(self, number: int) -> Array:
+        while len(self._spaces) <= number:
+            shape = len(self._room.numbers), self._facts.n_line
+            self._spaces.append(self._make_room(shape, np.int64))
+        return self._spaces[number]
+
+    def draw(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
+        """Draw the rows of some trees."""
+        self._lines = [
+            drawn_lines(
+                self._room, self._facts, key, None if factor is None else factor[k],
+                self._space(k + 1),
+            )
+            for k, key in enumerate(keys)
+        ]  # fmt: skip
+        return [len(lines) for lines in self._lines]
+
+    def hold(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+        """Take lines that others have drawn."""
+        ends = [*firsts[1:].tolist(), len(lines)]
+        self._lines = [lines[a:b] for a, b in zip(firsts.tolist(), ends, strict=True)]
+
+    def sums(self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]) -> None:
+        """Add up the sums of nodes."""
+        from daskml_dist.backends.forest_kernels import node_sums
+
+        for k, (own, of) in enumerate(zip(sums, reach, strict=True)):
+            node_sums(self._some(nodes, k), own, of)
+
+    def _some(self, nodes: Nodes, k: int) -> Array:
+        of_tree: Array = self._lines[nodes.tree[k]]
+        return of_tree[nodes.start[k] : nodes.stop[k]]
+
+    def histograms(self, nodes: Nodes, features: Any) -> Array:
+        """Histograms of some features of nodes."""
+        from daskml_dist.backends.forest_jobs import add_jobs
+
+        n, m = features.shape
+        hist = np.zeros((n, m, 256, self._facts.n_sums), np.int64)
+        for tree in np.unique(nodes.tree):
+            (which,) = np.nonzero(nodes.tree == tree)
+            at = slice(which[0], which[-1] + 1)  # nodes of a tree are neighbours
+            add_jobs(
+                self._room.rows, self._lines[tree], nodes.start[at], nodes.stop[at], features[at],
+                hist[at],
+            )  # fmt: skip
+        return hist
+
+    def part(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bring lines that go left before the others; where the latter begin."""
+        from daskml_dist.backends.forest_kernels import part_lines
+
+        middles, spare = nodes.start.copy(), self._space(0)
+        for k, (feature, last, missing_left) in enumerate(cuts.tolist()):
+            some = self._some(nodes, k)
+            middles[k] += part_lines(
+                self._room.rows, some, feature, last, self._facts.missing, missing_left,
+                spare[: len(some)],
+            )  # fmt: skip
+        return middles
+
+    def lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+        """A copy of the lines of the k-th node."""
+        return self._some(nodes, k).copy()

@@ -1,0 +1,239 @@
+"""Growth of trees level by level on a device that has all lines of their nodes.
+
+What it makes of a level is one call of each kind, whatever the number of nodes and trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.forests import TOLD, ForestDevice, ForestFacts, ForestLane, Nodes
+from daskml_dist.models.grown_tree import GrownTree
+
+__all__ = ["best_cuts", "grown_by_levels"]
+
+Array = NDArray[Any]
+
+#: What `best_cuts` asks.
+Look = Callable[[Array, slice, bool], Array]
+#: Bytes of the histograms of some nodes.
+_BYTES = 2**28
+#: Features that nodes look at where none of the first varied.
+_MORE = 8
+
+
+def grown_by_levels(
+    device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: NDArray[np.int64],
+    least: NDArray[np.float64], roots: Nodes, depth: NDArray[np.int32],
+) -> list[GrownTree]:  # fmt: skip
+    """Parts of trees that grow of some nodes.
+
+    Parameters
+    ----------
+    device : ForestDevice
+    lane : ForestLane
+        Has the lines of all rows of the nodes.
+    facts : ForestFacts
+    of_trees : ndarray of int64 of shape (n, n_facts)
+        See `forest_cuts`: of each node, whose number is that of its tree in `roots`.
+    least : ndarray of float64 of shape (n,)
+        What a split must gain at least.
+    roots : Nodes
+    depth : ndarray of int32 of shape (n,)
+    """
+    return _Levels(device, lane, facts, of_trees, least).grow(roots, depth)
+
+
+def best_cuts(look: Look, n: int, facts: ForestFacts, m: int, most: int) -> NDArray[np.int64]:
+    """The best cut of each of some nodes, as `ForestDevice.best` tells.
+
+    Where none of the first features of a node varies, it looks at more, up to the first that does.
+
+    Parameters
+    ----------
+    look : callable
+        Makes what is told of the best cut of some nodes (their numbers) by some of the features
+        that they draw; with `one` of the first that varies.
+    n : int
+        Nodes.
+    facts : ForestFacts
+    m : int
+        Features that each looks at.
+    most : int
+        Bytes of the histograms that are made at once.
+    """
+    found = np.zeros((n, 1 + TOLD + facts.n_sums + 1), np.int64)
+    found[:, 0] = -1
+    first, last, which = 0, m, np.arange(n)
+    while len(which) and first < last:
+        for at, of in _batches(len(which), last - first, facts.n_sums, most):
+            some, one = which[at], first > 0
+            best = look(some, slice(first + of.start, first + of.stop), one)
+            _merge(found, some, best, one)
+        which = which[found[which, 3] == 0]
+        first, last = last, min(last + _MORE, facts.n_features)
+    return found
+
+
+def _merge(found: Array, which: Array, best: Array, one: bool) -> None:
+    """Take note of better cuts; with `one`, of nodes of which nothing varied before."""
+    before = found[which]
+    worths, old = (np.ascontiguousarray(b[:, 1]).view(np.float64) for b in (best, before))
+    better = (best[:, 0] >= 0) & ((before[:, 0] < 0) | (worths > old))
+    if one:
+        better &= before[:, 3] == 0
+    varies = best[:, 3] | before[:, 3]
+    before[better] = best[better]
+    before[:, 3] = varies
+    found[which] = before
+
+
+def _batches(
+    n_nodes: int, n_features: int, n_sums: int, most: int
+) -> Iterator[tuple[slice, slice]]:
+    """Nodes and features whose histograms are made at once, in at most so many bytes."""
+    of_one = 256 * 8 * n_sums
+    wide = max(1, min(n_features, most // of_one))
+    many = max(1, most // (of_one * wide))
+    for a in range(0, n_nodes, many):
+        for b in range(0, n_features, wide):
+            yield slice(a, a + many), slice(b, min(n_features, b + wide))
+
+
+@dataclass
+class _Store:
+    """Nodes of all levels so far, as arrays of each."""
+
+    tree: list[Array] = field(default_factory=list)
+    depth: list[Array] = field(default_factory=list)
+    sums: list[Array] = field(default_factory=list)
+    between: list[Array] = field(default_factory=list)
+    left: list[Array] = field(default_factory=list)
+    gain: list[Array] = field(default_factory=list)
+    best: list[Array] = field(default_factory=list)
+    n: int = 0
+
+    def add(self, nodes: Nodes, depth: Array, sums: Array, n_told: int) -> None:
+        """Add a level, of which nothing is split yet."""
+        n = len(nodes)
+        self.tree.append(nodes.tree)
+        self.depth.append(depth)
+        self.sums.append(sums)
+        self.between.append(nodes.bounds[:, :2])
+        self.left.append(np.arange(self.n, self.n + n))
+        self.gain.append(np.zeros(n))
+        self.best.append(np.full((n, n_told), -1, np.int64))
+        self.n += n
+
+    def split(self, which: Array, gain: Array, best: Array) -> None:
+        """Split some nodes of the last level; their children come next, in this order."""
+        self.left[-1][which] = self.n + 2 * np.arange(len(which))
+        self.gain[-1][which] = gain
+        self.best[-1][which] = best
+
+    def made(self, n_trees: int, bounded: bool) -> list[GrownTree]:
+        """What has grown of each root."""
+        tree, depth, sums, between, left, gain, best = (
+            np.concatenate(parts)
+            for parts in (
+                self.tree, self.depth, self.sums, self.between, self.left, self.gain, self.best,
+            )
+        )  # fmt: skip
+        order = np.argsort(tree, kind="stable")
+        ends = np.searchsorted(tree[order], np.arange(n_trees + 1))
+        place = np.empty(self.n, np.int64)
+        place[order] = np.arange(self.n) - ends[tree[order]]
+        found = []
+        for a, b in pairwise(ends.tolist()):
+            own = order[a:b]
+            inner = left[own] != own
+            found.append(
+                GrownTree(
+                    feature=best[own, 0].astype(np.int32),
+                    cut=np.where(inner[:, None], best[own, 4:7], 0),
+                    threshold=np.where(
+                        inner, np.ascontiguousarray(best[own, 2]).view(np.float64), np.nan
+                    ),
+                    left=place[left[own]].astype(np.int32),
+                    depth=depth[own],
+                    sums=sums[own],
+                    gain=gain[own],
+                    between=between[own] if bounded else np.empty((0, 2)),
+                ).walked()
+            )
+        return found
+
+
+class _Levels:
+    """Growth of some nodes."""
+
+    def __init__(
+        self, device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: Array,
+        least: Array,
+    ) -> None:  # fmt: skip
+        self._device, self._lane, self._facts = device, lane, facts
+        self._of_trees, self._least = of_trees, least
+
+    def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
+        """What grows of the nodes."""
+        from daskml_dist.backends.forest_nodes import may_be_split, settled
+
+        facts, store, n_trees = self._facts, _Store(), len(nodes)
+        n_told = 1 + TOLD + facts.n_sums + 1
+        while len(nodes):
+            sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
+            reach = np.full((len(nodes), 2 * facts.n_outputs), -np.inf)
+            self._lane.sums(nodes, sums, reach)
+            store.add(nodes, depth, sums, n_told)
+            may = np.zeros(len(nodes), np.bool_)
+            may_be_split(self._of_trees, nodes.tree, sums, reach, depth, may)
+            (open_,) = np.nonzero(may)
+            if not len(open_):
+                break
+            some, sums, depth = nodes.some(open_), sums[open_], depth[open_]
+            best = self._find(some, sums)
+            gain, bounds = np.empty(len(some)), np.empty((len(some), 2, 3))
+            ways = np.empty((len(some), 2), np.uint64)
+            worths = np.ascontiguousarray(best[:, 1]).view(np.float64)
+            settled(
+                self._of_trees, self._least, some.tree, sums, best, worths, facts.signs,
+                some.bounds, some.path, gain, bounds, ways,
+            )  # fmt: skip
+            (split,) = np.nonzero(gain >= 0)
+            if not len(split):
+                break
+            some, best = some.some(split), best[split]
+            store.split(open_[split], gain[split], best)
+            middles = self._lane.part(some, best[:, [0, 4, 6]])
+            nodes = Nodes(
+                some.tree.repeat(2), np.column_stack([some.start, middles]).reshape(-1),
+                np.column_stack([middles, some.stop]).reshape(-1), ways[split].reshape(-1),
+                bounds[split].reshape(-1, 3), some.turn + 1,
+            )  # fmt: skip
+            depth = (depth[split] + 1).repeat(2)
+        return store.made(n_trees, facts.bounded)
+
+    def _find(self, nodes: Nodes, sums: Array) -> Array:
+        """The best cut of each node."""
+        device, facts = self._device, self._facts
+
+        def look(which: Array, of: slice, one: bool) -> Array:
+            some, own = nodes.some(which), sums[which]
+            features = device.features(some, facts, of.start, of.stop)
+            hist = self._lane.histograms(some, features)
+            jobs = slice(0, len(which) * (of.stop - of.start))
+            hist = hist.reshape(jobs.stop, 256, facts.n_sums)
+            told = device.cuts(some, features, hist, jobs, own, facts, self._of_trees)
+            return device.best(told, features, one)
+
+        return best_cuts(look, len(nodes), facts, int(self._of_trees[0, _FEATURES]), _BYTES)
+
+
+#: Where the features that a node looks at stand in the facts of a tree; see `forest_cuts`.
+_FEATURES = 7

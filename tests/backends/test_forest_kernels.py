@@ -1,0 +1,209 @@
+"""CUDA kernels of forests, by g++, beside the compiled loops of the CPU: equal to the last bit."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import resources
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from daskml_dist.backends.cupy_forests import CupyForests, _numbers, _ordered
+from daskml_dist.backends.forest_criteria import ENTROPY, GINI, POISSON, SQUARED
+from daskml_dist.backends.forests import ForestFacts, Nodes
+from daskml_dist.backends.host_forests import HostForests
+from daskml_dist.backends.logarithm import logarithm
+from tests.backends.kernel_problems import needs_compiler
+from tests.backends.test_tree_kernels import _Guards
+from tests.cuda_emulation import EmulatedCupy, library_of
+
+pytestmark = needs_compiler
+#: Bits that count rows; bin of missing values; features.
+BITS, MISSING, D = 12, 250, 5
+KINDS = {"gini": GINI, "entropy": ENTROPY, "squares": SQUARED, "poisson": POISSON}
+
+
+@pytest.fixture
+def device(guarded):
+    """A GPU on NumPy and emulated kernels, whose arrays lie amid sentinels."""
+    backend = EmulatedCupy()
+    backend._cp = _Guards(backend._cp, guarded)
+    return CupyForests(backend)
+
+
+def _both(device, kind, n, n_outputs=1, table=True, seed=0):
+    """The same rows on the CPU and on the GPU, and what they share."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros((n, 8), np.uint8)
+    rows[:, :D] = rng.integers(0, [3, MISSING, 40, 7, 1], (n, D))
+    rows[:, :2][rng.random((n, 2)) < 0.2] = MISSING
+    if kind < SQUARED:
+        n_sums, more = 3 * n_outputs, np.full((n, n_outputs // 2 * 2), -1, np.int64)
+        for k in range(1, n_outputs):
+            more[:, k - 1] = 3 * k + rng.integers(0, 3, n)
+    else:
+        n_sums, y = 1 + n_outputs, rng.gamma(1.0, size=(n, n_outputs))
+        whole = np.rint(1000 * y).astype(np.int64)
+        more = np.hstack([whole, whole.sum(axis=1, keepdims=True), y.view(np.int64)])
+    low, high = np.sort(rng.normal(size=(2, D, 256)), axis=0)
+    low.sort(axis=1)
+    high.sort(axis=1)
+    facts = ForestFacts(
+        np.array([2**62, 2**63 + 2**62], np.uint64) if table else np.empty(0, np.uint64), BITS,
+        n_sums, 2 + more.shape[1], n_outputs, D, MISSING, np.array([1, 0, -1, 0, 0], np.int8),
+        n_outputs == 1, low, high,
+    )  # fmt: skip
+    room = SimpleNamespace(
+        rows=rows, numbers=rng.permutation(10 * n)[:n], weight=rng.integers(0, 3, n), more=more,
+        slot=rng.integers(0, 3 if kind < SQUARED else 1, n).astype(np.int32),
+    )  # fmt: skip
+    host = HostForests()
+    lanes = [where.lane(room, facts, np.empty) for where in (host, device)]
+    return facts, host, lanes
+
+
+def _facts_of(kind, drawn, n_trees=2):
+    """As `forest_cuts` has them."""
+    first = 3 if kind < SQUARED else 1
+    return np.tile(np.array([kind, BITS, 2, 3, drawn, MISSING, D, 2, 9, 2, first, 1]), (n_trees, 1))
+
+
+def _roots(n, rng, bounded):
+    bounds = np.tile([-np.inf, np.inf, float(bounded)], (len(n), 1))
+    if bounded and len(n) > 1:
+        bounds[1, :2] = [0.1, 0.5]
+    paths = rng.integers(2**64, size=len(n), dtype=np.uint64)
+    each = np.zeros(len(n), np.int64)
+    return Nodes(np.arange(len(n)), each, np.array(n), paths, bounds, 0)
+
+
+def _sorted(lines):
+    return lines[np.lexsort(lines.T)]
+
+
+@pytest.mark.parametrize("kind", [GINI, SQUARED], ids=["classes", "targets"])
+@pytest.mark.parametrize(
+    ("n", "n_outputs", "table"), [(1, 1, False), (1100, 1, True), (600, 3, True)]
+)
+def test_rows_are_drawn_summed_and_parted(kind, n, n_outputs, table, device):
+    facts, host, lanes = _both(device, kind, n, n_outputs, table)
+    rng = np.random.default_rng(1)
+    keys = rng.integers(2**64, size=2, dtype=np.uint64)
+    factor = rng.integers(1, 9, (2, 3)) if kind == GINI and n_outputs == 1 else None
+    counts = [lane.draw(keys, factor) for lane in lanes]
+    assert counts[0] == counts[1]
+    nodes = _roots(counts[0], rng, facts.bounded)
+    for _ in range(3):
+        made = []
+        for lane in lanes:
+            sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
+            reach = np.full((len(nodes), 2 * n_outputs), -np.inf)
+            lane.sums(nodes, sums, reach)
+            made.append((sums, reach))
+        np.testing.assert_array_equal(made[1][0], made[0][0])
+        np.testing.assert_array_equal(made[1][1], made[0][1])
+        for first, last in ((0, 2), (1, 5)):
+            features = [where.features(nodes, facts, first, last) for where in (host, device)]
+            np.testing.assert_array_equal(features[1], features[0])
+            hists = [lane.histograms(nodes, features[0]) for lane in lanes]
+            np.testing.assert_array_equal(hists[1], hists[0])
+        cuts = np.column_stack(
+            [
+                rng.integers(0, D, len(nodes)),
+                rng.integers(0, 60, len(nodes)),
+                rng.integers(0, 2, len(nodes)),
+            ]
+        )
+        middles = [lane.part(nodes, cuts) for lane in lanes]
+        paths = rng.integers(2**64, size=2 * len(nodes), dtype=np.uint64)
+        np.testing.assert_array_equal(middles[1], middles[0])
+        nodes = Nodes(
+            nodes.tree.repeat(2), np.column_stack([nodes.start, middles[0]]).ravel(),
+            np.column_stack([middles[0], nodes.stop]).ravel(), paths,
+            nodes.bounds.repeat(2, axis=0), nodes.turn + 1,
+        )  # fmt: skip
+        for k in range(len(nodes)):
+            own = [_sorted(lane.lines(nodes, k)) for lane in lanes]
+            np.testing.assert_array_equal(own[1], own[0])
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["best", "drawn"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("n", "n_outputs"), [(40, 1), (700, 1), (300, 2)])
+def test_best_cuts(kind, drawn, n, n_outputs, device):
+    facts, host, lanes = _both(device, kind, n, n_outputs, seed=n)
+    rng = np.random.default_rng(2)
+    keys = rng.integers(2**64, size=2, dtype=np.uint64)
+    (counts, _) = [lane.draw(keys, None) for lane in lanes]
+    nodes, of_trees = _roots(counts, rng, facts.bounded), _facts_of(kind, drawn)
+    sums, reach = np.zeros((2, facts.n_sums + 2), np.int64), np.full((2, 2 * n_outputs), -np.inf)
+    lanes[0].sums(nodes, sums, reach)
+    for jobs in (slice(0, 10), slice(3, 9), slice(4, 4)):
+        told = []
+        for where, lane in zip((host, device), lanes, strict=True):
+            features = where.features(nodes, facts, 0, D)
+            hist = lane.histograms(nodes, features).reshape(10, 256, facts.n_sums)[jobs]
+            hist = np.ascontiguousarray(hist)
+            told.append(where.cuts(nodes, features, hist, jobs, sums, facts, of_trees))
+        worths = [np.ascontiguousarray(t[:, :, 0]).view(np.float64) for t in told]
+        np.testing.assert_array_equal(worths[1], worths[0])
+        np.testing.assert_array_equal(told[1][:, :, 2], told[0][:, :, 2])
+        found = (told[0][:, :, 2] > 0) & np.isfinite(worths[0])
+        np.testing.assert_array_equal(told[1][found], told[0][found])
+        if jobs == slice(0, 10):
+            assert found.sum() >= 3
+            assert not told[0][:, :, 2].all()  # one feature does not vary
+            for one in (False, True):
+                best = [where.best(told[0], features, one) for where in (host, device)]
+                np.testing.assert_array_equal(best[1], best[0])
+
+
+def test_cuts_behind_missing_values_alone(device):
+    # All rows have a value of one bin, or none: missing values alone go right, or there is no cut.
+    facts, host, _ = _both(device, GINI, 80)
+    hist = np.zeros((2, 256, 3), np.int64)
+    hist[0, 6] = [(30 << BITS) + 30, 0, 0]
+    hist[0, MISSING] = [0, (20 << BITS) + 20, 0]
+    hist[1, MISSING] = hist[0].sum(axis=0)
+    total = hist[1, MISSING].sum()
+    sums = np.tile([*hist[1, MISSING], total, 0], (2, 1))
+    nodes = _roots([50, 50], np.random.default_rng(0), False)
+    for drawn in (0, 1):
+        told = [
+            where.cuts(
+                nodes, where.features(nodes, facts, 0, 1), hist.copy(), slice(0, 2), sums, facts,
+                _facts_of(GINI, drawn),
+            )
+            for where in (host, device)
+        ]  # fmt: skip
+        np.testing.assert_array_equal(told[1][0], told[0][0])
+        assert told[1][0, 0, 2:6].tolist() == [1, 6, -1, 0]
+        assert told[1][1, 0, 2] == told[0][1, 0, 2] == 0
+
+
+def test_whole_numbers_of_the_same_order():
+    numbers = np.array([-np.inf, -1e300, -1.0, -1e-310, 0.0, 1e-310, 1.0, np.inf])
+    ordered = _ordered(numbers)
+    assert (np.diff(ordered) > 0).all()
+    np.testing.assert_array_equal(_numbers(ordered), numbers)
+
+
+def test_logarithm():
+    rng = np.random.default_rng(0)
+    x = np.concatenate(
+        [rng.random(2000), 10.0 ** rng.uniform(-300, 300, 500), 1 + 1e-3 * rng.normal(size=500)]
+    )
+    found, exact = np.array([logarithm(v) for v in x]), np.log(x.astype(np.longdouble))
+    assert (np.abs(found - exact) < np.spacing(np.abs(found))).all()
+    assert logarithm(1.0) == 0
+    text = resources.files("daskml_dist.backends.kernels").joinpath("logarithm.cuh").read_text()
+    text = text.replace("#pragma once", "")
+    entry = 'extern "C" void all(double *x, long long n) {\n'
+    library = library_of(
+        f"{text}{entry}for (long long i = 0; i < n; ++i) x[i] = logarithm(x[i]);\n}}", ()
+    )
+
+    made = x.copy()
+    library.all(ctypes.c_void_p(made.ctypes.data), ctypes.c_longlong(len(made)))
+    np.testing.assert_array_equal(made, found)

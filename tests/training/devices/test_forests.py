@@ -1,0 +1,196 @@
+"""Forests and decision trees on a GPU: the trees of the CPU, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.backends import cupy_forest_calls, cupy_forests
+from daskml_dist.backends import kernels as of_cuda
+from daskml_dist.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from daskml_dist.errors import DeviceMemoryError, InvalidParameterError
+from daskml_dist.solvers import forest_levels, forest_together
+from daskml_dist.solvers.forest import _Forest
+from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(400, 6))
+X[:, 3] = np.round(X[:, 3], 1)
+X[:, 4] = rng.integers(0, 5, len(X))
+X[:, 5] = 7
+Y = 2 * X[:, 0] + X[:, 1] * X[:, 2] + 2 * (X[:, 4] == 3) + 0.1 * rng.normal(size=len(X))
+X[rng.random(X.shape) < 0.05] = np.nan
+THREE = np.digitize(Y, [-1, 1])
+WEIGHT = rng.integers(0, 4, len(X)).astype(float)
+FEW: dict[str, Any] = {"n_estimators": 3, "max_depth": 5, "random_state": 0}
+
+
+def arrays(model: Any) -> dict[str, bytes]:
+    """All that a fit found, to the bit."""
+    found = {**model._trees.packed(), "impurity": model._impurity}
+    return {name: array.tobytes() for name, array in found.items()}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the kernels of forests that were launched."""
+    names: set[str] = set()
+    launch = cupy_forest_calls.ForestCalls._forest
+
+    def noted(self: Any, source: str, function: str, *rest: Any) -> None:
+        names.add(function)
+        launch(self, source, function, *rest)
+
+    monkeypatch.setattr(cupy_forest_calls.ForestCalls, "_forest", noted)
+    return names
+
+
+CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
+    "gini": (RandomForestClassifier, THREE, {**FEW, "weighted": True}),
+    "entropy": (RandomForestClassifier, THREE, {**FEW, "criterion": "entropy", "max_features": 1}),
+    "balanced": (
+        RandomForestClassifier,
+        THREE,
+        {**FEW, "class_weight": "balanced_subsample", "min_samples_leaf": 5},
+    ),
+    "squares": (RandomForestRegressor, Y, {**FEW, "max_leaf_nodes": 12}),
+    "poisson": (
+        RandomForestRegressor,
+        np.abs(Y),
+        {**FEW, "criterion": "poisson", "monotonic_cst": [1, 0, 0, -1, 0, 0], "weighted": True},
+    ),
+    "outputs": (RandomForestRegressor, np.column_stack([Y, X[:, 1] ** 2 > 1]), FEW),
+    "classes of outputs": (ExtraTreesClassifier, np.column_stack([THREE, Y > 0, THREE > 1]), FEW),
+    "drawn cuts": (ExtraTreesRegressor, Y, {**FEW, "bootstrap": True, "max_depth": None}),
+    "drawn cuts of classes": (
+        ExtraTreesClassifier,
+        THREE > 0,
+        {**FEW, "monotonic_cst": [1, 0, 0, -1, 0, 0], "max_depth": 3},
+    ),
+    "tree": (DecisionTreeClassifier, THREE, {"random_state": 0, "ccp_alpha": 0.01}),
+    "tree of targets": (
+        DecisionTreeRegressor,
+        Y,
+        {"random_state": 0, "min_impurity_decrease": 0.1},
+    ),
+    "lanes": (RandomForestClassifier, THREE, {**FEW, "run": Run(n_lanes=3)}),
+}
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("case", CASES)
+def test_trees_are_the_cpus(case: str, launched: set[str]) -> None:
+    make, y, given = CASES[case]
+    given = dict(given)
+    features = np.where(np.isnan(X), 0.0, X) if "poisson" in case else X
+    weight = WEIGHT if given.pop("weighted", False) else None
+    if "monotonic_cst" in given:
+        features = np.where(np.isnan(X), 0.0, X)
+    gpu, cpu = (make(device=on, **given).fit(features, y, weight) for on in ("gpu", "cpu"))
+    assert arrays(gpu) == arrays(cpu)
+    names = "forest_lines", "forest_splits"
+    assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("case", ["balanced", "squares", "lanes", "drawn cuts"])
+def test_trees_of_all_trainers_are_the_cpus(
+    case: str, launched: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some nodes are split by all, in parts of few histograms, and some small ones together.
+    monkeypatch.setattr(forest_together, "SMALL", 60)
+    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
+    monkeypatch.setattr(forest_levels, "_BYTES", 2**15)
+    make, y, given = CASES[case]
+    gpu, cpu = (
+        make(device=on, decomposition=how, **given).fit(X, y)
+        for on, how in (("gpu", "data"), ("cpu", "functional"))
+    )
+    assert arrays(gpu) == arrays(cpu)
+    assert "forest_histograms" in launched
+
+
+@pytest.mark.usefixtures("kernels")
+def test_nodes_look_at_more_features_until_one_varies(launched: set[str]) -> None:
+    # Of 40 features two vary, and a node draws one.
+    few = np.zeros((200, 40))
+    few[:, 7], few[:, 33] = X[:200, 3], X[:200, 4]
+    few = np.nan_to_num(few)
+    gpu, cpu = (
+        RandomForestClassifier(device=on, max_features=1, **FEW).fit(few, THREE[:200])
+        for on in ("gpu", "cpu")
+    )
+    assert arrays(gpu) == arrays(cpu)
+    assert gpu._trees.nodes.feature.max() == 33
+    assert "forest_features" in launched
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("call", ["rows", "histograms"])
+def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no more")
+
+    where = cupy_forests.CupyLane if call == "rows" else cupy_forest_calls.ForestCalls
+    monkeypatch.setattr(where, "__init__" if call == "rows" else call, full)
+    with pytest.raises(DeviceMemoryError, match=r"grow of on 400 rows did not fit.*decomposition"):
+        RandomForestRegressor(device="gpu", **FEW).fit(X, Y)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_rows_that_a_gpu_has_no_room_for_stay_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    how: list[str] = []
+    for name in ("_alone", "_together"):
+        grow = getattr(_Forest, name)
+        monkeypatch.setattr(
+            _Forest, name, lambda self, name=name, grow=grow: (how.append(name), grow(self))[1]
+        )
+    for free in (1e9, 1e4):
+        monkeypatch.setattr(cupy_forests.CupyForests, "budget", free)
+        RandomForestRegressor(device="gpu", **FEW).fit(X, Y)
+    RandomForestRegressor(device="gpu", decomposition="functional", **FEW).fit(X, Y)
+    assert how == ["_alone", "_together", "_alone"]
+
+
+def test_medians_are_the_cpus() -> None:
+    with pytest.raises(InvalidParameterError, match=r"absolute_error.*the CPU alone.*device="):
+        RandomForestRegressor(criterion="absolute_error", device="gpu").fit(X, Y)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_medians_are_found_by_the_cpu_where_it_may_choose() -> None:
+    given = {**FEW, "criterion": "absolute_error"}
+    models = [RandomForestRegressor(device=on, **given).fit(X, Y) for on in ("auto", "cpu")]
+    assert arrays(models[0]) == arrays(models[1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("decomposition", ["functional", "data"])
+def test_workers_grow_the_same_trees(
+    decomposition: str, launched: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dask.array as da
+
+    monkeypatch.setattr(forest_together, "SMALL", 60)
+    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
+    cpu = ExtraTreesClassifier(device="cpu", **FEW).fit(X, THREE)
+    # In this process, where a GPU is emulated.
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
+        with Client(cluster):
+            rows = da.from_array(X, chunks=(100, 6)), da.from_array(THREE, chunks=100)
+            gpu = ExtraTreesClassifier(device="gpu", decomposition=decomposition, **FEW)
+            gpu.fit(*rows)
+    assert arrays(gpu) == arrays(cpu)
+    assert "forest_cuts" in launched
