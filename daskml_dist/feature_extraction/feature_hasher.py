@@ -30,6 +30,11 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
     Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
     """
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False  # which older versions of scikit-learn do not say
+        return tags
+
     def fit(self, X: Any = None, y: Any = None) -> Self:
         """Check the parameters.
 
