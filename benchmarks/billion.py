@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmarks._common import markdown
+from benchmarks._memory import memory_peak
 from benchmarks.streaming import FEATURES, workers, write_file
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
@@ -97,7 +97,7 @@ class _Log:
         self._folder = folder
 
     def on_step_end(self, step: Any) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak = memory_peak() / 2**20
         with open(f"{self._folder}/{step.lane}", "a") as log:
             log.write(f"{time.time()} {step.n_rows} {peak}\n")
 

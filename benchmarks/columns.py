@@ -6,7 +6,6 @@ process grew by at most while the fit lasted.
 
 from __future__ import annotations
 
-import resource
 import statistics
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from benchmarks._common import markdown, processes
+from benchmarks._memory import forget_peak, memory_now, memory_peak
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 
@@ -58,10 +58,10 @@ def _fit(X: Any, y: Any, shard: str) -> tuple[dict[str, float], list[int]]:
     )
     with processes(WORKERS) as client:
         data = _chunked(X, chunks).persist(), da.from_array(y, chunks[0]).persist()
-        client.run(_forget_peak)
-        before = client.run(_memory, "VmRSS")
+        client.run(forget_peak)
+        before = client.run(memory_now)
         records = model.fit(*data).history_.records[1:]
-        after = client.run(_memory, "VmHWM")
+        after = client.run(memory_peak)
     step = {
         "seconds": statistics.median(r["seconds"] / r["steps"] for r in records),
         "bytes": statistics.median(r["bytes_pushed"] / r["steps"] for r in records) / WORKERS,
@@ -80,25 +80,6 @@ def _chunked(X: Any, chunks: tuple[int, int]) -> Any:
     return da.concatenate(
         [da.concatenate([part(row, left) for left in starts[1]], axis=1) for row in starts[0]]
     )
-
-
-def _memory(name: str) -> int:
-    """Bytes of this process, now (VmRSS) or at most (VmHWM)."""
-    try:
-        with open("/proc/self/status") as file:
-            line = next(line for line in file if line.startswith(name))
-        return 1024 * int(line.split()[1])
-    except OSError:
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _forget_peak() -> None:
-    """Let the highest memory of this process be what it has now, where the system can."""
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        pass
 
 
 def _rows(n_rows: int, n_features: int) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from benchmarks._common import markdown, processes
+from benchmarks._memory import memory_peak
 from daskml_dist.recommender import ALS
 
 #: Ratings, users, items.
@@ -98,18 +99,11 @@ def memory(limit: str, workers: int, n_users: int) -> str:
         since = time.perf_counter()
         model = ALS(64, implicit=True, max_iter=2, random_state=0).fit(lazy)
         taken = time.perf_counter() - since
-        peaks = client.run(_peak).values()
+        peaks = client.run(memory_peak).values()
     nbytes = model.user_factors_.nbytes + model.item_factors_.nbytes
-    rows = [[f"{nbytes / 2**20:.0f}", f"{peak:.0f}", f"{taken:.1f}"] for peak in peaks]
+    rows = [[f"{nbytes / 2**20:.0f}", f"{peak / 2**20:.0f}", f"{taken:.1f}"] for peak in peaks]
     title = f"ALS of 19 M ratings, {shape[0]:,} users, rank 64, 2 sweeps, workers of {limit}"
     return markdown(title, ["factors, MiB", "most memory of a worker, MiB", "fit, s"], rows)
-
-
-def _peak() -> float:
-    """The most MiB that this process has had; `getrusage` counts those of who started it too."""
-    with open("/proc/self/status") as status:
-        (line,) = (line for line in status if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 def _lazy(frame: pd.DataFrame, n: int) -> Any:

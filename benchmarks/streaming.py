@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import pandas as pd
 from distributed import Client, LocalCluster
 
 from benchmarks._common import markdown
+from benchmarks._memory import memory_peak
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 
@@ -61,7 +61,7 @@ def _measure(folder: Path, files: int, rows: int, budget: int | str, limit: str)
         ).fit(frame[FEATURES], frame["y"])
         assert model.history_.extra["streamed"]
         whole = time.perf_counter() - begin
-        peaks = client.run(_peak)
+        peaks = client.run(memory_peak)
     total = files * rows
     seconds = min(r["seconds"] for r in model.history_.records)
     table = [
@@ -73,7 +73,7 @@ def _measure(folder: Path, files: int, rows: int, budget: int | str, limit: str)
         [f"the whole fit, survey and {PASSES} passes, seconds", f"{whole:.2f}"],
         ["only reading as often, seconds", f"{(PASSES + 1) * reading:.2f}"],
         ["steps in a pass", f"{model.history_.records[-1]['steps']:,}"],
-        ["peak memory of each worker, MiB", ", ".join(f"{p:,.0f}" for p in peaks.values())],
+        ["peak memory of each worker, MiB", ", ".join(f"{p / 2**20:,.0f}" for p in peaks.values())],
         ["training loss of each pass", ", ".join(f"{r['loss']:.4f}" for r in model.history_)],
     ]
     title = f"Streaming {total:,} rows x {len(FEATURES)} float32, 2 workers of {limit}"
@@ -131,7 +131,3 @@ def _seconds(frame: Any, function: Callable[[Any], int]) -> float:
 
 def _rows_as_array(frame: pd.DataFrame) -> int:
     return len(np.ascontiguousarray(frame[FEATURES].to_numpy()))
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

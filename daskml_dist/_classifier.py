@@ -46,8 +46,8 @@ class BaseClassifier(ClassifierMixin, Supervised):
             strange = np.setdiff1d(found, classes)
             if len(strange):
                 raise InvalidDataError(
-                    f"y holds labels {strange.tolist()[:5]} that `classes` does not. Name every "
-                    "class in the first call to partial_fit."
+                    f"The target label(s) {strange.tolist()[:5]} in y do not exist in the initial "
+                    "classes. Name every class in the first call to partial_fit."
                 )
             found = classes
         if found.dtype.kind == "f" and (found % 1).any():
@@ -71,14 +71,14 @@ class BaseClassifier(ClassifierMixin, Supervised):
                 )
             return self.classes_
         labels = np.unique(classes)
-        if len(labels) != len(classes):
-            raise InvalidParameterError(
-                f"`classes={classes!r}` names a label twice. Name each once: np.unique(classes)."
-            )
-        if not first and not np.array_equal(labels, self.classes_):
+        if not first and not np.array_equal(np.sort(classes), self.classes_):
             raise InvalidParameterError(
                 f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
                 f"{self.classes_!r}. Leave it out, or start with a new estimator."
+            )
+        if len(labels) != len(classes):
+            raise InvalidParameterError(
+                f"`classes={classes!r}` names a label twice. Name each once: np.unique(classes)."
             )
         return labels
 

@@ -26,7 +26,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
-__all__ = ["BlockTransformer", "check_fitted"]
+__all__ = ["BlockTransformer", "CopyingTransformer", "check_fitted"]
 
 
 class BlockTransformer(Exported, BaseEstimator):
@@ -162,8 +162,12 @@ class BlockTransformer(Exported, BaseEstimator):
         array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
             Dask where `X` is; a DataFrame where ``set_output(transform="pandas")`` asks for it.
         """
+        return self._transformed(X)
+
+    def _transformed(self, X: Any, **options: Any) -> Any:
+        """Rows transformed; scikit-learn's `options` are for rows in memory."""
         if not is_dask(X):
-            return super().transform(plain_rows(X))
+            return super().transform(plain_rows(X), **options)
         return self._map("transform", X)
 
     def inverse_transform(self, X: Any) -> Any:
@@ -177,8 +181,11 @@ class BlockTransformer(Exported, BaseEstimator):
         -------
         array, CSR matrix or dask Array
         """
+        return self._inverted(X)
+
+    def _inverted(self, X: Any, **options: Any) -> Any:
         if not is_dask(X):
-            return super().inverse_transform(X)
+            return super().inverse_transform(X, **options)
         return self._map("inverse_transform", X)
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
@@ -223,6 +230,30 @@ class BlockTransformer(Exported, BaseEstimator):
         if _get_output_config("transform", self)["dense"] == "default":
             check_feature_names(estimator, X, reset=True)
         return estimator
+
+
+class CopyingTransformer(BlockTransformer):
+    """Base class of those that may write into rows in memory."""
+
+    def transform(self, X: Any, copy: bool | None = None) -> Any:
+        """Transform rows; lazily, block by block, where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        copy : bool or None, default=None
+            Whether rows in memory are left as they are; None: as the constructor says. Those of
+            Dask collections always are.
+
+        Returns
+        -------
+        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+        """
+        return self._transformed(X, copy=copy)
+
+    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
+        """Undo :meth:`transform`, which tells of `copy`; lazily where X is a Dask collection."""
+        return self._inverted(X, copy=copy)
 
 
 def check_fitted(estimator: Any) -> None:

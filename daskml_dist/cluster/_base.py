@@ -6,18 +6,20 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.utils import check_random_state
 
 from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import check_one_of
 from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.backends import get_backend
+from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.unlabelled import Unlabelled
@@ -37,6 +39,7 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
     n_clusters: int
     init: Any
     n_init: int | str
+    random_state: Any
     cluster_centers_: NDArray[np.float64]
     n_features_in_: int
     _shift: NDArray[np.float64] | None
@@ -50,6 +53,11 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
 
     def _set_of_rows(self, X: Any) -> None:
         self.labels_ = self.predict(X)
+
+    def _set_labels(self, X: Any) -> None:
+        self.__dict__.pop("labels_", None)
+        if getattr(self, "compute_labels", True):
+            self.labels_ = self.predict(X)
 
     def fit_predict(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
@@ -76,11 +84,20 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         """Check `init`; `inits` are the strings that it may be."""
         if isinstance(self.init, str):
             check_one_of("init", self.init, inits)
-        elif callable(self.init):
+        elif callable(self.init) and not hasattr(self, "_called_init"):
             raise InvalidParameterError(
-                "init is a function, and rows may be more than one process holds. Give what it "
-                f"returns for some rows, or one of {list(inits)}."
+                "init is a function, and rows of a Dask collection may be more than one process "
+                f"holds. Give what it returns for some rows, or one of {list(inits)}."
             )
+
+    def _call_init(self, X: Any, known: NDArray[np.float64] | None = None) -> None:
+        """Ask a function for the first centres of rows in memory, where none are known."""
+        self.__dict__.pop("_called_init", None)
+        if callable(self.init) and known is not None:
+            self._called_init = known
+        elif callable(self.init) and not is_dask(X):
+            random = check_random_state(self.random_state)
+            self._called_init = self.init(as_rows(X), self.n_clusters, random_state=random)
 
     def _warn_of_one_init(self, stacklevel: int) -> None:
         """Tell that centres which are given are tried once."""
@@ -94,8 +111,9 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
 
     def _given_centres(self, n_features: int, inits: tuple[str, ...]) -> NDArray[np.float64]:
         """First centres that the user gives, checked; `inits` are what else `init` may be."""
+        given = self.__dict__.pop("_called_init", self.init)
         try:
-            centres = np.asarray(self.init, dtype=np.float64)
+            centres = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise InvalidParameterError(
                 f"init={self.init!r}: use one of {list(inits)}, or an array of numbers."
@@ -166,6 +184,32 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
 
 class BaseCentres(OfCentres, BaseUnlabelled):
     """Base class of those that a round solver finds."""
+
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Find the centres.
+
+        Parameters
+        ----------
+        X, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times.
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        DivergedError
+            What is found is not finite.
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._call_init(X)
+        return super().fit(X, None, sample_weight, client=client)
 
     def _set_centres(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
         """Attributes of a solution with ``"inertia"`` and ``"shift"``."""

@@ -30,12 +30,13 @@ class KMeans(BaseCentres):
     Parameters
     ----------
     n_clusters : int, default=8
-    init : {"k-means||", "k-means++", "random"} or array-like of shape (n_clusters, n_features), \
-default="k-means||"
+    init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
+callable, default="k-means||"
         First centres. ``"k-means||"`` finds centres in a sample of the rows, draws some rows far
         from them in each of `init_rounds` rounds over all, and chooses among both.
         ``"k-means++"`` draws one in each of ``n_clusters`` passes (scikit-learn's tries several,
-        and keeps the best). ``"random"``: any rows.
+        and keeps the best). ``"random"``: any rows. A function is called once, with rows in memory,
+        `n_clusters` and a `random_state`, and returns the centres.
     n_init : int or "auto", default="auto"
         Runs, of which the best is kept. ``"auto"``: 10 for ``init="random"``, else 1.
     max_iter : int, default=300
@@ -125,6 +126,12 @@ default="k-means||"
         check_one_of("algorithm", self.algorithm, ("lloyd", "elkan"))
         if self.n_init != "auto":
             check_count("n_init", self.n_init, '"auto"')
+        if self.algorithm == "elkan" and self.n_clusters == 1:
+            warnings.warn(
+                "algorithm='elkan' doesn't make sense for a single cluster. Using 'lloyd' instead.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
         self._check_init(_INITS)
 
     def _problem(self, rows: Rows) -> tuple[Unlabelled, KMeansSolver]:

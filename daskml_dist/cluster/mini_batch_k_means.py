@@ -59,8 +59,8 @@ class MiniBatchKMeans(OfCentres, BaseSteps):
     Parameters
     ----------
     n_clusters : int, default=8
-    init : {"k-means||", "k-means++", "random"} or array-like of shape (n_clusters, n_features), \
-default="k-means||"
+    init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
+callable, default="k-means||"
         First centres, chosen in `init_size` rows that are drawn by their weights: ``"k-means||"``
         has a k-means of these, ``"k-means++"`` rows far from each other, ``"random"`` any.
     max_iter : int, default=100
@@ -222,6 +222,7 @@ default="k-means||"
         TrainingError
             When the fit cannot go on.
         """
+        self._call_init(X)
         settings = self._settings(policy)
         self._train(X, None, sample_weight, settings=settings, client=client, go_on=False)
         self._set_labels(X)
@@ -248,17 +249,13 @@ default="k-means||"
         self
         """
         state = getattr(self, "_state", None)
+        self._call_init(X, None if state is None else self.cluster_centers_)
         settings = dataclasses.replace(self._settings(policy), max_iter=1, batch_size=None)
         self._train(
             X, None, sample_weight, settings=settings, client=client, go_on=state is not None
         )
         self._set_labels(X)
         return self
-
-    def _set_labels(self, X: Any) -> None:
-        self.__dict__.pop("labels_", None)
-        if self.compute_labels:
-            self.labels_ = self.predict(X)
 
     def _model(self, rows: Rows, last: Centres | None) -> Centres:
         survey = rows.survey

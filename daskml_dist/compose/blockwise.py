@@ -127,6 +127,11 @@ class Blockwise(Exported, BaseEstimator):
         """Names of the columns of the result."""
         return self.transformer_.get_feature_names_out(input_features)
 
+    def __sklearn_tags__(self) -> Any:
+        tags, theirs = super().__sklearn_tags__(), get_tags(self.transformer)
+        tags.input_tags, tags.transformer_tags = theirs.input_tags, theirs.transformer_tags
+        return tags
+
     def __sklearn_clone__(self) -> Self:
         transformer = self.transformer
         return type(self)(

@@ -26,7 +26,27 @@ __all__ = ["ColumnTransformer", "make_column_transformer"]
 _HEAD = 1000
 
 
-class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
+class _Routing(BlockTransformer):
+    """Methods with the metadata of rows in memory, which scikit-learn routes."""
+
+    def transform(self, X: Any, **params: Any) -> Any:
+        """Transform rows; lazily, block by block, where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame, array-like, dask DataFrame or dask Array
+        **params
+            Metadata for the transformers, of rows in memory.
+
+        Returns
+        -------
+        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+        """
+        _check_no_metadata(X, params)
+        return self._transformed(X, **params)
+
+
+class ColumnTransformer(_Routing, compose.ColumnTransformer):
     """:class:`sklearn.compose.ColumnTransformer` for Dask collections.
 
     Each transformer is fitted in one pass over its columns; all of them transform a block in one
@@ -57,7 +77,7 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
 
     _remedy: ClassVar[str] = "Where an encoder met an unknown category, set its handle_unknown."
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Fit all transformers.
 
         Parameters
@@ -65,6 +85,9 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
         X : pandas.DataFrame, array-like, dask DataFrame or dask Array
             Of shape (n_rows, n_features).
         y : array-like, dask Array or dask Series of shape (n_rows,), or None
+        **params
+            Metadata for the transformers, of rows in memory, where scikit-learn's
+            ``enable_metadata_routing`` is set.
 
         Returns
         -------
@@ -76,8 +99,9 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
             A transformer knows nothing of Dask collections, or names or columns have no meaning.
         """
         if not is_dask(X):
-            compose.ColumnTransformer.fit(self, X, y)
+            compose.ColumnTransformer.fit(self, X, y, **params)
             return self
+        _check_no_metadata(X, params)
         self._check_parameters()
         rows = _head(X)
         chosen = [_resolve(rows, columns) for _, _, columns in self.transformers]
@@ -138,10 +162,20 @@ class ColumnTransformer(BlockTransformer, compose.ColumnTransformer):
         return row.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(row)
 
 
+def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
+    if params and is_dask(X):
+        raise InvalidParameterError(
+            f"{', '.join(params)}: ColumnTransformer routes metadata of rows in memory alone. "
+            "Leave it out, or fit transformers that need it one by one."
+        )
+
+
 def make_column_transformer(
     *transformers: Any,
     remainder: Any = "drop",
     sparse_threshold: float = 0.3,
+    n_jobs: int | None = None,
+    verbose: bool = False,
     verbose_feature_names_out: Any = True,
 ) -> ColumnTransformer:
     """Make a :class:`ColumnTransformer` that names its transformers itself.
@@ -149,7 +183,7 @@ def make_column_transformer(
     Parameters
     ----------
     *transformers : (transformer, columns)
-    remainder, sparse_threshold, verbose_feature_names_out
+    remainder, sparse_threshold, n_jobs, verbose, verbose_feature_names_out
         As in :class:`ColumnTransformer`.
 
     Returns
@@ -161,6 +195,8 @@ def make_column_transformer(
         named,
         remainder=remainder,
         sparse_threshold=sparse_threshold,
+        n_jobs=n_jobs,
+        verbose=verbose,
         verbose_feature_names_out=verbose_feature_names_out,
     )
 

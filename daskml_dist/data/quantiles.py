@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from sklearn.utils.stats import _weighted_percentile
 
 __all__ = [
     "METHODS",
@@ -102,9 +101,21 @@ class ColumnSketch:
         q : ndarray of float
         average : bool
             Take the mean with the next value where the share is met exactly.
+
+        Notes
+        -----
+        Definitions 1 and 2 of Hyndman and Fan (1996), "Sample Quantiles in Statistical Packages",
+        with weights in the place of counts.
         """
-        found = _weighted_percentile(self.values, self.weights, 100 * q, average=average)
-        return np.asarray(found, dtype=np.float64)
+        reached = np.cumsum(self.weights)  # of rows that have some weight
+        last = len(self.values) - 1
+        asked = 100 * q / 100 * reached[-1]  # with the digits of percentiles, as in scikit-learn
+        at = np.minimum(np.searchsorted(reached, asked), last)
+        found: NDArray[np.float64] = self.values[at]
+        if not average:
+            return found
+        exact = reached[at] - asked <= np.finfo(np.float64).eps
+        return np.where(exact, (found + self.values[np.minimum(at + 1, last)]) / 2, found)
 
 
 def _positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.float64]:

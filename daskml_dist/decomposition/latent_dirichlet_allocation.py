@@ -59,6 +59,8 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         Mean change of a document's parameters that ends its own iterations.
     max_doc_update_iter : int, default=100
         These, at most.
+    n_jobs : int, default=None
+        Accepted for scikit-learn's interface, without effect: `run` says where a fit runs.
     verbose : int, default=0
         Above 0: a line of progress.
     random_state : int, RandomState instance or None, default=None
@@ -117,6 +119,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         perp_tol: float = 0.1,
         mean_change_tol: float = 1e-3,
         max_doc_update_iter: int = 100,
+        n_jobs: int | None = None,
         verbose: int = 0,
         random_state: Any = None,
         run: Run | None = None,
@@ -135,6 +138,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         self.perp_tol = perp_tol
         self.mean_change_tol = mean_change_tol
         self.max_doc_update_iter = max_doc_update_iter
+        self.n_jobs = n_jobs
         self.verbose = verbose
         self.random_state = random_state
         self.run = run

@@ -85,12 +85,12 @@ class VocabularyTransformer(DocumentTransformer):
     #: Whether a fit with a given vocabulary needs no look at the documents.
     _knows_all: ClassVar[bool] = True
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, raw_documents: Any, y: Any = None) -> Self:
         """Learn the terms of all documents; of a Dask collection in one pass.
 
         Parameters
         ----------
-        X : iterable of str, dask Bag, Series or Array of shape (n_documents,)
+        raw_documents : iterable of str, dask Bag, Series or Array of shape (n_documents,)
         y : ignored
 
         Returns
@@ -104,8 +104,27 @@ class VocabularyTransformer(DocumentTransformer):
         InvalidParameterError
             No term is left by `min_df` and `max_df`.
         """
-        X = join_delayed(X, 1)
+        X = join_delayed(raw_documents, 1)
         return self._fit_lazy(X) if is_dask(X) else super().fit(X, y)
+
+    def transform(self, raw_documents: Any) -> Any:
+        """Count terms; lazily where documents are a Dask collection.
+
+        Parameters
+        ----------
+        raw_documents : as in :meth:`fit`
+
+        Returns
+        -------
+        CSR matrix, or dask Array of such chunks, of shape (n_documents, n_terms)
+        """
+        return self._transformed(raw_documents)
+
+    def fit_transform(  # type: ignore[override]
+        self, raw_documents: Any, y: Any = None, **params: Any
+    ) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same documents."""
+        return super().fit_transform(raw_documents, y, **params)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         self._check_parameters()

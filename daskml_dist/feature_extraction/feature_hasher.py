@@ -30,6 +30,11 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
     Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
     """
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False  # which older versions of scikit-learn do not say
+        return tags
+
     def fit(self, X: Any = None, y: Any = None) -> Self:
         """Check the parameters.
 
@@ -43,6 +48,19 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         """
         feature_extraction.FeatureHasher.fit(self, None if is_dask(X) else X)
         return self
+
+    def transform(self, raw_X: Any) -> Any:
+        """Hash items; lazily where they are a Dask collection.
+
+        Parameters
+        ----------
+        raw_X : iterable of items, dask Bag, Series or Array
+
+        Returns
+        -------
+        CSR matrix, or dask Array of such chunks, of shape (n_items, n_features)
+        """
+        return self._transformed(raw_X)
 
     def _sample(self, X: Any) -> Any:
         return [{"dict": {"a": 1}, "pair": [("a", 1)], "string": ["a"]}[self.input_type]]

@@ -23,6 +23,11 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
     Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
     """
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False  # which older versions of scikit-learn do not say
+        return tags
+
     def fit(self, X: Any, y: Any = None) -> Self:
         """Check the parameters.
 

@@ -43,6 +43,7 @@ class _NamespaceHasher(TransformerMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
+        tags.input_tags.dict, tags.input_tags.two_d_array = True, False
         tags.no_validation = True
         return tags
 

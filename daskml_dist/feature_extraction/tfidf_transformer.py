@@ -14,7 +14,9 @@ from daskml_dist.data.conversion import as_rows
 __all__ = ["TfidfTransformer", "inverse_frequencies"]
 
 
-class TfidfTransformer(BlockTransformer, text.TfidfTransformer):
+class TfidfTransformer(  # type: ignore[call-arg]
+    BlockTransformer, text.TfidfTransformer, auto_wrap_output_keys=None
+):
     """:class:`sklearn.feature_extraction.text.TfidfTransformer` for Dask Arrays; exact.
 
     Parameters
@@ -30,6 +32,21 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer):
         With `use_idf`.
     n_features_in_ : int
     """
+
+    def transform(self, X: Any, copy: bool = True) -> Any:
+        """Weigh counts; lazily where X is a Dask Array.
+
+        Parameters
+        ----------
+        X : CSR matrix, array or dask Array of shape (n_documents, n_terms)
+        copy : bool, default=True
+            Whether counts in memory are left as they are; those of Dask Arrays always are.
+
+        Returns
+        -------
+        CSR matrix, or dask Array of such chunks
+        """
+        return self._transformed(X, copy=copy)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         rows = as_rows(X)

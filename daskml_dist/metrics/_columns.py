@@ -13,11 +13,11 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import as_column, where
+from daskml_dist.data.conversion import as_column, to_host, where
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.metrics._readers import read_weights
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
+from daskml_dist.metrics._readers import MissingValues, read_weights
 
 __all__ = ["Columns", "ScoredRows", "called", "check_total", "is_lazy"]
 
@@ -97,12 +97,15 @@ class Columns:
         InvalidDataError, InvalidParameterError
             In place of scikit-learn's own.
         """
-        rows = self.read(None, y_pred, y_true, sample_weight)
+        y_true, y_pred, weight = map(to_host, (y_true, y_pred, sample_weight))
+        try:
+            rows = self.read(None, y_pred, y_true, weight)
+        except InvalidDataError as own:
+            weight = _each_row(weight, y_true)
+            return _as_they_are(own, metric, y_true, y_pred, weight, **options)
         if rows.weight is not None and not rows.weight.any():
             raise _no_weight()
-        # Not every metric takes weights.
-        weights = {} if rows.weight is None else {"sample_weight": rows.weight}
-        return called(metric, rows.y_true, rows.y_pred, **weights, **options)
+        return called(metric, rows.y_true, rows.y_pred, **_weights(rows.weight), **options)
 
     def reduce(
         self,
@@ -237,6 +240,8 @@ def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
         # scikit-learn's error about a parameter is a TypeError too.
         is_parameter = isinstance(error, TypeError)
         raise (InvalidParameterError if is_parameter else InvalidDataError)(str(error)) from error
+    except TypeError as error:
+        raise InvalidTypeError(str(error)) from error
 
 
 def check_total(weight: float) -> None:
@@ -255,6 +260,38 @@ def _no_weight() -> InvalidDataError:
     return InvalidDataError(
         "The sample weights sum to zero, so there is no mean. Give some rows a positive weight."
     )
+
+
+def _as_they_are(
+    own: InvalidDataError, metric: Callable[..., S], y_true: Any, y_pred: Any, weight: Any,
+    **options: Any,
+) -> S:  # fmt: skip
+    """Value of what is no plain columns, such as indicators of labels, where scikit-learn has one.
+
+    Where it has none, both errors are told: ours has the remedy.
+    """
+    try:
+        with np.errstate(invalid="ignore"):  # NaN among labels: an error tells of it
+            found = called(metric, y_true, y_pred, **_weights(weight), **options)
+    except InvalidParameterError:
+        raise
+    except InvalidDataError as error:
+        told = str(own) if str(error) in str(own) else f"{own} ({error})"
+        raise type(error)(told) from own
+    if isinstance(own, MissingValues):
+        raise own
+    return found
+
+
+def _weights(weight: Any) -> dict[str, Any]:
+    """Argument of a metric; not every one takes weights."""
+    return {} if weight is None else {"sample_weight": weight}
+
+
+def _each_row(weight: Any, y_true: Any) -> Any:
+    """Weights of rows; one number is that of each."""
+    one = weight is not None and np.ndim(weight) == 0
+    return np.full(np.shape(y_true)[0], weight) if one else weight
 
 
 def _as_table(values: Any, name: str) -> Any:

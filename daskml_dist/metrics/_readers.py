@@ -22,6 +22,7 @@ from daskml_dist.data.missing import check_no_missing
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
+    "MissingValues",
     "check_not_negative",
     "check_one_kind",
     "join_labels",
@@ -32,6 +33,10 @@ __all__ = [
     "read_weights",
     "unique_labels",
 ]
+
+
+class MissingValues(InvalidDataError):
+    """A column holds NaN or infinity, of which no metric has a value."""
 
 
 def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
@@ -56,7 +61,7 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
         There are several columns, missing values, or numbers with a fraction.
     """
     labels = as_column(values, name=name, index=index)
-    check_no_missing(labels, name, index)
+    _check_no_missing(labels, name, index)
     if labels.dtype.kind == "O":
         return labels
     check_real(labels.dtype, name, index)
@@ -79,7 +84,7 @@ def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
         float32 where `values` is, else float64.
     """
     column = as_column(values, name=name, index=index)
-    check_no_missing(column, name, index)
+    _check_no_missing(column, name, index)
     dtype = "float32" if column.dtype == np.float32 else "float64"
     numbers = as_numbers(column, dtype, name, index)
     _check_finite(numbers, name, index)
@@ -159,7 +164,7 @@ def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | 
     if isinstance(values, Real) or np.ndim(values) == 0:
         values = np.full(n_rows, values)
     weights = as_column(values, name="sample_weight", index=index)
-    check_no_missing(weights, "sample_weight", index)
+    _check_no_missing(weights, "sample_weight", index)
     # Whole weights stay so, because a confusion matrix has their dtype.
     dtype = "int64" if weights.dtype.kind in "biu" else "float64"
     weights = as_numbers(weights, dtype, "sample_weight", index)
@@ -241,6 +246,13 @@ def _is_text(labels: NDArray[Any]) -> bool:
 # --- checks ----------------------------------------------------------------------------------
 
 
+def _check_no_missing(values: Any, name: str, index: int | None) -> None:
+    try:
+        check_no_missing(values, name, index)
+    except InvalidDataError as error:
+        raise MissingValues(str(error)) from error
+
+
 def _check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
     position = first_not_finite(values)
     if position is not None:
@@ -248,8 +260,8 @@ def _check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
         raise _unusable(row, "NaN or infinity", name, index)
 
 
-def _unusable(row: int, what: str, name: str, index: int | None) -> InvalidDataError:
-    return InvalidDataError(
+def _unusable(row: int, what: str, name: str, index: int | None) -> MissingValues:
+    return MissingValues(
         f"{where(index)}Input {name} contains {what} (row {row} of the block). Drop such rows "
         "from y_true, the predictions and sample_weight."
     )

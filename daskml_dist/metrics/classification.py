@@ -123,7 +123,9 @@ def _check_parameters(labels: Any, normalize: str | None) -> None:
             f"normalize={normalize!r} is none of 'true', 'pred', 'all' and None. Pass one of them."
         )
     if labels is not None and len(labels) == 0:
-        raise InvalidParameterError("labels is empty. Name at least one label, or leave it out.")
+        raise InvalidParameterError(
+            "'labels' should contain at least one label. Name one, or leave it out."
+        )
 
 
 def _hits(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:

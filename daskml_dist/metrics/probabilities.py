@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import sklearn.metrics
 from numpy.typing import NDArray
 
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.metrics._by_column import (
     ByColumn,
     by_column,
@@ -30,11 +31,12 @@ COLUMNS = Columns(read_labels, read_scores, "y_proba")
 
 def log_loss(
     y_true: Any,
-    y_proba: Any,
+    y_proba: Any = None,
     *,
     normalize: bool = True,
     sample_weight: Any = None,
     labels: Any = None,
+    y_pred: Any = "deprecated",
 ) -> float:
     """Mean negative logarithm of the probability that was given to the true label.
 
@@ -53,6 +55,8 @@ def log_loss(
     sample_weight : like `y_true`, or a float, or None
     labels : array-like of shape (n_classes,), optional
         All labels, where `y_true` may lack some.
+    y_pred : like `y_proba`
+        Its name in older versions of scikit-learn.
 
     Returns
     -------
@@ -67,6 +71,7 @@ def log_loss(
         The columns cannot be aligned, hold NaN, or probabilities outside [0, 1]; there are other
         labels than `y_proba` has columns; the weights sum to zero.
     """
+    y_proba = _named_anew(y_proba, y_pred)
     classes = None if labels is None else unique_classes(labels)
     if not is_lazy(y_true, y_proba, sample_weight):
         options = {"normalize": normalize, "labels": labels}
@@ -86,6 +91,24 @@ def log_loss(
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=2)
     return _finished(losses, total(losses, classes), normalize)
+
+
+def _named_anew(y_proba: Any, y_pred: Any) -> Any:
+    """Probabilities, which had another name in scikit-learn."""
+    if isinstance(y_pred, str) and y_pred == "deprecated":
+        if y_proba is None:
+            raise InvalidTypeError("log_loss() misses the argument y_proba. Pass probabilities.")
+        return y_proba
+    if y_proba is not None:
+        raise InvalidDataError(
+            "Cannot use both `y_pred` and `y_proba`. `y_pred` is deprecated, use `y_proba`."
+        )
+    message = (
+        "`y_pred` was renamed to `y_proba` in version 1.9 and will be removed when scikit-learn "
+        "removes it. Pass `y_proba`."
+    )
+    warnings.warn(message, FutureWarning, stacklevel=3)
+    return y_pred
 
 
 def _losses(rows: ScoredRows, classes: NDArray[Any] | None) -> ByColumn:
@@ -172,6 +195,14 @@ def brier_score_loss(
     InvalidDataError
         As :func:`log_loss`; the labels are strings and `pos_label` is not given.
     """
+    metric, options = sklearn.metrics.brier_score_loss, {"pos_label": pos_label}
+    more = {"labels": labels, "scale_by_half": scale_by_half}
+    of_old = not set(more) <= set(inspect.signature(metric).parameters)
+    if not (of_old or is_lazy(y_true, y_proba, sample_weight)):
+        score = COLUMNS.in_memory(metric, y_true, y_proba, sample_weight, **options, **more)
+        if pos_label is not None:
+            _positive(np.unique(y_true), pos_label)
+        return float(score)
     if scale_by_half not in ("auto", True, False):
         raise InvalidParameterError(f"scale_by_half={scale_by_half!r}: pass 'auto' or a bool.")
     classes = None if labels is None else unique_classes(labels)

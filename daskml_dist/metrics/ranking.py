@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import sklearn.metrics
@@ -129,6 +129,7 @@ def average_precision_score(
     y_true: Any,
     y_score: Any,
     *,
+    average: Average | Literal["samples"] = "macro",
     pos_label: Any = 1,
     sample_weight: Any = None,
     max_thresholds: int | None = MAX_THRESHOLDS,
@@ -144,6 +145,8 @@ def average_precision_score(
         One or two labels: strings, booleans or whole numbers.
     y_score : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
         Higher for the positive label.
+    average : {"macro", "weighted", "micro", "samples"} or None, default="macro"
+        As in scikit-learn, of several labels or indicators of them, which are for rows in memory.
     pos_label : label, default=1
         The positive one.
     sample_weight, max_thresholds, return_bound
@@ -174,7 +177,8 @@ def average_precision_score(
     check_limit(max_thresholds)
     if not is_lazy(y_true, y_score, sample_weight):
         metric = sklearn.metrics.average_precision_score
-        score = COLUMNS.in_memory(metric, y_true, y_score, sample_weight, pos_label=pos_label)
+        options = {"average": average, "pos_label": pos_label}
+        score = COLUMNS.in_memory(metric, y_true, y_score, sample_weight, **options)
         return _answer(score, 0.0, return_bound)
     run = one_run(COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
     if len(run.labels) == 2 and pos_label not in run.labels.tolist():

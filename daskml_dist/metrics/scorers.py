@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import dask.array as da
@@ -21,75 +19,109 @@ from daskml_dist.metrics import (
     quantiles,
     regression,
 )
+from daskml_dist.metrics._columns import called
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
 from daskml_dist.metrics.top_k import top_k_accuracy_score
 
 __all__ = ["SCORERS", "Scorer", "get_scorer", "get_scorer_names", "get_scorers", "make_scorer"]
 
-#: Methods that a metric may be of, and what scikit-learn calls them.
-_RESPONSES = ("predict", "predict_proba", "decision_function")
+#: scikit-learn's class of scorers, which brings its requests for metadata and its caches.
+_Theirs: Any = type(sklearn.metrics.make_scorer(sklearn.metrics.accuracy_score))
 
 
-@dataclass(frozen=True)
-class Scorer:
-    """A metric of what an estimator predicts: larger is better.
+class Scorer(_Theirs):
+    """A metric of what an estimator predicts, of Dask collections too: larger is better.
+
+    Of rows in memory it is scikit-learn's.
 
     Parameters
     ----------
-    metric : callable
-        Takes ``(y_true, y_pred, sample_weight=None, **options)``.
+    score_func : callable
+        Takes ``(y_true, y_pred, sample_weight=None, **kwargs)``.
     sign : {1, -1}
         -1 where less of the metric is better.
-    response : tuple of str
+    kwargs : dict
+        For `score_func`.
+    response_method : str or sequence of str
         Methods of the estimator, of which the first that it has gives `y_pred`.
-    options : dict
-        For `metric`.
     needs_labels : bool
-        Whether `metric` wants the labels of several columns, where an estimator tells them.
+        Whether `score_func` wants the labels of several columns of a Dask collection.
     """
 
-    metric: Callable[..., Any]
-    sign: int = 1
-    response: tuple[str, ...] = ("predict",)
-    options: dict[str, Any] = field(default_factory=dict)
-    needs_labels: bool = False
+    def __init__(
+        self,
+        score_func: Callable[..., Any],
+        sign: int = 1,
+        kwargs: dict[str, Any] | None = None,
+        response_method: str | Iterable[str] = "predict",
+        *,
+        needs_labels: bool = False,
+    ) -> None:
+        super().__init__(score_func, sign, kwargs or {}, response_method)
+        self._needs_labels = needs_labels
+        self._name: str | None = None
 
-    def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Score an estimator on some rows, in memory or Dask collections.
+    @classmethod
+    def of(cls, theirs: Any, name: str | None = None) -> Scorer:
+        """scikit-learn's scorer, which is known by a name or not, as one of ours."""
+        found = cls(theirs._score_func)
+        found.__dict__.update(vars(theirs))
+        found._name = name
+        return found
 
-        Returns
-        -------
-        float
-        """
-        return self.of(y, self._predicted(estimator, X), sample_weight, estimator)
+    def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
+        if not is_dask(X) and not is_dask(y_true):
+            return super()._score(method_caller, estimator, X, y_true, **kwargs)
+        if self._name is None:
+            return self._lazily(estimator, X, y_true, **kwargs)
+        if self._name not in SCORERS:
+            raise InvalidParameterError(
+                f"scoring={self._name!r} is not there for Dask collections. Use one of "
+                f"{sorted(SCORERS)}, make_scorer of a metric of daskml_dist.metrics, or rows in "
+                "memory."
+            )
+        return SCORERS[self._name]._lazily(estimator, X, y_true, **kwargs)
 
     @property
     def of_labels(self) -> bool:
         """Whether it is a sum's function: of how many rows have which true and predicted label."""
-        return self.response == ("predict",) and self.metric in _OF_PAIRS
+        return self._response_method in ("predict", ("predict",)) and self._score_func in _OF_PAIRS
 
-    def of(self, y: Any, predicted: Any, sample_weight: Any, estimator: Any) -> float:
+    def of_answers(self, y: Any, predicted: Any, estimator: Any, **kwargs: Any) -> float:
         """Score what an estimator predicted."""
-        weight = {} if sample_weight is None else {"sample_weight": sample_weight}
-        options = dict(self.options)
-        if self.needs_labels and len(getattr(estimator, "classes_", ())) > 2:
+        options = {**self._kwargs, **kwargs}
+        if self._needs_labels and len(getattr(estimator, "classes_", ())) > 2:
             options.setdefault("labels", estimator.classes_)
-        return float(self.sign * self.metric(y, predicted, **weight, **options))
+        return float(self._sign * self._score_func(y, predicted, **options))
+
+    def _lazily(self, estimator: Any, X: Any, y: Any, **kwargs: Any) -> float:
+        return self.of_answers(y, self._predicted(estimator, X), estimator, **kwargs)
 
     def _predicted(self, estimator: Any, X: Any) -> Any:
+        given = self._response_method
+        names = (given,) if isinstance(given, str) else tuple(given)
         # A transformer's pipeline knows by hasattr what its last step has.
-        for name in self.response:
+        for name in names:
             method = getattr(estimator, name, None)
             if method is not None:
                 break
         else:
             raise InvalidParameterError(
-                f"{type(estimator).__name__} has none of the methods {self.response}, which this "
+                f"{type(estimator).__name__} has none of the methods {names}, which this "
                 "score is of. Use a scoring of labels, such as 'accuracy'."
             )
         found = _called(method, X)
-        one_of_two = name == "predict_proba" and self.metric not in _OF_TABLES
-        return found[:, 1] if one_of_two and found.shape[1] == 2 else found
+        if name == "predict" or self._score_func in _OF_TABLES:
+            return found
+        is_first = self._is_first(estimator)
+        if name == "predict_proba":
+            return found[:, 0 if is_first else 1] if found.shape[1] == 2 else found
+        return -found if is_first else found
+
+    def _is_first(self, estimator: Any) -> bool:
+        """Whether the positive label is the first of two: by default it is the second."""
+        classes = np.asarray(getattr(estimator, "classes_", ())).tolist()
+        return len(classes) == 2 and self._kwargs.get("pos_label", classes[1]) == classes[0]
 
 
 def _called(method: Any, X: Any) -> Any:
@@ -114,6 +146,7 @@ _OF_PAIRS = tuple(getattr(classification, name) for name in classification.__all
 #: Metrics that take a column of each of two labels.
 _OF_TABLES = (probabilities.log_loss, probabilities.brier_score_loss)
 _SCORES = ("decision_function", "predict_proba")
+_PROBABILITIES = "predict_proba"
 
 #: Metrics of several targets or labels, and what is in a scorer's name beside the metric's.
 _AVERAGES = ("macro", "micro", "weighted")
@@ -134,7 +167,7 @@ def _ratio(which: int) -> Callable[..., Any]:
 
 def _averaged() -> dict[str, Scorer]:
     return {
-        f"{name}_{average}": Scorer(metric, options={"average": average, "pos_label": None})
+        f"{name}_{average}": Scorer(metric, 1, {"average": average, "pos_label": None})
         for name, metric in _OF_LABELS.items()
         for average in _AVERAGES
     }
@@ -142,7 +175,7 @@ def _averaged() -> dict[str, Scorer]:
 
 def _one_to_rest(average: str) -> Scorer:
     options = {"multi_class": "ovr", "average": average}
-    return Scorer(roc_auc_score, 1, ("predict_proba",), options, needs_labels=True)
+    return Scorer(roc_auc_score, 1, options, _PROBABILITIES, needs_labels=True)
 
 
 #: Scorers by name.
@@ -150,13 +183,13 @@ SCORERS: dict[str, Scorer] = {
     **{name: Scorer(metric) for name, metric in _OF_LABELS.items()},
     **_averaged(),
     "accuracy": Scorer(classification.accuracy_score),
-    "average_precision": Scorer(average_precision_score, response=_SCORES),
+    "average_precision": Scorer(average_precision_score, response_method=_SCORES),
     "balanced_accuracy": Scorer(classification.balanced_accuracy_score),
     "d2_absolute_error_score": Scorer(quantiles.d2_absolute_error_score),
     "explained_variance": Scorer(regression.explained_variance_score),
     "matthews_corrcoef": Scorer(classification.matthews_corrcoef),
-    "neg_brier_score": Scorer(probabilities.brier_score_loss, -1, ("predict_proba",)),
-    "neg_log_loss": Scorer(probabilities.log_loss, -1, ("predict_proba",)),
+    "neg_brier_score": Scorer(probabilities.brier_score_loss, -1, response_method=_PROBABILITIES),
+    "neg_log_loss": Scorer(probabilities.log_loss, -1, response_method=_PROBABILITIES),
     "neg_max_error": Scorer(regression.max_error, -1),
     "neg_mean_absolute_error": Scorer(regression.mean_absolute_error, -1),
     "neg_mean_absolute_percentage_error": Scorer(regression.mean_absolute_percentage_error, -1),
@@ -170,10 +203,10 @@ SCORERS: dict[str, Scorer] = {
     "neg_root_mean_squared_log_error": Scorer(regression.root_mean_squared_log_error, -1),
     "positive_likelihood_ratio": Scorer(_ratio(0)),
     "r2": Scorer(regression.r2_score),
-    "roc_auc": Scorer(roc_auc_score, response=_SCORES),
+    "roc_auc": Scorer(roc_auc_score, response_method=_SCORES),
     "roc_auc_ovr": _one_to_rest("macro"),
     "roc_auc_ovr_weighted": _one_to_rest("weighted"),
-    "top_k_accuracy": Scorer(top_k_accuracy_score, response=_SCORES, needs_labels=True),
+    "top_k_accuracy": Scorer(top_k_accuracy_score, response_method=_SCORES, needs_labels=True),
 }
 
 
@@ -189,44 +222,45 @@ def get_scorer_names() -> list[str]:
 
 
 def make_scorer(
-    metric: Callable[..., Any],
+    score_func: Callable[..., Any],
     *,
-    greater_is_better: bool = True,
     response_method: str | Iterable[str] = "predict",
-    **options: Any,
+    greater_is_better: bool = True,
+    **kwargs: Any,
 ) -> Scorer:
     """Make a scorer of a metric.
 
     Parameters
     ----------
-    metric : callable
+    score_func : callable
         Takes ``(y_true, y_pred, sample_weight=None)``; of :mod:`daskml_dist.metrics` where rows
         may be Dask collections.
-    greater_is_better : bool, default=True
-        False negates the metric.
-    response_method : str or tuple of str, default="predict"
+    response_method : str or sequence of str, default="predict"
         Of ``"predict"``, ``"predict_proba"`` and ``"decision_function"``; the first one that the
         estimator has.
-    **options
-        For `metric`.
+    greater_is_better : bool, default=True
+        False negates the metric.
+    **kwargs
+        For `score_func`.
 
     Returns
     -------
     Scorer
+        With scikit-learn's ``set_score_request``.
 
     Raises
     ------
     InvalidParameterError
         There is no such method.
     """
-    given = response_method
-    names = (given,) if isinstance(given, str) else tuple(given)
-    strange = [name for name in names if name not in _RESPONSES]
-    if strange or not names:
-        raise InvalidParameterError(
-            f"response_method={response_method!r}: use one or more of {_RESPONSES}."
-        )
-    return Scorer(metric, 1 if greater_is_better else -1, names, options)
+    made = called(
+        sklearn.metrics.make_scorer,
+        score_func,
+        response_method=response_method,
+        greater_is_better=greater_is_better,
+        **kwargs,
+    )
+    return Scorer.of(made)
 
 
 def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -241,6 +275,7 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     Returns
     -------
     callable
+        Of a name, a new one each time.
 
     Raises
     ------
@@ -251,36 +286,11 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
         return scoring
     if scoring not in sklearn.metrics.get_scorer_names():
         raise InvalidParameterError(
-            f"scoring={scoring!r} is no name of a score. Use one of {sorted(SCORERS)}, or "
-            "another of sklearn.metrics.get_scorer_names() where rows are in memory."
+            f"{scoring!r} is not a valid scoring value: it is no name of a score. Use one of "
+            f"{sorted(SCORERS)}, or another of sklearn.metrics.get_scorer_names() where rows are "
+            "in memory."
         )
-    return _named(scoring)
-
-
-@cache
-def _named(name: str) -> Callable[..., Any]:
-    return _Named(name)
-
-
-@dataclass(frozen=True)
-class _Named:
-    """scikit-learn's scorer of a name, and ours of Dask collections."""
-
-    name: str
-
-    def __call__(self, estimator: Any, X: Any, y: Any = None, **params: Any) -> float:
-        if not is_dask(X) and not is_dask(y):
-            return float(sklearn.metrics.get_scorer(self.name)(estimator, X, y, **params))
-        if self.name not in SCORERS:
-            raise InvalidParameterError(
-                f"scoring={self.name!r} is not there for Dask collections. Use one of "
-                f"{sorted(SCORERS)}, make_scorer of a metric of daskml_dist.metrics, or rows in "
-                "memory."
-            )
-        return SCORERS[self.name](estimator, X, y, **params)
-
-    def __repr__(self) -> str:
-        return f"get_scorer({self.name!r})"
+    return Scorer.of(sklearn.metrics.get_scorer(scoring), scoring)
 
 
 def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
@@ -312,5 +322,5 @@ def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
 def _own_score(estimator: Any, X: Any, y: Any = None, **params: Any) -> float:
     if is_dask(X) and not type(estimator).__module__.startswith("daskml_dist"):
         name = "accuracy" if is_classifier(estimator) else "r2"
-        return SCORERS[name](estimator, X, y, **params)
+        return float(SCORERS[name](estimator, X, y, **params))
     return float(estimator.score(X, y, **params))

@@ -198,7 +198,9 @@ def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
     classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
     there = weights > 0
     truth, guess = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
-    return scorer.of(truth[there], guess[there], weights[there], fit.estimator)
+    return scorer.of_answers(
+        truth[there], guess[there], fit.estimator, sample_weight=weights[there]
+    )
 
 
 class ScoresOfStacks:

@@ -42,7 +42,8 @@ class BaseDiscreteNB(BaseNB):
         alpha = self._alpha()
         if alpha.ndim > 1 or not ((alpha >= 0) & (alpha < np.inf)).all():
             raise InvalidParameterError(
-                f"alpha={self.alpha!r}: use a number >= 0, or one for each feature."
+                f"alpha={self.alpha!r}: use a number >= 0, or one for each feature. All values in "
+                "alpha must be greater than 0."
             )
         check_priors("class_prior", self.class_prior)
 
@@ -100,4 +101,4 @@ class BaseCountsNB(BaseDiscreteNB):
         return tags
 
     def _statistic(self) -> Statistic:
-        return ClassCounts(signed=False)
+        return ClassCounts(signed=False, of=type(self).__name__)

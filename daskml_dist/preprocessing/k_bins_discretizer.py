@@ -155,7 +155,9 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             edges = sketch.weighted_quantile(np.linspace(0, 1, n_bins + 1), average)
         else:
             # In per cent, as scikit-learn asks NumPy: a share of the rows meets the same digits.
-            edges = sketch.quantile(np.linspace(0, 100, n_bins + 1) / 100, self.quantile_method)
+            # Before its version 1.9 scikit-learn's default was a word for "linear".
+            method = "linear" if self.quantile_method == "warn" else self.quantile_method
+            edges = sketch.quantile(np.linspace(0, 100, n_bins + 1) / 100, method)
         edges = edges[np.ediff1d(edges, to_begin=np.inf) > _NARROW]
         if len(edges) <= n_bins:
             warnings.warn(

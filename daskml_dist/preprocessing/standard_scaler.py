@@ -9,7 +9,7 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
-from daskml_dist._transformer import BlockTransformer
+from daskml_dist._transformer import CopyingTransformer
 from daskml_dist.data.columns import column_moments
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
@@ -17,7 +17,7 @@ from daskml_dist.data.lazy import is_dask
 __all__ = ["StandardScaler"]
 
 
-class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
+class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
     """:class:`sklearn.preprocessing.StandardScaler` for Dask collections.
 
     Means and variances of the blocks are merged as in Chan, Golub and LeVeque (1983).

@@ -34,10 +34,13 @@ class ClassCounts(Statistic):
         What is larger counts as 1 and all else as 0; None: X is added as it is.
     signed : bool
         Whether X may hold negative numbers.
+    of : str
+        Estimator that errors name.
     """
 
     threshold: float | None = None
     signed: bool = True
+    of: str = "naive Bayes"
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -49,7 +52,7 @@ class ClassCounts(Statistic):
             part = rows.part(at, backend)
             X = part.X
             if not self.signed:
-                _check_signs(X)
+                _check_signs(X, self.of)
             if self.threshold is not None:
                 X = elementwise(lambda entries: entries > self.threshold, X)
             backend.add_rows(X, part.y, part.weight, out[:, 1:])
@@ -138,10 +141,10 @@ def _present(y: Any, n_classes: int) -> tuple[Any, Any]:
     return np.unique(y, return_inverse=True)
 
 
-def _check_signs(X: Any) -> None:
+def _check_signs(X: Any, of: str) -> None:
     stored = X.values if isinstance(X, SparseRows) else X
     if stored.size and namespace(stored).min(stored) < 0:
         raise InvalidDataError(
-            "Negative values in data: X must hold counts. Use GaussianNB, or scale the features "
-            "to [0, 1] (MinMaxScaler)."
+            f"Negative values in data passed to {of} (input X), which must hold counts. Use "
+            "GaussianNB, or scale the features to [0, 1] (MinMaxScaler)."
         )

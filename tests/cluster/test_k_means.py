@@ -18,7 +18,7 @@ from sklearn.datasets import make_blobs
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist import Run
-from daskml_dist.cluster import KMeans
+from daskml_dist.cluster import KMeans, MiniBatchKMeans
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 
 N, D, K = 3000, 9, 7
@@ -125,7 +125,7 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "init": ({"init": "best"}, X, InvalidParameterError, r"k-means\|\|"),
     "shape of init": ({"init": X[:3]}, X, InvalidParameterError, r"array of shape \(8, 9\)"),
     "NaN in init": ({"init": np.full((8, 9), np.nan)}, X, InvalidParameterError, "finite"),
-    "function": ({"init": lambda *a: X[:8]}, X, InvalidParameterError, "is a function"),
+    "function": ({"init": lambda *a: X[:8]}, LAZY, InvalidParameterError, "is a function"),
     "NaN": ({}, np.where(X > 9, np.nan, X), InvalidDataError, "NaN"),
     "overflow": ({}, X * 1e200, DivergedError, "StandardScaler"),
     "n_init": ({"n_init": "many"}, X, InvalidParameterError, "n_init"),
@@ -139,6 +139,25 @@ def test_bad_input(case: str) -> None:
     params, rows, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
         KMeans(**params).fit(rows)
+
+
+@pytest.mark.parametrize("kind", [KMeans, MiniBatchKMeans])
+def test_a_function_gives_the_first_centres(kind: Any) -> None:
+    def first(rows: Any, n: int, random_state: Any) -> Any:
+        assert isinstance(random_state, np.random.RandomState)
+        return rows[:n]
+
+    params: dict[str, Any] = {"n_clusters": K, "random_state": 0}
+    found = kind(init=first, **params).fit(X).cluster_centers_
+    np.testing.assert_array_equal(found, kind(init=X[:K], **params).fit(X).cluster_centers_)
+    with pytest.raises(InvalidParameterError, match="shape of the initial centers"):
+        kind(init=lambda rows, n, random_state: rows[:2, :2], **params).fit(X)
+    if kind is MiniBatchKMeans:
+        model = kind(init=first, **params).partial_fit(X).partial_fit(X)
+        np.testing.assert_array_equal(
+            model.cluster_centers_,
+            kind(init=X[:K], **params).partial_fit(X).partial_fit(X).cluster_centers_,
+        )
 
 
 def test_either_algorithm_makes_the_same_steps() -> None:

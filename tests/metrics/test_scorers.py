@@ -36,7 +36,7 @@ def fitted(kind: str) -> tuple[Any, Any]:
 def kind_of(name: str) -> str:
     if name.startswith("top_k") or name.endswith(("_macro", "_micro", "_weighted", "_ovr")):
         return "classes"
-    metric = getattr(SCORERS[name].metric, "__module__", "")
+    metric = getattr(SCORERS[name]._score_func, "__module__", "")
     return "counts" if metric.endswith(("regression", "deviances", "quantiles")) else "binary"
 
 
