@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,17 @@ from numpy.typing import NDArray
 
 from daskml_dist._linear import BaseLinear
 from daskml_dist._steps import BaseSteps
+from daskml_dist.data.batches import LaneSpec
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.calibration import calibrated
+from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
 
 __all__ = ["BaseSGD"]
 
@@ -46,6 +52,17 @@ class BaseSGD(BaseSteps, BaseLinear):
             first_intercept=first,
             touches=survey.nonzeros_per_row,
         )
+
+    def _calibrated(
+        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+    ) -> FitSpec:
+        """The fit with the start and the rates that a pilot on a sample finds."""
+        return calibrated(fit, settings, lanes, engine)
+
+    def _as_before(self, settings: Settings) -> Settings:
+        """Settings to go on by: in the units of each feature, where the fit before was so."""
+        before = type(settings.optimizer) is Adagrad and "scale" in self._state.slots
+        return replace(settings, optimizer=NAG()) if settings.auto_rate and before else settings
 
     def _parameters(self, state: ShardState) -> NDArray[Any]:
         """Parameters to go on from, about the model's shift of the targets."""

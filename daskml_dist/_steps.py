@@ -117,6 +117,7 @@ class BaseSteps(BaseOnRows):
             class_weight=check_class_weight(params["class_weight"]),
             seed=seed_of(params["random_state"]),
             auto_rate=isinstance(rate, str) and rate == "auto",
+            calibrates=True,
             run=run,
             clip=params["clip"],
             micro_batch=params["micro_batch_size"],
@@ -185,6 +186,8 @@ class BaseSteps(BaseOnRows):
         go_on: bool,
     ) -> None:
         """Fit from zero, or go on from the last fit's state."""
+        if go_on:
+            settings = self._as_before(settings)
         callbacks = self._callbacks(settings.max_iter)
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
@@ -218,10 +221,23 @@ class BaseSteps(BaseOnRows):
         settings = self._over_lanes(settings, rows, lanes if engine.columns is None else lanes[:1])
         needed = settings.optimizer.uses_scales and model.linear is not None
         scales = engine.scales() if needed else None
-        return make_fit(
+        fit = make_fit(
             settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host,
             engine.columns,
         )  # fmt: skip
+        if settings.calibrates and settings.auto_rate and initial is None:
+            return self._calibrated(fit, settings, rows, lanes, engine)
+        return fit
+
+    def _calibrated(
+        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+    ) -> FitSpec:
+        """The fit with a start and rates that suit the rows; as it is by default."""
+        return fit
+
+    def _as_before(self, settings: Settings) -> Settings:
+        """Settings that go on with what the last fit was made by; as they are by default."""
+        return settings
 
     def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
         """The fit with what another look at the rows tells; as it is by default."""
@@ -288,7 +304,10 @@ class BaseSteps(BaseOnRows):
                 "partial_fit does not support early_stopping=True: it makes one pass. Set "
                 "early_stopping=False, or call fit."
             )
-        settings = dataclasses.replace(self._settings(policy), max_iter=1, tol=None)
+        # What comes first in a stream may be no sample of it.
+        settings = dataclasses.replace(
+            self._settings(policy), max_iter=1, tol=None, calibrates=False
+        )
         state = getattr(self, "_state", None)
         if state is not None:
             # Another order of rows in each call.

@@ -87,6 +87,11 @@ class Segment:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def drawn(self) -> int:
+        """Number that its rows are drawn by."""
+        return self.block if self.drawn_as is None else self.drawn_as
+
 
 @dataclass(frozen=True)
 class LaneSpec:
@@ -201,8 +206,7 @@ class LaneRows:
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
         key = [self._seed, pass_]
         for segment in segments:
-            block = segment.block if segment.drawn_as is None else segment.drawn_as
-            key += [block, segment.start]
+            key += [segment.drawn, segment.start]
         return np.random.default_rng(key)
 
     def _visit(self, pass_: int) -> list[list[int]]:

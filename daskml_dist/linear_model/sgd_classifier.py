@@ -36,7 +36,7 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         Share of l1 in ``"elasticnet"``.
     fit_intercept : bool, default=True
     max_iter : int, default=20
-        Passes over the data at most.
+        Passes over the data at most. With ``learning_rate="auto"`` most fits settle after six.
     tol : float or None, default=1e-3
         Stop once the training loss (or the validation score) has not improved by `tol` for
         `n_iter_no_change` passes; None always makes `max_iter` passes, and a fit that made them
@@ -67,7 +67,10 @@ class SGDClassifier(LinearClassifier, BaseSGD):
     optimizer : str or Optimizer, default="adagrad"
         See :mod:`daskml_dist.optimizers`.
     learning_rate : float, str or Schedule, default="auto"
-        ``"auto"`` is the optimizer's own rate, constant. See :mod:`daskml_dist.schedules`.
+        ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
+        rate that suits them, whatever the units of the features, see :doc:`defaults`. What goes on
+        from a fit (:meth:`partial_fit`, `warm_start`) has the optimizer's own rate. A number, or a
+        schedule, starts from zero. See :mod:`daskml_dist.schedules`.
     policy : str or Policy, default="sync"
         How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
     run : Run or None, default=None

@@ -35,8 +35,10 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     n_iter_no_change, warm_start, average, batch_size, optimizer
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
     learning_rate : float, str or Schedule, default="auto"
-        ``"auto"`` is the optimizer's own rate, constant; in units of the targets' standard
-        deviation where the optimizer is adaptive. See :mod:`daskml_dist.schedules`.
+        ``"auto"`` as in :class:`~daskml_dist.linear_model.SGDClassifier`; `tol` is then relative to
+        the loss of the best constant prediction. Where a fit goes on, it is the optimizer's own
+        rate, in units of the targets' standard deviation where the optimizer is adaptive. See
+        :mod:`daskml_dist.schedules`.
     policy, run, device, callbacks, checkpoint
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 

@@ -137,6 +137,10 @@ class Engine(ABC):
         """Results of a function of each block, of those that are kept; it is picklable."""
 
     @abstractmethod
+    def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
+        """Results of a function of some blocks, which are read anew where they are not kept."""
+
+    @abstractmethod
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie and return what the client must know of each.
 

@@ -68,6 +68,10 @@ class InProcessEngine(Engine):
         """Results of a function of each block."""
         return [function(block) for block in self._blocks.values()]
 
+    def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
+        """Results of a function of some blocks."""
+        return [function(self._blocks[i]) for i in numbers]
+
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks."""
         make = self._collection.block_maker

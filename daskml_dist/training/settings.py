@@ -35,6 +35,8 @@ class Settings:
     seed: int
     run: RunSettings
     auto_rate: bool = False
+    #: Whether a pilot may tell the start and the rate.
+    calibrates: bool = False
     clip: float | None = None
     micro_batch: int | None = None
     groups: Mapping[str, GroupOptions] | None = None

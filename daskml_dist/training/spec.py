@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.comm.bounds import Bounds
 from daskml_dist.data.batches import LaneSpec, held_out_rows
+from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.run_settings import RunSettings
@@ -89,6 +90,17 @@ class RowsSpec:
     streaming: Streaming | None = None
     validation_fraction: float = 0.0
     compute_dtype: str | None = None
+
+    def weights(self, block: Block) -> NDArray[Any] | None:
+        """Weights of a block's rows, those of their classes among them; None where all are 1."""
+        if self.weight_scale is None:
+            return None
+        weight = np.full(block.n_rows, self.weight_scale)
+        if block.sample_weight is not None:
+            weight *= block.sample_weight
+        if self.class_weight is not None and self.classes is not None and block.y is not None:
+            weight *= self.class_weight[np.searchsorted(self.classes, block.y)]
+        return weight.astype(self.dtype)
 
     def of_lanes(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
         """Training rows of each lane."""

@@ -329,6 +329,7 @@ def test_batches_taken_at_once_have_the_bits_of_one_after_another(policy: str) -
     X, y = _large(4_000)
     steps: list[int] = []
     params: dict[str, Any] = {"policy": policy, "max_iter": 3, "tol": None, "random_state": 0}
+    params["learning_rate"] = 0.1
     found = [
         SGDClassifier(run=Run(n_lanes=2), callbacks=callbacks, **params).fit(X, y)
         for callbacks in ([], [Told()])

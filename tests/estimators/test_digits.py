@@ -88,7 +88,7 @@ def test_no_shift_without_an_intercept() -> None:
 
 def test_going_on_keeps_every_digit(tmp_path: Path) -> None:
     """By warm starts, by single passes, and from a checkpoint."""
-    y, full = Y + 1e6, {"shuffle": False, "batch_size": None}
+    y, full = Y + 1e6, {"shuffle": False, "batch_size": None, "learning_rate": 0.05}
     whole = _sgd(**full).fit(X, y)
     half = _sgd(warm_start=True, **full).set_params(max_iter=10)
     twice = half.fit(X, y).fit(X, y)

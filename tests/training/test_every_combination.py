@@ -143,12 +143,13 @@ def test_weights_equal_repeated_rows_at_full_batches() -> None:
 
 
 def test_partial_fit_and_warm_start_go_on() -> None:
-    once = SGDClassifier(max_iter=3, tol=None, shuffle=False, random_state=0).fit(X, Y)
-    parts = SGDClassifier(shuffle=False, random_state=0)
+    params: dict[str, Any] = {"learning_rate": 0.05, "shuffle": False, "random_state": 0}
+    once = SGDClassifier(max_iter=3, tol=None, **params).fit(X, Y)
+    parts = SGDClassifier(**params)
     for _ in range(3):
         parts.partial_fit(X, Y, classes=[0, 1, 2])
     np.testing.assert_allclose(parts.coef_, once.coef_, rtol=1e-12)
-    warm = SGDClassifier(max_iter=1, tol=None, shuffle=False, random_state=0, warm_start=True)
+    warm = SGDClassifier(max_iter=1, tol=None, warm_start=True, **params)
     for _ in range(3):
         warm.fit(X, Y)
     np.testing.assert_allclose(warm.coef_, once.coef_, rtol=1e-12)
@@ -171,6 +172,7 @@ def test_average_is_near_the_last_parameters(policy: str) -> None:
 
 def test_averaging_goes_on_over_calls() -> None:
     params: dict[str, Any] = {"average": True, "shuffle": False, "random_state": 0}
+    params["learning_rate"] = 0.05
     once = SGDClassifier(max_iter=3, tol=None, **params).fit(X, Y)
     parts = SGDClassifier(**params)
     for _ in range(3):

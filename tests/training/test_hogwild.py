@@ -178,6 +178,7 @@ def test_threads_take_turns_in_an_update(kind: str) -> None:
     X, y = make()
     watched = _Watched()
     params: dict[str, Any] = {"max_iter": 2, "tol": None, "batch_size": 20, "random_state": 0}
+    params["learning_rate"] = 0.05  # no pilot takes steps
     SGDClassifier(policy="hogwild", run=Run(n_lanes=2), optimizer=watched, **params).fit(X, y)
     assert watched.alone == [True] * len(watched.alone)
     assert watched.steps == list(range(1, len(watched.steps) + 1))

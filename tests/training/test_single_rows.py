@@ -29,8 +29,8 @@ def _rows() -> tuple[Any, Any]:
 
 
 def _fit(policy: str | Policy, **params: Any) -> SGDClassifier:
-    settings: dict[str, Any] = {"max_iter": 6, "tol": None, "random_state": 0, **params}
-    return SGDClassifier(loss="log_loss", policy=policy, **settings).fit(*_rows())
+    settings: dict[str, Any] = {"max_iter": 6, "tol": None, "random_state": 0, "learning_rate": 0.1}
+    return SGDClassifier(loss="log_loss", policy=policy, **settings | params).fit(*_rows())
 
 
 @pytest.mark.parametrize(

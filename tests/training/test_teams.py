@@ -92,7 +92,7 @@ def test_the_loop_makes_the_same_steps(client: Client, n_lanes: int, determinist
             clf = SGDClassifier(
                 loss="log_loss", policy="allreduce", penalty="elasticnet", batch_size=200,
                 max_iter=5, tol=None, early_stopping=True, random_state=0, run=run,
-                callbacks=[Notes()],
+                learning_rate=0.05, callbacks=[Notes()],
             ).fit(*_rows())  # fmt: skip
             steps = sum(record["steps"] for record in clf.history_.records)
             assert _taken(client) == [steps if by_loop else 0] * 2

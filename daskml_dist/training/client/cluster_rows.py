@@ -275,6 +275,14 @@ class ClusterRows:
         found = self._ask(numbers, function)
         return [found[i] for i in numbers]
 
+    def look(self, function: Callable[[Any], Any], numbers: list[int]) -> list[Any]:
+        """Results of a function of some blocks, which are read anew where they are not kept."""
+        if self._keeps:
+            found = self._ask(numbers, function)
+        else:
+            found = self._gathering.results(self._lookers(function), numbers, _READ)
+        return [found[i] for i in numbers]
+
     # -- where they lie --------------------------------------------------------------------------
 
     def holders(self) -> dict[int, list[str]]:

@@ -122,6 +122,10 @@ class ClusterEngine(Engine):
         """Results of a function of each block, made where it lies."""
         return self._rows.ask(function)
 
+    def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
+        """Results of a function of some blocks, which are read anew where they are not kept."""
+        return self._rows.look(function, numbers)
+
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
         self._early = Early(self._client)

@@ -89,16 +89,9 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     lies = _lies(block, fit, backend)
     X = _features(block, fit, backend, lies)
     y: Any = None
-    weight: Any = None
     if block.y is not None:
         y = fit.work.model.encode(block.y, rows.classes, rows.dtype)
-    if rows.weight_scale is not None:
-        weight = np.full(block.n_rows, rows.weight_scale)
-        if block.sample_weight is not None:
-            weight *= block.sample_weight
-        if rows.class_weight is not None and rows.classes is not None and block.y is not None:
-            weight *= rows.class_weight[np.searchsorted(rows.classes, block.y)]
-        weight = weight.astype(rows.dtype)
+    weight: Any = None if rows.weight_scale is None else rows.weights(block)
     with fit_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         X, y, weight = (
             array if array is None or (lies and array is X) else backend.to_device(array)

@@ -1,0 +1,226 @@
+"""A fit by steps of a linear model, with the start and the rates that a pilot on a sample found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from daskml_dist.backends import get_backend
+from daskml_dist.backends.devices import stored_dtype
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.scales import block_scales
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.optimizers import NAG, Adagrad, Optimizer
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import Constant
+from daskml_dist.training.coordinates import FEW
+from daskml_dist.training.engine import Engine
+from daskml_dist.training.pilot import Pilot
+from daskml_dist.training.sample import sample_rows
+from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["calibrated"]
+
+#: Work of a reading of the sample: about so many nanoseconds.
+_WORK = 1 << 22
+#: Share of the rows that a sample may have beyond that: some passes over it are a tenth of a fit.
+_SHARE = 1 / 8
+#: Rows of a sample at most, and its entries: they are brought to the client.
+_ROWS, _MOST = 1 << 16, 1 << 23
+#: Parameters that a sample may touch at most.
+_PARAMETERS = 1 << 21
+#: Largest value of all features, or its inverse, from which their units count.
+_FAR = 10.0
+#: Steps of the quasi-Newton method at most.
+_ITERATIONS = 200
+
+
+def calibrated(
+    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine
+) -> FitSpec:
+    """The fit with a start, rates and a measure of progress that suit its rows.
+
+    Parameters
+    ----------
+    fit : FitSpec
+        As :func:`daskml_dist.training.plan.make_fit` made it, of a linear model, from its start.
+    settings : Settings
+    lanes : sequence of LaneSpec
+    engine : Engine
+    """
+    with np.errstate(all="ignore"):
+        return _calibrated(fit, settings, lanes, engine)
+
+
+def _calibrated(
+    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine
+) -> FitSpec:
+    work, model = fit.steps, fit.steps.model
+    assert isinstance(model, LinearModel)
+    n_rows = sum(_lane_rows(fit))
+    n_sample = _sample_size(n_rows, model)
+    block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
+    # Whoever trains on it says where it is.
+    if block.n_rows == 0 or not _has_squares(block.rows) or len(work.rule.groups) > 1:
+        return fit
+    block = replace(block, rows=_stored(block.rows, fit))
+    columns = _touched(block.rows, model)
+    if len(columns) * model.width > _PARAMETERS:
+        return fit
+    state = work.start_state(fit.rows.dtype)
+    X = block.rows
+    if len(columns) < model.shape[0]:
+        X = X[:, columns[columns < model.n_features]]
+    small = replace(model, n_features=X.shape[1])
+    assert block.y is not None
+    pilot = Pilot(
+        small, X.astype(fit.rows.dtype, copy=False),
+        model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
+        work.rule.only.penalty, settings.seed,
+    )  # fmt: skip
+    unit = abs(pilot.value(state.w[columns]))
+    # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
+    if not 0 < unit < np.inf:
+        return fit
+    rule, stopping = _in_units(work.rule, block), work.stopping
+    optimizer, before = rule.only.optimizer, work.rule.only.optimizer
+    base = work.rule.schedule(1, 0.0)
+    base *= optimizer.default_learning_rate / before.default_learning_rate
+    slots = state.slots or _slots(optimizer, state.w, block, model)
+    found = _Start(pilot, optimizer, _rows_of_a_step(fit), base)
+    w, own, factor = found.of(
+        state.w[columns], {k: v[columns] for k, v in slots.items()}, block.n_rows == n_rows
+    )
+    if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
+        return fit
+    if work.single_rows and "accumulator" in own:
+        # Squares of the rows' own gradients, of those of their means.
+        own["accumulator"] *= found.batch**2
+    state.w[columns] = w
+    for name, slot in own.items():
+        slots[name][columns] = slot
+    if model.loss.in_target_units and stopping.tol is not None:
+        stopping = replace(stopping, tol=stopping.tol * unit)
+    return fit.working(
+        initial=ShardState(state.w, slots if own else {}),
+        rule=replace(rule, schedule=Constant(base * factor)),
+        stopping=stopping,
+    )
+
+
+def _stored(X: Any, fit: FitSpec) -> Any:
+    """Rows as a GPU is to store them."""
+    kind = fit.rows.compute_dtype
+    if kind is None or sparse.issparse(X) or get_backend(fit.run.device).device == "cpu":
+        return X
+    return X.astype(stored_dtype(kind)).astype(fit.rows.dtype)
+
+
+def _touched(X: Any, model: LinearModel) -> Any:
+    """Rows of the parameters that rows of data touch: of others nothing can be told."""
+    if not sparse.issparse(X):
+        return np.arange(model.shape[0])
+    return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
+
+
+def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
+    """The rule, of Adagrad in the units of each feature where these are far apart."""
+    if type(rule.only.optimizer) is not Adagrad:
+        return rule
+    sizes = block_scales(block).largest
+    sizes = sizes[sizes > 0]
+    # A small column among others matters little; a large one is all that matters.
+    if not len(sizes) or 1 / _FAR <= sizes.max() <= _FAR:
+        return rule
+    return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """The search for a start and a rate.
+
+    Parameters
+    ----------
+    pilot : Pilot
+    optimizer : Optimizer
+    batch : int
+        Rows of a step.
+    base : float
+        The rate that factors are of.
+    """
+
+    pilot: Pilot
+    optimizer: Optimizer
+    batch: int
+    base: float
+
+    def of(
+        self, begin: Any, slots: dict[str, Any], whole: bool
+    ) -> tuple[Any, dict[str, Any], float]:
+        """Parameters, the optimizer's state (empty: a fresh one), and the factor.
+
+        `whole`: the sample is all rows, so that its minimum is where the fit ends.
+        """
+        pilot = self.pilot
+        if whole:
+            w, settled = pilot.minimum(begin, _ITERATIONS)
+            tried = w
+        else:
+            tried, n_iter = pilot.of_half(begin, _ITERATIONS)
+            w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
+        w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
+        rate = pilot.calm_rate if settled else pilot.best_rate
+        own = self._warmed(tried, slots) or slots
+        return w, self._warmed(w, slots), rate(self.optimizer, tried, own, self.base, self.batch)
+
+    def _warmed(self, w: Any, slots: dict[str, Any]) -> dict[str, Any]:
+        # Sums of squares, but no moments, can be those of steps that never were.
+        if not isinstance(self.optimizer, Adagrad | NAG):
+            return {}
+        return self.pilot.warmed(self.optimizer, w, slots, self.batch)
+
+
+def _slots(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> dict[str, Any]:
+    """State of an optimizer before its first step."""
+    if not isinstance(optimizer, NAG):
+        return optimizer.init(w)
+    scales = block_scales(block)
+    if model.fit_intercept:
+        scales = scales.with_intercept()
+    return optimizer.init_scaled(w, scales.largest, scales.norm)
+
+
+def _has_squares(X: Any) -> bool:
+    """Whether features, and their squares, are finite."""
+    values = X.data if sparse.issparse(X) else X.ravel()
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.einsum("i,i->", values, values, dtype=np.float64)))
+
+
+def _sample_size(n_rows: int, model: LinearModel) -> int:
+    """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
+    d = model.n_features
+    entries = d if model.touches is None or d <= FEW else 2 * model.touches
+    work = entries * (1 + model.width / 8) + 10 * model.width
+    most = max(_WORK / work, n_rows * _SHARE)
+    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), _ROWS)))
+
+
+def _rows_of_a_step(fit: FitSpec) -> int:
+    """Rows of one step of the parameters."""
+    lane_rows, policy = _lane_rows(fit), fit.steps.policy
+    together = policy.lockstep and not policy.averages
+    rows = sum(lane_rows) if together else max(lane_rows) * policy.push_every
+    return max(1, -(-rows // fit.steps.n_steps))
+
+
+def _lane_rows(fit: FitSpec) -> tuple[int, ...]:
+    """Rows of each lane; of lanes of columns, which have the same ones, of the first."""
+    return fit.rows.lane_rows if fit.steps.columns is None else fit.rows.lane_rows[:1]

@@ -1,0 +1,210 @@
+"""Defaults need no tuning: a pilot on a sample finds where a fit starts, and how fast it goes."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn import datasets
+from sklearn import linear_model as peers
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist import Run
+from daskml_dist.data.batches import LaneRows, LaneSpec, Segment
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import as_collection
+from daskml_dist.errors import DivergedError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.losses import get_loss
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.optimizers import OPTIMIZERS, Adagrad
+from daskml_dist.penalties import Penalty
+from daskml_dist.policies import POLICIES
+from daskml_dist.training.coordinates import Coordinates
+from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.pilot import Pilot
+from daskml_dist.training.sample import sample_rows
+
+RNG = np.random.default_rng(0)
+#: Columns of sizes from 0.1 to 1e6, some of them far from zero.
+UNITS, OFFSETS = 10.0 ** np.array([-1, 0, 2, 4, 6]), np.array([0, 5, 1e3, 0, 1e7])
+PLAIN = RNG.normal(size=(3_000, 5))
+RAW = PLAIN @ [1.0, -2.0, 0.5, 1.5, -1.0] + RNG.logistic(size=3_000)
+X = PLAIN * UNITS + OFFSETS
+
+
+def _model(n_classes: int, d: int = 5) -> LinearModel:
+    loss = get_loss("log_loss", "classification") if n_classes else None
+    return LinearModel(loss or get_loss("squared_error", "regression"), d, n_classes, True)
+
+
+# --- what it is for --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_columns_in_any_units_are_fitted_to_the_optimum(policy: str) -> None:
+    y = RAW > 0
+    exact = peers.LogisticRegression(C=1 / (1e-4 * len(y)), solver="newton-cholesky")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        ours = SGDClassifier(policy=policy, random_state=0, run=Run(n_lanes=3)).fit(X, y)
+    assert ours.score(X, y) >= exact.fit(PLAIN, y).score(PLAIN, y) - 0.005
+
+
+def test_targets_in_any_unit_give_the_same_fit() -> None:
+    small, large = (
+        SGDRegressor(random_state=0).fit(X, RAW * unit + 3 * unit) for unit in (1.0, 2.0**20)
+    )
+    np.testing.assert_allclose(large.coef_ / 2**20, small.coef_, rtol=1e-6)
+    assert large.n_iter_ == small.n_iter_
+    exact = peers.LinearRegression().fit(X, RAW)
+    assert small.score(X, RAW + 3) >= exact.score(X, RAW) - 1e-3
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_no_optimizer_loses_what_was_found(optimizer: str) -> None:
+    model = SGDClassifier(optimizer=optimizer, random_state=0).fit(X, RAW > 0)
+    assert model.score(X, RAW > 0) > 0.8
+
+
+def test_a_rate_that_is_given_is_obeyed_from_zero() -> None:
+    params: dict[str, Any] = {"random_state": 0, "max_iter": 1, "tol": None}
+    given = SGDClassifier(learning_rate=1e-9, **params).fit(PLAIN, RAW > 0)
+    assert given.history_.records[0]["loss"] == pytest.approx(np.log(2), rel=1e-4)
+    found = SGDClassifier(**params).fit(PLAIN, RAW > 0)
+    assert found.history_.records[0]["loss"] < 0.5
+
+
+def test_going_on_stays_in_the_units_of_the_features() -> None:
+    y = RAW > 0
+    model = SGDClassifier(random_state=0).fit(X, y)
+    before = model.score(X, y)
+    for _ in range(3):
+        model.partial_fit(X, y)
+    assert model.score(X, y) >= before - 0.01
+    again = SGDClassifier(random_state=0, warm_start=True).fit(X, y).fit(X, y)
+    assert again.score(X, y) >= before - 0.01
+
+
+def test_rows_that_are_not_settled_warn() -> None:
+    X, y = datasets.make_classification(20_000, 300, n_informative=200, n_classes=8, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="max_iter=2"):
+        SGDClassifier(random_state=0, max_iter=2).fit(X.astype("f4"), y)
+
+
+def test_losses_below_zero_and_with_kinks_are_minimised_too() -> None:
+    counts = np.random.default_rng(1).poisson(np.exp(RAW / 8))
+    deviance = SGDRegressor(loss="poisson", random_state=0).fit(X, counts)
+    exact: Any = peers.PoissonRegressor(alpha=0, max_iter=1_000).fit(PLAIN, counts)
+    np.testing.assert_allclose(deviance.coef_ * UNITS, exact.coef_, atol=0.01)
+    median = SGDRegressor(loss="quantile", alpha=0, random_state=0).fit(X, 1e4 * RAW)
+    exact = peers.QuantileRegressor(alpha=0).fit(PLAIN, 1e4 * RAW)
+    off, least = (np.abs(1e4 * RAW - p).mean() for p in (median.predict(X), exact.predict(PLAIN)))
+    assert off <= 1.001 * least
+
+
+def test_perceptrons_go_on_at_their_own_rate() -> None:
+    """Nothing is the best that their loss knows, so that it tells of no rate."""
+    assert SGDClassifier(loss="perceptron", random_state=0).fit(PLAIN, RAW > 0).coef_.any()
+
+
+def test_features_that_are_too_large_are_told_of() -> None:
+    with pytest.raises(DivergedError, match="Scale the features"):
+        SGDClassifier(random_state=0).fit(X * 1e200, RAW > 0)
+
+
+# --- the sample ------------------------------------------------------------------------------
+
+
+def _sampled(n_lanes: int | None, cuts: list[int], n: int, held_out: float = 0.0) -> Block:
+    engine = InProcessEngine(as_collection(X, RAW))
+    engine.survey()
+    if cuts:
+        engine._blocks = {
+            i: Block(i, X[a:b], RAW[a:b])
+            for i, (a, b) in enumerate(zip([0, *cuts], [*cuts, len(X)], strict=True))
+        }
+    lanes = engine.lanes(n_lanes, share=None, passes=1)
+    return sample_rows(engine, lanes, n, 0, held_out)
+
+
+def test_the_sample_depends_on_no_cut() -> None:
+    whole = _sampled(1, [], 100)
+    assert len(np.unique(whole.rows[:, 0])) == 100
+    for lanes, cuts in ((3, []), (1, [1_000, 1_007]), (4, [500, 2_000])):
+        np.testing.assert_array_equal(_sampled(lanes, cuts, 100).rows, whole.rows)
+    np.testing.assert_array_equal(_sampled(2, [50], 5_000).y, RAW)
+
+
+def test_no_row_is_sampled_that_is_held_out() -> None:
+    engine = InProcessEngine(as_collection(X, RAW))
+    engine.survey()
+    lanes = engine.lanes(2, share=None, passes=1)
+    sample = sample_rows(engine, lanes, len(X), 7, 0.25)
+    held = np.concatenate(
+        [rows for lane in lanes for _, rows in LaneRows(lane, 1, 7, True, 0.25).held_out]
+    )
+    assert len(sample.y) + len(held) == len(X)
+    assert not np.isin(RAW[held], sample.y).any()
+
+
+def test_of_streamed_blocks_few_are_read() -> None:
+    seen: list[int] = []
+
+    def look(function: Any, numbers: list[int]) -> list[Any]:
+        seen.extend(numbers)
+        return [function(Block(i, np.full((10, 2), i, "f8"), np.full(10, i))) for i in numbers]
+
+    engine: Any = SimpleNamespace(streaming=object(), columns=None, look=look)
+    lanes = [LaneSpec(0, tuple(Segment(i, 0, 10) for i in range(100)))]
+    assert len(sample_rows(engine, lanes, 40, 0, 0.0).y) == 40
+    assert len(set(seen)) == len(seen) <= 8
+
+
+# --- the maths -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lay", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
+@pytest.mark.parametrize("turned", [True, False])
+def test_coordinates_change_no_prediction(lay: Any, turned: bool) -> None:
+    places = Coordinates.of(lay(X), RNG.random(len(X)), centred=True, turned=turned, least=1e-3)
+    w = RNG.normal(size=(6, 2))
+    Z, v = places.rows(lay(X)), places.inside(w)
+    np.testing.assert_allclose(Z @ v[:5] + v[5], X @ w[:5] + w[5], rtol=1e-6, atol=1e-3)
+    np.testing.assert_allclose(places.outside(v), w, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", [Penalty(0.0, 1e-2), Penalty(1e-2, 0.0), Penalty(5e-3, 5e-3)])
+def test_the_minimum_is_that_of_a_solver(penalty: Penalty) -> None:
+    y = np.where(RAW > 0, 1.0, -1.0)
+    strength = penalty.l1 + penalty.l2
+    exact = peers.LogisticRegression(
+        l1_ratio=penalty.l1 / strength, C=1 / (strength * len(y)), solver="saga", tol=1e-8,
+        max_iter=5_000,
+    )  # fmt: skip
+    exact.fit(PLAIN, y)
+    w, converged = Pilot(_model(2), PLAIN, y, None, penalty, 0).minimum(np.zeros((6, 1)), 100)
+    assert converged
+    np.testing.assert_allclose(w[:5, 0], exact.coef_[0], atol=0.01)
+
+
+def test_rates_that_diverge_are_dropped() -> None:
+    y = RAW.copy()
+    pilot = Pilot(_model(0), PLAIN, y, None, Penalty(0.0, 0.0), 0)
+    sgd, w = OPTIMIZERS["sgd"](), np.zeros((6, 1))
+    factor = pilot.best_rate(sgd, w, {}, 10.0, 32)
+    assert np.isfinite(pilot._passed(sgd, w.copy(), {}, 10.0 * factor, 32)[0]).all()
+    assert factor < 0.1
+
+
+def test_sums_of_squares_are_those_of_the_samples_batches() -> None:
+    pilot = Pilot(_model(0), PLAIN, RAW.copy(), None, Penalty(0.0, 0.0), 0)
+    w = RNG.normal(size=(6, 1))
+    slots = pilot.warmed(Adagrad(), w, Adagrad().init(w), 3_000)
+    residual = PLAIN @ w[:5, 0] + w[5, 0] - RAW
+    gradient = np.append(PLAIN.T @ residual, residual.sum()) / 3_000
+    np.testing.assert_allclose(slots["accumulator"][:, 0], gradient**2)
