@@ -20,7 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["exponential"]
+__all__ = ["exponential", "raise_e"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
@@ -46,12 +46,13 @@ def exponential(x: NDArray[np.float64]) -> NDArray[np.float64]:
     x : ndarray of float64 of any shape
     """
     out = np.array(x, np.float64, order="C")
-    _in_place(out.reshape(-1))
+    raise_e(out.reshape(-1))
     return out
 
 
 @_exact
-def _in_place(x: Any) -> None:
+def raise_e(x: Any) -> None:
+    """Make ``exp(x)`` of numbers, of shape (n,), in their place."""
     shifted, first, second = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
     power, of_first, of_second = shifted.view(np.int64), first.view(np.int64), second.view(np.int64)
     for start in range(0, len(x), _TILE):

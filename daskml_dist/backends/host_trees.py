@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -68,21 +67,23 @@ class HostRows:
         self._room, self._shape = room, shape
         self._one = np.zeros((d, 256), np.int64)
         self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
-        self._out = np.zeros(0, np.int64)
 
-    def _zeros(self, n: int) -> Array:
-        """Zeros for the histograms of `n` leaves; good until the next."""
-        (d, *rest), size = self._shape, n * math.prod(self._shape)
-        if len(self._out) < size:
-            self._out = np.empty(size, np.int64)
-        out = self._out[:size].reshape(d, n, *rest)
-        out[:] = 0
-        return out
+    def _new(self, n: int) -> Array:
+        """Room for the histograms of `n` leaves."""
+        d, *rest = self._shape
+        return np.empty((d, n, *rest), np.int64)
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
+        from daskml_dist.backends.tree_gradients import COMPILED
+
         room, k = self._room, loss.n_outputs
         g, h = self._room_of(k, constant)
+        if compiled := COMPILED.get(loss.kernel):
+            found = np.zeros(2, np.float32)
+            weight = np.empty(0) if room.weight is None else room.weight
+            compiled(room.y, room.extra["raw"][0], weight, g[0], h[0], found)
+            return found.astype(np.float64)[:, None]
         largest = np.zeros((2, k))
         for start in range(0, room.n, _TILE):
             at = slice(start, min(room.n, start + _TILE))
@@ -132,29 +133,23 @@ class HostRows:
         for start in range(0, room.n, _TILE):
             stop = min(room.n, start + _TILE)
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
-        out, packed = self._zeros(1), room.extra["packed"][output]
+        out, packed = self._new(1), room.extra["packed"][output]
+        out[:] = 0
         sum_all(mode, room.rows, packed, self._one, self._two, out[:, 0])
         return out
 
     def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Array, list[int]]:
         """Part the rows of some leaves; histograms, and where the right children begin."""
-        from daskml_dist.backends.tree_kernels import part_rows, sum_some
+        from daskml_dist.backends.tree_kernels import part_and_sum
 
-        room, middles, number = self._room, [], 0
-        hist = self._zeros(sum(part.side >= 0 for part in parts))
-        for part in parts:
-            index = room.extra["index"][part.at]
-            n_left = part_rows(room.columns[part.feature], part.table, index, room.extra["spare"])
-            middles.append(part.at.start + int(n_left))
-            if part.side < 0:
-                continue
-            own = index[n_left:] if part.side else index[:n_left]
-            sum_some(
-                mode, room.rows, room.extra["packed"][output], own, self._one, self._two,
-                hist[:, number],
-            )  # fmt: skip
-            number += 1
-        return hist, middles
+        room, extra = self._room, self._room.extra
+        hist = self._new(sum(part.side >= 0 for part in parts))
+        tasks = np.array([(p.feature, p.at.start, p.at.stop, p.side) for p in parts])
+        part_and_sum(
+            mode, room.columns, room.rows, extra["packed"][output], extra["index"], extra["spare"],
+            tasks, np.stack([part.table for part in parts]), self._one, self._two, hist,
+        )  # fmt: skip
+        return hist, tasks[:, 1].tolist()
 
     def answer(self, output: int, at: Sequence[slice], values: NDArray[np.float64]) -> None:
         """Add what leaves answer to the raw predictions of their rows."""

@@ -19,6 +19,7 @@ __all__ = [
     "EXACT",
     "ROUNDED",
     "add_to_leaf",
+    "part_and_sum",
     "part_rows",
     "quantise",
     "sum_all",
@@ -31,6 +32,10 @@ _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 _MOST, _MOST_ROUNDED = 65_535, 8_191
 #: Rows that a loop asks for before it reads them.
 _AHEAD = 16
+#: Rows that are added up one number at a time.
+_FEW = 256
+#: Numbers without a sign: a place that has one is looked at for it.
+_ONE, _BYTE = np.uintp(1), np.uintp(8)
 
 
 @_exact
@@ -113,24 +118,65 @@ def _flush(mode: int, one: Any, two: Any, out: Any) -> None:
 @_exact
 def sum_all(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> None:
     """Add the histograms of all rows to `out`; see :func:`sum_some`."""
-    n, d = len(packed), out.shape[0]
+    n = len(packed)
     most = _MOST_ROUNDED if mode == ROUNDED else _MOST
     for start in range(0, n, most):
         stop = min(n, start + most)
-        if mode != EXACT:
-            for i in range(start, stop):
-                v = packed[i]
-                for j in range(d):
-                    one[j, rows[i, j]] += v
+        if mode == EXACT:
+            _add_pairs(rows, packed, start, stop, two)
         else:
-            for i in range(start, stop):
-                g = packed[i] >> 32
-                v = ((packed[i] & 0xFFFFFFFF) << 16) + 1
-                for j in range(d):
-                    b = rows[i, j]
-                    two[j, b, 0] += g
-                    two[j, b, 1] += v
+            _add(rows, packed, start, stop, one)
         _flush(mode, one, two, out)
+
+
+@_exact
+def _add(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
+    """Add rows to packed sums, four at once; see :func:`_add_some`."""
+    d, width = np.uintp(len(one)), np.uintp(rows.shape[1])
+    bins, sums = rows.reshape(-1), one.reshape(-1)
+    fours = stop - (stop - start) % 4
+    for i in range(start, fours, 4):
+        va, vb, vc, vd = packed[i], packed[i + 1], packed[i + 2], packed[i + 3]
+        a = np.uintp(i) * width
+        b = a + width
+        c = b + width
+        e = c + width
+        for j in range(d):
+            k = np.uintp(j)
+            first = k << _BYTE
+            sums[first + np.uintp(bins[a + k])] += va
+            sums[first + np.uintp(bins[b + k])] += vb
+            sums[first + np.uintp(bins[c + k])] += vc
+            sums[first + np.uintp(bins[e + k])] += vd
+    for i in range(fours, stop):
+        a, va = np.uintp(i) * width, packed[i]
+        for j in range(d):
+            k = np.uintp(j)
+            sums[(k << _BYTE) + np.uintp(bins[a + k])] += va
+
+
+@_exact
+def _add_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
+    """Add rows to sums of two numbers; see :func:`_add_some_pairs`."""
+    d, width = np.uintp(len(two)), np.uintp(rows.shape[1])
+    bins, sums = rows.reshape(-1), two.reshape(-1)
+    for i in range(start, stop, 2):
+        # Of an odd number of rows nothing is added for the one behind the last.
+        both = min(i + 1, stop - 1)
+        there = np.int64(both - i)
+        ga, gb = packed[i] >> 32, (packed[both] >> 32) * there
+        ha = ((packed[i] & 0xFFFFFFFF) << 16) + 1
+        hb = (((packed[both] & 0xFFFFFFFF) << 16) + 1) * there
+        a, b = np.uintp(i) * width, np.uintp(both) * width
+        for j in range(d):
+            k = np.uintp(j)
+            first = k << _BYTE
+            at = (first + np.uintp(bins[a + k])) << _ONE
+            of_b = (first + np.uintp(bins[b + k])) << _ONE
+            sums[at] += ga
+            sums[of_b] += gb
+            sums[at + _ONE] += ha
+            sums[of_b + _ONE] += hb
 
 
 @_exact
@@ -152,29 +198,109 @@ def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, 
     out : ndarray of int64 of shape (n_features, n_bins, 2 or 3)
         Sums of gradients, of hessians, and rows.
     """
-    n, d, width = len(index), out.shape[0], rows.shape[1]
-    rows_at, packed_at = rows.ctypes.data, packed.ctypes.data
+    n = len(index)
+    if n <= _FEW:
+        _sum_few(mode, rows, packed, index, out)
+        return
     most = _MOST_ROUNDED if mode == ROUNDED else _MOST
     for start in range(0, n, most):
         stop = min(n, start + most)
-        for q in range(start, stop):
-            if q + _AHEAD < n:
-                soon = np.int64(index[q + _AHEAD])
-                prefetch(rows_at + soon * width)
-                prefetch(packed_at + soon * 8)
-            i = index[q]
-            v = packed[i]
-            if mode != EXACT:
-                for j in range(d):
-                    one[j, rows[i, j]] += v
-            else:
-                g = v >> 32
-                h = ((v & 0xFFFFFFFF) << 16) + 1
-                for j in range(d):
-                    b = rows[i, j]
-                    two[j, b, 0] += g
-                    two[j, b, 1] += h
+        if mode == EXACT:
+            _add_some_pairs(rows, packed, index, start, stop, two)
+        else:
+            _add_some(rows, packed, index, start, stop, one)
         _flush(mode, one, two, out)
+
+
+@_exact
+def _add_some(rows: Any, packed: Any, index: Any, start: int, stop: int, one: Any) -> None:
+    """Add some rows to packed sums, four at once, feature by feature.
+
+    A bin that several of them have is then read while it is still being written, which processors
+    foresee; a row later they do not.
+    """
+    d, width, last = np.uintp(len(one)), np.uintp(rows.shape[1]), len(index) - _AHEAD - 4
+    bins, sums = rows.reshape(-1), one.reshape(-1)
+    rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
+    fours = stop - (stop - start) % 4
+    for q in range(start, fours, 4):
+        if q <= last:
+            for r in range(q + _AHEAD, q + _AHEAD + 4):
+                soon = np.int64(index[r])
+                prefetch(rows_at + soon * line)
+                prefetch(packed_at + soon * 8)
+        a, b = np.uintp(index[q]), np.uintp(index[q + 1])
+        c, e = np.uintp(index[q + 2]), np.uintp(index[q + 3])
+        va, vb, vc, vd = packed[a], packed[b], packed[c], packed[e]
+        a, b, c, e = a * width, b * width, c * width, e * width
+        for j in range(d):
+            k = np.uintp(j)
+            first = k << _BYTE
+            sums[first + np.uintp(bins[a + k])] += va
+            sums[first + np.uintp(bins[b + k])] += vb
+            sums[first + np.uintp(bins[c + k])] += vc
+            sums[first + np.uintp(bins[e + k])] += vd
+    for q in range(fours, stop):
+        a = np.uintp(index[q])
+        va, a = packed[a], a * width
+        for j in range(d):
+            k = np.uintp(j)
+            sums[(k << _BYTE) + np.uintp(bins[a + k])] += va
+
+
+@_exact
+def _add_some_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, two: Any) -> None:
+    """Add some rows to sums of two numbers, two rows at once.
+
+    Both numbers of a bin in turn would be added as one, which takes long where it is read again.
+    """
+    d, width, last = np.uintp(len(two)), np.uintp(rows.shape[1]), len(index) - _AHEAD - 2
+    bins, sums = rows.reshape(-1), two.reshape(-1)
+    rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
+    for q in range(start, stop, 2):
+        if q <= last:
+            for r in range(q + _AHEAD, q + _AHEAD + 2):
+                soon = np.int64(index[r])
+                prefetch(rows_at + soon * line)
+                prefetch(packed_at + soon * 8)
+        # Of an odd number of rows nothing is added for the one behind the last.
+        both = min(q + 1, stop - 1)
+        there = np.int64(both - q)
+        a, b = np.uintp(index[q]), np.uintp(index[both])
+        ga, gb = packed[a] >> 32, (packed[b] >> 32) * there
+        ha = ((packed[a] & 0xFFFFFFFF) << 16) + 1
+        hb = (((packed[b] & 0xFFFFFFFF) << 16) + 1) * there
+        a, b = a * width, b * width
+        for j in range(d):
+            k = np.uintp(j)
+            first = k << _BYTE
+            at = (first + np.uintp(bins[a + k])) << _ONE
+            of_b = (first + np.uintp(bins[b + k])) << _ONE
+            sums[at] += ga
+            sums[of_b] += gb
+            sums[at + _ONE] += ha
+            sums[of_b + _ONE] += hb
+
+
+@_exact
+def _sum_few(mode: int, rows: Any, packed: Any, index: Any, out: Any) -> None:
+    """Add the histograms of few rows: going through all bins would take longer."""
+    last = out.shape[2] - 1
+    for q in range(len(index)):
+        i = np.uintp(index[q])
+        v = packed[i]
+        if mode == CONSTANT:
+            g, h = v >> 16, np.int64(0)
+        elif mode == EXACT:
+            g, h = v >> 32, v & 0xFFFFFFFF
+        else:
+            g, h = v >> 38, (v >> 13) & 0x1FFFFFF
+        for j in range(out.shape[0]):
+            b = np.uintp(rows[i, j])
+            out[j, b, 0] += g
+            out[j, b, last] += 1
+            if mode != CONSTANT:
+                out[j, b, 1] += h
 
 
 @_exact
@@ -202,6 +328,46 @@ def part_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
     for q in range(right):
         index[left + q] = spare[q]
     return left
+
+
+@_exact
+def part_and_sum(
+    mode: int, columns: Any, rows: Any, packed: Any, index: Any, spare: Any, tasks: Any,
+    tables: Any, one: Any, two: Any, out: Any,
+) -> None:  # fmt: skip
+    """Part the rows of some leaves, and make the histograms that are asked for.
+
+    Parameters
+    ----------
+    mode, rows, packed, one, two
+        As :func:`sum_some` takes them.
+    columns : ndarray of uint8 of shape (n_features, n)
+    index : ndarray of int32 of shape (n,)
+        Rows of all leaves, one leaf's behind another's.
+    spare : ndarray of int32 of shape (n,)
+    tasks : ndarray of int64 of shape (n_leaves, 4)
+        Feature, first and last place in `index`, the side that is asked for (-1: none). The
+        second becomes the place where the right child begins.
+    tables : ndarray of uint8 of shape (n_leaves, 256)
+        Of each bin, whether it goes left.
+    out : ndarray of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
+        Its values may be anything.
+    """
+    number = 0
+    for k in range(len(tasks)):
+        feature, start, stop, side = tasks[k]
+        own = index[start:stop]
+        n_left = part_rows(columns[feature], tables[k], own, spare)
+        tasks[k, 1] = start + n_left
+        if side < 0:
+            continue
+        for j in range(out.shape[0]):
+            for b in range(out.shape[2]):
+                for c in range(out.shape[3]):
+                    out[j, number, b, c] = 0
+        asked = own[n_left:] if side else own[:n_left]
+        sum_some(mode, rows, packed, asked, one, two, out[:, number])
+        number += 1
 
 
 @_exact

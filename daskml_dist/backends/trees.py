@@ -25,7 +25,7 @@ Array = NDArray[Any]
 CONSTANT, EXACT, ROUNDED = 0, 1, 2
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Part:
     """Rows of a leaf that are to be parted.
 
@@ -46,7 +46,7 @@ class Part:
     side: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class SplitLeaf:
     """Leaf whose best split is asked for.
 
@@ -145,7 +145,7 @@ class TreeRows(Protocol):
         Returns
         -------
         array of int64 of shape (n_features, 1, n_bins, 2 or 3)
-            Where the device keeps it; good until the next call.
+            Where the device keeps it; the caller's.
         """
 
     def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
@@ -154,7 +154,7 @@ class TreeRows(Protocol):
         Returns
         -------
         array of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
-            Histograms of the sides that are asked for; good until the next call.
+            Histograms of the sides that are asked for; the caller's.
         list of int
             Where the rows of the right children begin.
         """

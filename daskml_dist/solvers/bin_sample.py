@@ -71,10 +71,13 @@ def find_bins(
     )
     if (weight == 1).all():
         weight = weight[:0]
-    at = np.argsort(numbers, kind="stable")
-    if len(at) > SAMPLE:
-        first = np.argsort(draws(numbers, seed, _DRAW), kind="stable")[:SAMPLE]
-        at = first[np.argsort(numbers[first], kind="stable")]
+    if len(numbers) > SAMPLE:
+        # Numbers differ, and so do what they are hashed to.
+        drawn = draws(numbers, seed, _DRAW)
+        at = np.flatnonzero(drawn <= np.partition(drawn, SAMPLE - 1)[SAMPLE - 1])
+        at = at[np.argsort(numbers[at], kind="stable")]
+    else:
+        at = np.argsort(numbers, kind="stable")
     own = categories[ranges[rows.rank]]
     weight = weight[at] if len(weight) else None
     edges = [

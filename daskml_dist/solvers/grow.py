@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,15 @@ __all__ = ["Grower"]
 Array = NDArray[Any]
 #: Numbers that trainers tell of their best split: its gain, what `best_split` found, categories.
 _TOLD = 12
-#: Leaves whose children are made at once at most.
+_BINS = np.arange(256)
+#: Leaves of a tree that has no bound on them.
+_UNBOUNDED = 2**31
+#: Leaves whose children are made at once at most, where a bound on leaves will leave some of them.
 _AT_ONCE = 8
+#: And where so many more may be split that most of these will be: their share of them.
+_SHARE = 16
+#: Bytes of the histograms that are made at once at most: they stay in the processor's cache.
+_BYTES = 2**22
 
 
 class Grower:
@@ -78,6 +85,7 @@ class Grower:
         shape = d, bins.n_bins, 2 if constant else 3
         self.lanes = rows.map(lambda room: device.rows(room, shape), rooms)
         self._all = np.ones(d, np.uint8)
+        self._most_at_once = max(_AT_ONCE, _BYTES // (8 * math.prod(shape)))
 
     def grow(
         self, output: int, mode: int, scales: tuple[float, float], *seed: int
@@ -102,7 +110,9 @@ class Grower:
         self._tree = TreeBuilder(self._bins)
         open_ = [self._root()]
         leaves: list[Leaf] = []
-        most = self._growth.max_leaf_nodes or 2**31
+        most = self._growth.max_leaf_nodes or _UNBOUNDED
+        if most == _UNBOUNDED:
+            self._split_all(open_[0])
         while open_:
             leaf = heapq.heappop(open_)
             left = most - len(open_) - len(leaves) - 1
@@ -110,11 +120,31 @@ class Grower:
                 leaves.append(leaf)
                 continue
             if not leaf.children:
-                self._split(_likely([leaf, *open_], left), left)
+                self._split(self._likely([leaf, *open_], left), left)
             self._tree.split(leaf)
             for child in leaf.children:
                 heapq.heappush(open_, child)
         return self._tree.made(leaves), leaves
+
+    def _split_all(self, root: Leaf) -> None:
+        """Make the children of all leaves that gain by it, where no bound forbids any.
+
+        Those that were made last come first, so that few histograms wait for their turn.
+        """
+        waiting = [root] if root.gain > 0 else []
+        while waiting:
+            some = waiting[-self._most_at_once :]
+            del waiting[-len(some) :]
+            self._split(some, _UNBOUNDED)
+            waiting += [child for leaf in some for child in leaf.children if child.gain > 0]
+
+    def _likely(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
+        """Leaves that will probably be split, where `left` more may be: the best first.
+
+        What one sum tells of several leaves need not be waited for several times.
+        """
+        most = min(max(1, left // 3), max(_AT_ONCE, left // _SHARE), self._most_at_once)
+        return heapq.nsmallest(most, (leaf for leaf in some if leaf.gain > 0 and not leaf.children))
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -138,16 +168,16 @@ class Grower:
 
         `left`: splits that the tree may still make; after the last one nobody asks for these.
         """
-        growth, tasks = self._growth, []
-        for leaf in some:
-            leaf.children = self._children(leaf)
+        growth, depths = self._growth, self._growth.max_depth or _UNBOUNDED
+        self._make_children(some)
+        tables = self._tables(some)
+        tasks = []
+        for leaf, table in zip(some, tables, strict=True):
+            deeper = left > 1 and leaf.depth + 1 < depths
             leaf.may = [
-                left > 1
-                and (growth.max_depth is None or child.depth < growth.max_depth)
-                and bool(child.totals[2] >= 2 * growth.min_samples_leaf)
+                deeper and int(child.totals[2]) >= 2 * growth.min_samples_leaf
                 for child in leaf.children
             ]
-            table = goes_left(leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins)
             side = leaf.smaller if any(leaf.may) else -1
             tasks.append((leaf.found[0], table, leaf.at, side))
         parts = self._rows.map(lambda i: self._parts(i, tasks), range(len(self.lanes)))
@@ -158,11 +188,15 @@ class Grower:
                 leaf.children[1].at.append(slice(middle, at.stop))
         summed = [leaf for leaf in some if any(leaf.may)]
         if summed:
-            own = self._rows.sum_own(self._added([hist for hist, _ in parts]))
+            own = self._added([hist for hist, _ in parts])
+            if self._rows.size > 1:
+                own = self._rows.sum_own(own)
             for number, leaf in enumerate(summed):
                 assert leaf.hist is not None
                 small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
-                small.hist, large.hist = own[:, number], leaf.hist - own[:, number]
+                # Nobody asks for the parent's any more.
+                leaf.hist -= own[:, number]
+                small.hist, large.hist = own[:, number], leaf.hist
             self._find(
                 [
                     child
@@ -188,33 +222,43 @@ class Grower:
             total += part
         return total if self._rows.size == 1 else self._device.to_host(total)
 
-    def _children(self, leaf: Leaf) -> tuple[Leaf, Leaf]:
-        """Both children, as far as the split alone tells of them."""
-        feature, _, _, g, h, n, _ = leaf.found
-        of_left = np.array([g, h, n])
-        children = []
-        for side, totals in enumerate((of_left, leaf.totals - of_left)):
-            child = Leaf(leaf.depth + 1, [], totals, 0.0, path=2 * leaf.path + side)
-            child.value = self._value(totals, leaf)
-            child.low, child.high = leaf.low, leaf.high
-            children.append(child)
-        left, right = children
-        if sign := int(self._growth.signs[feature]):
-            middle = (left.value + right.value) / 2
-            lower, upper = (left, right) if sign > 0 else (right, left)
-            lower.high, upper.low = middle, middle
-        if self._growth.groups is not None:
-            kept = tuple(i for i in leaf.groups if feature in self._growth.groups[i])
-            left.groups = right.groups = kept
-        if not self._missing[feature]:
-            # Nothing is known of missing values: they go with most rows.
-            leaf.found[2] = int(left.totals[2] > right.totals[2])
-        return left, right
+    def _make_children(self, some: Sequence[Leaf]) -> None:
+        """Make the children of leaves, as far as their splits alone tell of them."""
+        totals = np.empty((len(some), 2, 3), np.int64)
+        totals[:, 0] = [leaf.found[3:6] for leaf in some]
+        totals[:, 1] = np.array([leaf.totals for leaf in some]) - totals[:, 0]
+        bounds = np.array([(leaf.low, leaf.high) for leaf in some])
+        g, h = totals[:, :, 0] * self._scales[0], totals[:, :, 1] * self._scales[1]
+        values = -g / (h + self._growth.l2_regularization + 1e-15)
+        values = np.minimum(np.maximum(values, bounds[:, :1]), bounds[:, 1:])
+        for leaf, of_both, both in zip(some, totals, values.tolist(), strict=True):
+            depth, path = leaf.depth + 1, 2 * leaf.path
+            left = Leaf(depth, [], of_both[0], both[0], leaf.low, leaf.high, path=path)
+            right = Leaf(depth, [], of_both[1], both[1], leaf.low, leaf.high, path=path + 1)
+            leaf.children = left, right
+            feature = leaf.found[0]
+            if sign := int(self._growth.signs[feature]):
+                middle = (left.value + right.value) / 2
+                lower, upper = (left, right) if sign > 0 else (right, left)
+                lower.high, upper.low = middle, middle
+            if self._growth.groups is not None:
+                kept = tuple(i for i in leaf.groups if feature in self._growth.groups[i])
+                left.groups = right.groups = kept
+            if not self._missing[feature]:
+                # Nothing is known of missing values: they go with most rows.
+                leaf.found[2] = int(left.totals[2] > right.totals[2])
 
-    def _value(self, totals: NDArray[np.int64], leaf: Leaf) -> float:
-        g, h = float(totals[0] * self._scales[0]), float(totals[1] * self._scales[1])
-        value = -g / (h + self._growth.l2_regularization + 1e-15)
-        return min(max(value, leaf.low), leaf.high)
+    def _tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
+        """Of each bin of the features that leaves are split by, whether it goes left."""
+        found = np.array([leaf.found[1:3] for leaf in some])
+        tables = (_BINS <= found[:, :1]).astype(np.uint8)
+        tables[:, self._bins.max_bins] = found[:, 1]
+        for table, leaf in zip(tables, some, strict=True):
+            if leaf.bitset is not None:
+                table[:] = goes_left(
+                    leaf.found[1], bool(leaf.found[2]), leaf.bitset, self._bins.max_bins
+                )
+        return tables
 
     # -- splits --------------------------------------------------------------------------------
 
@@ -251,12 +295,3 @@ class Grower:
             allowed = np.zeros_like(allowed)
             allowed[features[np.argsort(drawn, kind="stable")[:n]]] = 1
         return allowed
-
-
-def _likely(some: Sequence[Leaf], left: int) -> list[Leaf]:
-    """Leaves that will probably be split, where `left` more may be: the best first.
-
-    What one sum tells of several leaves need not be waited for several times.
-    """
-    fresh = sorted(leaf for leaf in some if leaf.gain > 0 and not leaf.children)
-    return fresh[: min(max(1, left // 3), _AT_ONCE)]

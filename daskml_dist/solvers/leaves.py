@@ -16,6 +16,8 @@ from daskml_dist.models.trees import Tree
 __all__ = ["Growth", "Leaf", "TreeBuilder"]
 
 Array = NDArray[Any]
+#: What was found of a node that is not split.
+_NONE = [-1] * 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +48,7 @@ class Growth:
     min_hessian: float = 1e-3
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Leaf:
     """Node of a growing tree.
 
@@ -131,10 +133,11 @@ class TreeBuilder:
         is_leaf = np.zeros(n, bool)
         is_leaf[[leaf.number for leaf in leaves]] = True
         inner = [None if a else leaf for a, leaf in zip(is_leaf, nodes, strict=True)]
-        found = np.array([[-1] * 7 if leaf is None else leaf.found for leaf in inner]).T
+        found = np.array([_NONE if leaf is None else leaf.found for leaf in inner]).T
         bitsets = [None if leaf is None else leaf.bitset for leaf in inner]
         given = [bitset for bitset in bitsets if bitset is not None]
-        number = np.cumsum([bitset is not None for bitset in bitsets]) - 1
+        is_given = np.array([bitset is not None for bitset in bitsets])
+        totals = np.array([leaf.totals for leaf in nodes])
         return Tree(
             feature=found[0].astype(np.int32),
             bin=found[1].astype(np.int32),
@@ -146,11 +149,11 @@ class TreeBuilder:
             ),
             left=np.array(self._left, np.int32),
             missing_left=found[2] > 0,
-            category=np.where([b is None for b in bitsets], -1, number).astype(np.int32),
+            category=np.where(is_given, is_given.cumsum() - 1, -1).astype(np.int32),
             value=np.array([[leaf.value] for leaf in nodes]),
             gain=np.array([-1.0 if leaf is None else leaf.gain for leaf in inner]),
-            count=np.array([int(leaf.totals[2]) for leaf in nodes], np.int64),
-            weight=np.array([float(leaf.totals[1]) for leaf in nodes]),
+            count=totals[:, 2],
+            weight=totals[:, 1].astype(np.float64),
             depth=np.array([leaf.depth for leaf in nodes], np.int32),
             bitsets=np.array(given, np.uint64).reshape(-1, 4),
         )
