@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -67,11 +68,18 @@ class HostRows:
         self._room, self._shape = room, shape
         self._one = np.zeros((d, 256), np.int64)
         self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
+        self._out = np.empty(0, np.int64)
 
-    def _new(self, n: int) -> Array:
-        """Room for the histograms of `n` leaves."""
+    def _room_for(self, n: int) -> Array:
+        """Room for the histograms of `n` leaves; good until the next.
+
+        Dask's workers give freed memory back at once, and new pages are dear.
+        """
         d, *rest = self._shape
-        return np.empty((d, n, *rest), np.int64)
+        size = n * math.prod(self._shape)
+        if len(self._out) < size:
+            self._out = np.empty(size, np.int64)
+        return self._out[:size].reshape(d, n, *rest)
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
@@ -133,7 +141,7 @@ class HostRows:
         for start in range(0, room.n, _TILE):
             stop = min(room.n, start + _TILE)
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
-        out, packed = self._new(1), room.extra["packed"][output]
+        out, packed = self._room_for(1), room.extra["packed"][output]
         out[:] = 0
         sum_all(mode, room.rows, packed, self._one, self._two, out[:, 0])
         return out
@@ -143,7 +151,7 @@ class HostRows:
         from daskml_dist.backends.tree_kernels import part_and_sum
 
         room, extra = self._room, self._room.extra
-        hist = self._new(sum(part.side >= 0 for part in parts))
+        hist = self._room_for(sum(part.side >= 0 for part in parts))
         tasks = np.array([(p.feature, p.at.start, p.at.stop, p.side) for p in parts])
         part_and_sum(
             mode, room.columns, room.rows, extra["packed"][output], extra["index"], extra["spare"],

@@ -145,7 +145,7 @@ class TreeRows(Protocol):
         Returns
         -------
         array of int64 of shape (n_features, 1, n_bins, 2 or 3)
-            Where the device keeps it; the caller's.
+            Where the device keeps it; good until the next call.
         """
 
     def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
@@ -154,7 +154,7 @@ class TreeRows(Protocol):
         Returns
         -------
         array of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
-            Histograms of the sides that are asked for; the caller's.
+            Histograms of the sides that are asked for; good until the next call.
         list of int
             Where the rows of the right children begin.
         """

@@ -188,9 +188,7 @@ class Grower:
                 leaf.children[1].at.append(slice(middle, at.stop))
         summed = [leaf for leaf in some if any(leaf.may)]
         if summed:
-            own = self._added([hist for hist, _ in parts])
-            if self._rows.size > 1:
-                own = self._rows.sum_own(own)
+            own = self._rows.sum_own(self._added([hist for hist, _ in parts]))
             for number, leaf in enumerate(summed):
                 assert leaf.hist is not None
                 small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]

@@ -99,7 +99,7 @@ class Pilot:
         return found.w, found.n_iter < most
 
     def of_half(self, start: Array, most: int) -> tuple[Array, int]:
-        """Where the loss of the other half is smallest on the way to the minimum of one half.
+        """Point of the way to the minimum of one half at which the loss of the other is smallest.
 
         Where rows are many for the parameters, that is the minimum.
 

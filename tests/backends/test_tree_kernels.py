@@ -12,6 +12,7 @@ from daskml_dist.backends import cupy_tree_calls, kernels
 from daskml_dist.backends.cupy_tree_predict import packed_nodes
 from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
+from daskml_dist.backends.tree_gradients import COMPILED
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, Part, SplitFacts, SplitLeaf
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.raw_forest import RawForest
@@ -189,12 +190,31 @@ def test_gradients(name, weighted, backend):
             np.testing.assert_array_equal(device._packed[c], room.extra["packed"][c])
 
 
-def test_what_is_not_a_number_is_the_largest(backend):
+@pytest.mark.parametrize("name", ["poisson", "binomial"])
+def test_what_is_not_a_number_is_the_largest(name, backend):
     room = _room(100, 1, CONSTANT)
     room.extra["raw"][0, 70] = np.nan
     host, device, _ = _both(room, (1, 256, 3), backend)
     for lane in (host, device):
-        assert np.isnan(lane.gradients(LOSSES["poisson"], False)).all()
+        assert np.isnan(lane.gradients(LOSSES[name], False)).all()
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_gradients_are_those_of_the_loss(name, weighted):
+    """To the bit, on either side of a tile's end."""
+    loss, n = LOSSES[name], 2_500
+    room = _room(n, 1, CONSTANT, weighted=weighted)
+    room.y = np.arange(n) % 2.0
+    room.extra["raw"][0] = 5 * np.random.default_rng(0).normal(size=n)
+    largest = HostTrees().rows(room, (1, 256, 3)).gradients(loss, False)
+    wanted = [
+        part * (room.weight if weighted else 1.0)
+        for part in loss.gradients(room.y, room.extra["raw"])
+    ]
+    for made, part, most in zip(room.extra["given"], wanted, largest, strict=True):
+        np.testing.assert_array_equal(made, part.astype(np.float32))
+        assert most == np.abs(made).max()
 
 
 def _histograms(rng, n_leaves, d, n_bins, counts, missing, channels, few):

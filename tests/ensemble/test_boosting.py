@@ -15,6 +15,7 @@ from sklearn import ensemble as truth
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.solvers import grow
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(2_000, 6))
@@ -33,6 +34,19 @@ def arrays(model: Any) -> dict[str, bytes]:
     scores = {"train": model.train_score_, "held": model.validation_score_}
     found = {**model._trees.packed(), **scores, "baseline": model._baseline}
     return {name: array.tobytes() for name, array in found.items()}
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 10_000])
+def test_trees_without_a_bound_are_those_whose_bound_is_far(at_once: int, monkeypatch: Any) -> None:
+    """Whole levels at once, or a few leaves: nodes have the same numbers and bits."""
+    given: dict[str, Any] = {**GIVEN, "max_iter": 2, "min_samples_leaf": 3, "run": SHORT}
+    given["categorical_features"] = [4]
+    far = HistGradientBoostingRegressor(**given, max_leaf_nodes=5_000).fit(X, Y)
+    monkeypatch.setattr(grow, "_AT_ONCE", at_once)
+    monkeypatch.setattr(grow, "_BYTES", 0)
+    near = HistGradientBoostingRegressor(**given, max_leaf_nodes=None).fit(X, Y)
+    assert arrays(near) == arrays(far)
+    assert near._trees.tree(0).n_leaves > 200
 
 
 @pytest.mark.parametrize(
