@@ -15,7 +15,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._cross_validated import CrossValidated
-from daskml_dist.linear_model._least_squares import moments_of
+from daskml_dist.linear_model._least_squares import check_memory, moments_of
 from daskml_dist.linear_model._rows_left_out import values_left_out
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST
@@ -139,6 +139,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         splits = self._splits(X, y, sample_weight, groups)
         with self._stack(splits, client, self._params()["class_weight"]) as stack:
             model = self._model(stack.rows)
+            check_memory(model.n_features, stack.roles.n_splits)
             alphas = self._alphas * (stack.rows.weight_scale or 1.0)
             facts = moments_of(stack.rows)
             found = stack(
