@@ -152,7 +152,8 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
                     [with_intercept(one, w) for one, w in zip(reduced, coefs, strict=True)]
                 )
             scores = self._fold_scores(stack, splits, model, coefs).mean(axis=0)
-            best = int(np.argmax(scores))
+            # As in a search: what is NaN comes last.
+            best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
             self.alpha_, self.best_score_ = float(self._alphas[best]), float(scores[best])
             solver = RidgeLeastSquares(
                 alpha=np.full(model.width, alphas[best]), method="auto", positive=False, **facts

@@ -228,6 +228,16 @@ def test_features_too_many_for_a_gram_matrix(kind: str, monkeypatch: pytest.Monk
             getattr(linear_model, name)(**params).fit(X, NUMBERS)
 
 
+@pytest.mark.filterwarnings("ignore:R. :sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_folds_of_one_row_have_no_r2() -> None:
+    params = {"alphas": ALPHAS, "cv": truth.LeaveOneOut()}
+    ours = linear_model.RidgeCV(**params).fit(X[:7], NUMBERS[:7])
+    theirs = truths.RidgeCV(**params).fit(X[:7], NUMBERS[:7])
+    assert np.isnan(ours.best_score_)
+    _assert_alike(ours, theirs, 1e-8)
+
+
 def test_paths_that_do_not_converge_warn() -> None:
     with pytest.warns(ConvergenceWarning, match="failed to converge"):
         linear_model.LassoCV(max_iter=1, tol=1e-12).fit(X, NUMBERS)
