@@ -17,7 +17,7 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
 
-__all__ = ["BaseLeastSquares", "check_memory", "moments_of"]
+__all__ = ["BaseLeastSquares", "check_memory", "gram_fits", "model_of", "moments_of"]
 
 #: Copies of the Gram matrix in one process at most: of its lanes, on their way, and factors.
 _COPIES = 8
@@ -41,17 +41,8 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         return SquaredError()
 
     def _model(self, rows: Rows) -> LinearModel:
-        survey = rows.survey
-        fit_intercept = bool(self.get_params(deep=False)["fit_intercept"])
-        check_memory(survey.n_features)
-        return LinearModel(
-            self._loss(),
-            survey.n_features,
-            0,
-            fit_intercept,
-            survey.n_targets,
-            make_target_shift(self._loss(), fit_intercept, survey),
-        )
+        check_memory(rows.survey.n_features)
+        return model_of(rows, bool(self.get_params(deep=False)["fit_intercept"]))
 
     def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
         """Facts of the rows that every solver by the Gram matrix must know."""
@@ -72,6 +63,13 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         self.intercept_ = (w[-1, 0] if one else w[-1].copy()) if model.fit_intercept else 0.0
 
 
+def model_of(rows: Rows, fit_intercept: bool) -> LinearModel:
+    """Least squares of some rows."""
+    loss, survey = SquaredError(), rows.survey
+    shift = make_target_shift(loss, fit_intercept, survey)
+    return LinearModel(loss, survey.n_features, 0, fit_intercept, survey.n_targets, shift)
+
+
 def moments_of(rows: Rows) -> dict[str, Any]:
     """Facts of the rows that every solver by the Gram matrix must know."""
     sparse = rows.survey.any_sparse
@@ -81,16 +79,28 @@ def moments_of(rows: Rows) -> dict[str, Any]:
     }
 
 
-def check_memory(n_features: int) -> None:
-    """Check that a Gram matrix fits, before any worker tries."""
-    if n_features <= _FEW_FEATURES:
-        return
+def _needed(n_features: int, n_problems: int) -> int:
+    return 8 * n_features**2 * _COPIES * n_problems
+
+
+def gram_fits(n_features: int, n_problems: int = 1) -> bool:
+    """Whether there is memory for the Gram matrices of so many problems."""
+    if n_features**2 * n_problems <= _FEW_FEATURES**2:
+        return True
     from distributed.system import MEMORY_LIMIT
 
-    needed = 8 * n_features**2 * _COPIES
-    if needed > MEMORY_LIMIT:
+    return _needed(n_features, n_problems) <= int(MEMORY_LIMIT)
+
+
+def check_memory(n_features: int, n_problems: int = 1) -> None:
+    """Check that Gram matrices fit, before any worker tries."""
+    if not gram_fits(n_features, n_problems):
+        from distributed.system import MEMORY_LIMIT
+
+        needed = _needed(n_features, n_problems)
         raise InvalidDataError(
-            f"X has {n_features} features: working with their Gram matrix takes about "
+            f"X has {n_features} features: working with their Gram matrix"
+            f"{'' if n_problems == 1 else f' for each of {n_problems} splits'} takes about "
             f"{format_bytes(needed)}, and there are {format_bytes(MEMORY_LIMIT)} of memory. "
             "Use SGDRegressor, whose memory grows with the features and not with their square, "
             "or select features first."

@@ -15,7 +15,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._cross_validated import CrossValidated
-from daskml_dist.linear_model._least_squares import moments_of
+from daskml_dist.linear_model._least_squares import check_memory, moments_of
 from daskml_dist.linear_model._rows_left_out import values_left_out
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST
@@ -139,6 +139,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         splits = self._splits(X, y, sample_weight, groups)
         with self._stack(splits, client, self._params()["class_weight"]) as stack:
             model = self._model(stack.rows)
+            check_memory(model.n_features, stack.roles.n_splits)
             alphas = self._alphas * (stack.rows.weight_scale or 1.0)
             facts = moments_of(stack.rows)
             found = stack(
@@ -151,7 +152,8 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
                     [with_intercept(one, w) for one, w in zip(reduced, coefs, strict=True)]
                 )
             scores = self._fold_scores(stack, splits, model, coefs).mean(axis=0)
-            best = int(np.argmax(scores))
+            # As in a search: what is NaN comes last.
+            best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
             self.alpha_, self.best_score_ = float(self._alphas[best]), float(scores[best])
             solver = RidgeLeastSquares(
                 alpha=np.full(model.width, alphas[best]), method="auto", positive=False, **facts

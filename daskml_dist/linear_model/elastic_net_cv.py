@@ -11,29 +11,31 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._checks import check_count, check_flag, check_number, seed_of
+from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._run import Run
 from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._cross_validated import CrossValidated
-from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
+from daskml_dist.linear_model._elastic_paths import GramPaths, Settings, WidePaths
+from daskml_dist.linear_model._least_squares import gram_fits, model_of
+from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST
-from daskml_dist.solvers import CoordinateDescent, Solution, Solver
+from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.folded import FoldedReduction, Grid, grid_of
+from daskml_dist.solvers.folded import Grid
 from daskml_dist.solvers.path_scores import PathSums
-from daskml_dist.solvers.paths import ElasticNetPath, with_intercept
-from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["ElasticNetCV"]
 
 
-class ElasticNetCV(CrossValidated, BaseLeastSquares):
+class ElasticNetCV(CrossValidated, LinearRegressor):
     """Elastic net whose penalty is chosen by cross-validation, in two passes over the rows.
 
     The first pass makes the moments of each fold, of which all paths and the last fit follow by
     coordinate descent; the second has the errors of all fits on the rows that they were not
-    trained on.
+    trained on. Where the features are too many for these matrices, all strengths and splits are
+    columns of one fit by orthant-wise quasi-Newton steps.
 
     Parameters
     ----------
@@ -66,7 +68,8 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
     mse_path_ : ndarray of shape (n_alphas, n_folds) or (n_l1_ratios, n_alphas, n_folds)
         Mean squared errors of the test rows, weighted where rows are.
     coef_, intercept_, dual_gap_, n_iter_
-        As in :class:`~daskml_dist.linear_model.ElasticNet`, of the fit to all rows.
+        As in :class:`~daskml_dist.linear_model.ElasticNet`, of the fit to all rows. The gap is NaN
+        where the features are too many for a Gram matrix.
     n_features_in_, feature_names_in_, history_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -80,7 +83,6 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
     (0.9, (2, 100))
     """
 
-    _multi_output = False
     #: Whether there is a parameter `l1_ratio`.
     _has_ratio: ClassVar[bool] = True
     l1_ratio: Any
@@ -124,11 +126,6 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
         self.device = device
         self.callbacks = callbacks
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = False
-        return tags
-
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
     ) -> Self:
@@ -155,15 +152,14 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
         weight = None if isinstance(sample_weight, Real) else sample_weight
         splits = self._splits(X, y, weight, groups)
         with self._stack(splits, client) as stack:
-            model = self._model(stack.rows)
+            model = model_of(stack.rows, bool(self.fit_intercept))
             solution, converged = self._chosen(stack, model)
             self._set_fitted(solution, model, stack.rows)
             self._set_n_iter(solution)
             self._set_stack_history(stack)
-        self._warn(solution)
-        if solution.converged and not converged:
+        if not (solution.converged and converged):
             warnings.warn(
-                "Some fits of the paths failed to converge within max_iter cycles. Increase "
+                "Some fits failed to converge within max_iter cycles. Increase "
                 "max_iter, scale the features (StandardScaler), or raise eps.",
                 ConvergenceWarning,
                 stacklevel=2,
@@ -176,33 +172,27 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
         grid = None
         if isinstance(self.alphas, Integral):
             grid = Grid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
-        given = np.sort(np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64)))[::-1]
-        moments, stacked = moments_of(stack.rows), stack.model(model)
-        reduction = FoldedReduction(l2=grid or float(given[-1]), of_mean=True, **moments)
-        found = stack(stacked, reduction).extra
-        reduced, n_rows = found["reduced"], found["n_rows"]
-        if grid is None:
-            alphas = np.tile(given, (len(ratios), 1))
-        else:
-            alphas = grid_of(grid, reduced[-1], n_rows[-1])
-        path = ElasticNetPath(
+        given = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
+        asked = Settings(
+            ratios=ratios,
+            grid=grid,
+            given=np.sort(given)[::-1],
             max_iter=int(self.max_iter),
             tol=float(self.tol),
             positive=bool(self.positive),
             selection=self.selection,
             random_state=self.random_state,
+            seed=seed_of(self.random_state),
         )
-        w, converged = [], True
-        for one, n in zip(reduced[:-1], n_rows, strict=False):
-            paths = [path(one, n, of, ratio) for of, ratio in zip(alphas, ratios, strict=True)]
-            converged &= all(found.converged for found in paths)
-            coefs = np.concatenate([found.coefs for found in paths])[:, :, None]
-            w.append(with_intercept(one, coefs) if model.fit_intercept else coefs)
-        sums = stack(stacked, OnePass(PathSums(np.array(w), TEST))).w[..., 0, :]
-        errors = (sums[..., 1] / sums[..., 0]).reshape(len(w), len(ratios), -1)
-        self._choose(errors.transpose(1, 2, 0), alphas, ratios, grid is not None)
-        _, solver = self._problem_of(stack.rows, model)
-        return solver.of_reduced(model, reduced[-1], n_rows[-1]), converged
+        fits = gram_fits(model.n_features, stack.roles.n_splits)
+        paths = (GramPaths if fits else WidePaths)(stack, model, asked)
+        sums = stack(stack.model(model), OnePass(PathSums(paths.w, TEST))).w[..., 0, :]
+        errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
+        self._choose(errors.transpose(1, 2, 0), paths.alphas, ratios, grid is not None)
+        return paths.last(self.alpha_, self._ratio), paths.converged
+
+    def _loss(self) -> Loss:
+        return SquaredError()
 
     def _choose(
         self, errors: NDArray[np.float64], alphas: NDArray[np.float64],
@@ -216,25 +206,12 @@ class ElasticNetCV(CrossValidated, BaseLeastSquares):
         if self._has_ratio:
             self.l1_ratio_ = self._ratio
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
-        return self._problem_of(rows, self._model(rows))
-
-    def _problem_of(self, rows: Rows, model: LinearModel) -> tuple[LinearModel, CoordinateDescent]:
-        """The fit to all rows."""
-        return model, CoordinateDescent(
-            alpha=self.alpha_,
-            l1_ratio=self._ratio,
-            n_rows=rows.survey.n_rows,
-            max_iter=int(self.max_iter),
-            tol=float(self.tol),
-            positive=bool(self.positive),
-            selection=self.selection,
-            seed=seed_of(self.random_state),
-            **moments_of(rows),
-        )
-
     def _set_n_iter(self, solution: Solution) -> None:
-        self.dual_gap_, self.n_iter_ = solution.extra["dual_gap"][0], solution.extra["n_iter"][0]
+        if "dual_gap" in solution.extra:
+            gaps, n_iter = solution.extra["dual_gap"], solution.extra["n_iter"]
+            self.dual_gap_, self.n_iter_ = gaps[0], n_iter[0]
+        else:  # steps by gradients know of none
+            self.dual_gap_, self.n_iter_ = np.nan, solution.n_iter
 
     def _check_params(self) -> None:
         check_flag("fit_intercept", self.fit_intercept)

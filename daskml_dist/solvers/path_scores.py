@@ -60,7 +60,7 @@ class _OfPaths(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class PathSums(_OfPaths):
-    """Of each fit and target: weight, squared and absolute errors, targets, and their squares.
+    """Of each fit and target: weight, squared and absolute errors, targets, squares, and rows.
 
     Parameters
     ----------
@@ -71,11 +71,13 @@ class PathSums(_OfPaths):
     absolute: bool = False
 
     def shape(self, model: StackedLinear) -> tuple[int, ...]:
-        return *self.w.shape[:2], self.w.shape[3], 5
+        return *self.w.shape[:2], self.w.shape[3], 6
 
     def _add(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
         xp = namespace(raw)
         y64 = cast(y, xp.float64)
+        there = y.shape[0] if weight is None else total(cast(weight != 0, xp.float64))
+        out[..., 5] += there
         out[..., 0] += y.shape[0] if weight is None else total(weight, dtype=xp.float64)
         out[..., 3] += _weighed(y64, weight)
         out[..., 4] += _weighed(y64 * y64, weight)
@@ -120,11 +122,12 @@ def _weighed(values: Any, weight: Any | None) -> Any:
 
 
 def _r2(sums: Array) -> Array:
-    n, squared, _, first, second = np.moveaxis(sums, -1, 0)
+    n, squared, _, first, second, rows = np.moveaxis(sums, -1, 0)
     spread = second - first**2 / n
     with np.errstate(divide="ignore", invalid="ignore"):
         score = np.where(spread > 0, 1 - squared / spread, np.where(squared > 0, 0.0, 1.0))
-    return np.asarray(score.mean(axis=-1))
+    # One row has no spread, and says nothing.
+    return np.asarray(np.where(rows < 2, np.nan, score).mean(axis=-1))
 
 
 #: Scores by scikit-learn's names, of :class:`PathSums`: the mean of all targets.

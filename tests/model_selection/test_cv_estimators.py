@@ -21,6 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import _least_squares
 
 RNG = np.random.default_rng(0)
 N = 300
@@ -209,6 +210,32 @@ def test_more_features_than_rows_and_columns_that_repeat() -> None:
         theirs = truths.LassoCV(alphas=9, tol=1e-9, max_iter=10_000).fit(rows, y)
         assert ours.alpha_ == pytest.approx(theirs.alpha_)
         np.testing.assert_allclose(ours.mse_path_, theirs.mse_path_, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["array", "sparse"])
+def test_features_too_many_for_a_gram_matrix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_least_squares, "_FEW_FEATURES", 2)
+    monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 1_000)
+    rows = sparse.csr_array(X) if kind == "sparse" else X
+    params = {"l1_ratio": [0.5, 0.9], "alphas": 9, "cv": 3, "tol": 1e-9, "max_iter": 2_000}
+    for weight in (None, WEIGHTS):
+        ours = linear_model.ElasticNetCV(**params).fit(rows, NUMBERS, sample_weight=weight)
+        theirs = truths.ElasticNetCV(**params).fit(X, NUMBERS, sample_weight=weight)
+        _assert_alike(ours, theirs, 1e-6)
+        assert np.isnan(ours.dual_gap_)
+    for name, params in (("LassoCV", {"positive": True}), ("RidgeCV", {"cv": 3})):
+        with pytest.raises((InvalidDataError, InvalidParameterError), match="Gram matrix"):
+            getattr(linear_model, name)(**params).fit(X, NUMBERS)
+
+
+@pytest.mark.filterwarnings("ignore:R. :sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_folds_of_one_row_have_no_r2() -> None:
+    params = {"alphas": ALPHAS, "cv": truth.LeaveOneOut()}
+    ours = linear_model.RidgeCV(**params).fit(X[:7], NUMBERS[:7])
+    theirs = truths.RidgeCV(**params).fit(X[:7], NUMBERS[:7])
+    assert np.isnan(ours.best_score_)
+    _assert_alike(ours, theirs, 1e-8)
 
 
 def test_paths_that_do_not_converge_warn() -> None:
