@@ -37,11 +37,10 @@ def tree_cases() -> Iterator[tuple[str, Case]]:
     yield f"boosting, rows of a leaf parted, and half of them summed, {shape}", _parted
     yield f"boosting, best splits of 16 leaves x {_D}", _splits
     shape = f"{_ROWS:,} x {_D}"
-    for what, make in _MODELS.items():
+    for what in _MODELS:
         for device in ("gpu", "cpu"):
-            if make is _boosting or device == "cpu":  # forests grow on the CPU alone
-                name = f"{what}, whole fit, {device.upper()}, one process, {shape}"
-                yield name, partial(_fit, what, device)
+            name = f"{what}, whole fit, {device.upper()}, one process, {shape}"
+            yield name, partial(_fit, what, device)
         for device in ("gpu", "cpu"):
             name = f"{what}, predict_proba, {device.upper()}, {shape}"
             yield name, partial(_predict, what, device)

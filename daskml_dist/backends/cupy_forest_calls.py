@@ -142,7 +142,7 @@ class ForestCalls(Calls):
         self, table: Table, features: Any, hist: Any, jobs: slice, sums: Any, of_trees: Any,
         facts: ForestFacts, of_features: tuple[Any, Any, Any],
     ) -> Any:  # fmt: skip
-        """What is told of the cuts of some jobs; see `ForestDevice.cuts`.
+        """Facts of the cuts of some jobs; see `ForestDevice.cuts`.
 
         `of_features`: signs, smallest and largest values of bins.
         """

@@ -60,7 +60,7 @@ class CupyForests:
         return found
 
     def to_device(self, summed: Array) -> Any:
-        """What trainers have summed, on the GPU."""
+        """Sums of all trainers, on the GPU."""
         return self._backend.to_device(summed)
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
@@ -71,7 +71,7 @@ class CupyForests:
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
-        """What is told of the cuts of some jobs."""
+        """Facts of the cuts of some jobs."""
         to_device = self._backend.to_device
         if self._facts is None or self._facts[0] is not facts:
             self._facts = facts, tuple(map(to_device, (facts.signs, facts.low, facts.high)))
@@ -182,6 +182,6 @@ def _ordered(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _numbers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What `_ordered` came from."""
+    """Numbers that `_ordered` came from."""
     bits = np.where(ordered < 0, ordered ^ np.int64(2**63 - 1), ordered)
     return bits.view(np.float64)

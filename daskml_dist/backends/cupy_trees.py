@@ -43,7 +43,7 @@ class CupyTrees:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._calls = TreeCalls(backend.calls.cupy, backend.calls.address)
-        self._facts: tuple[SplitFacts, list[Any]] | None = None
+        self._facts: tuple[SplitFacts, slice, list[Any]] | None = None
 
     def rows(self, room: Any, shape: tuple[int, int, int]) -> CupyRows:
         """Rows of a lane."""
@@ -67,22 +67,26 @@ class CupyTrees:
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves: a warp for each and each feature."""
-        assert first == 0  # histograms of some features alone are those of several trainers
-        if self._facts is None or self._facts[0] is not facts:
+        of = slice(first, first + leaves[0].hist.shape[0])
+        if of.start == of.stop:  # more trainers than features
+            told[:, :1].view(np.float64)[:] = -1.0
+            return
+        if self._facts is None or self._facts[0] is not facts or self._facts[1] != of:
             arrays = facts.counts, facts.missing, facts.categorical, facts.signs
-            self._facts = facts, [self._backend.to_device(array) for array in arrays]
+            self._facts = facts, of, [self._backend.to_device(array[of]) for array in arrays]
         table = np.empty((len(leaves), 8), np.int64)
         numbers = table.view(np.float64)
         for row, of_row, leaf in zip(table, numbers, leaves, strict=True):
             row[0], row[1] = self._calls.address(leaf.hist), leaf.hist.strides[0] // _ITEM
             row[2:5] = leaf.totals
             of_row[5:8] = leaf.value, leaf.low, leaf.high
-        allowed = self._backend.to_device(np.array([leaf.allowed for leaf in leaves]))
+        allowed = self._backend.to_device(np.array([leaf.allowed[of] for leaf in leaves]))
         found = self._calls.splits(
-            self._backend.to_device(table), allowed, self._facts[1], facts, scales.tolist(),
+            self._backend.to_device(table), allowed, self._facts[2], facts, scales.tolist(),
             leaves[0].hist.shape,
         )  # fmt: skip
         told[:] = self._backend.to_numpy(found)
+        told[told[:, :1].view(np.float64)[:, 0] > 0, 1] += first
 
 
 class CupyRows:

@@ -187,7 +187,7 @@ class ForestDevice(Protocol):
         """Histograms in host memory."""
 
     def to_device(self, summed: Array) -> Any:
-        """What trainers have summed, where the device keeps it."""
+        """Sums of all trainers, where the device keeps its arrays."""
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
         """The features that nodes draw, of numbers `first` to `last`: (n, last - first)."""
@@ -196,7 +196,7 @@ class ForestDevice(Protocol):
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
-        """What is told of the best (or drawn) cuts.
+        """Facts of the best (or drawn) cuts, as they are told.
 
         Parameters
         ----------

@@ -35,7 +35,7 @@ class HostForests:
         return np.asarray(hist)
 
     def to_device(self, summed: Array) -> Array:
-        """What trainers have summed itself."""
+        """Sums of all trainers, as they are."""
         return summed
 
     def features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
@@ -50,7 +50,7 @@ class HostForests:
         self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Array:  # fmt: skip
-        """What is told of the cuts of some jobs."""
+        """Facts of the cuts of some jobs."""
         from daskml_dist.backends.forest_jobs import cut_jobs
 
         n, m = features.shape

@@ -188,6 +188,8 @@ class Communicator(ABC):
     size: int
     bytes_sent: int = 0
     bytes_received: int = 0
+    #: Whether sums of arrays on a GPU are made there, the same on all ranks.
+    sums_on_device: bool = False
     #: What was begun and may still be under way, and the thread that does it.
     _begun: tuple[Pending, ...] = ()
     _background: ThreadPoolExecutor | None = None

@@ -165,6 +165,7 @@ class DeviceCommunicator(Communicator):
         super().__init__()
         self.rank, self.size = host.rank, host.size
         self.route = route
+        self.sums_on_device = not route.problem
         self._host, self._backend = host, backend
         self._group, self._firsts = group, firsts
         # What it took to meet is no traffic of the fit.
@@ -206,7 +207,8 @@ class DeviceCommunicator(Communicator):
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
         if not is_host(array):
-            return self._allreduce(array, None)[bounds[self.rank] : bounds[self.rank + 1]]
+            own = slice(bounds[self.rank], bounds[self.rank + 1])
+            return self._allreduce(array, None)[own]
         own = self._host.reduce_scatter(array, bounds)
         self._count()
         return own

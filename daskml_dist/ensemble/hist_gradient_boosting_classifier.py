@@ -77,7 +77,7 @@ default=None
     random_state : int, RandomState instance or None, default=None
         Of the rows held out and the features drawn.
     run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees grow on CPUs. The trees are
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`. On any device the trees are
         the same to the bit on any number of workers and lanes.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, beside those of the rows.

@@ -76,7 +76,7 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         of its own without messages. ``"data"``: rows stay where they are, and histograms are
         summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
     run, device, callbacks
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees grow on CPUs.
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`; trees are the same on any device.
 
     Attributes
     ----------

@@ -203,7 +203,7 @@ class _Forest:
 
 
 def _device_of(device: str, growth: ForestGrowth) -> ForestDevice:
-    """What trees grow on: medians are found by the host's loops alone."""
+    """Device that trees grow on: medians are found by the host's loops alone."""
     return forests_on("cpu" if growth.criterion.needs_rows else device)
 
 

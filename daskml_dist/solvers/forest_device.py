@@ -15,7 +15,7 @@ from daskml_dist.solvers.forest_grow import Growing
 from daskml_dist.solvers.forest_levels import grown_by_levels
 from daskml_dist.solvers.forest_rows import ForestRows
 
-__all__ = ["drawn_lines", "grown_parts", "whole_trees"]
+__all__ = ["drawn_lines", "grown_parts", "root_sums", "whole_trees"]
 
 Array = NDArray[Any]
 

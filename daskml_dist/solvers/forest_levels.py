@@ -138,7 +138,7 @@ class _Store:
         self.best[-1][which] = best
 
     def made(self, n_trees: int, bounded: bool) -> list[GrownTree]:
-        """What has grown of each root."""
+        """Tree that has grown of each root."""
         tree, depth, sums, between, left, gain, best = (
             np.concatenate(parts)
             for parts in (
@@ -181,7 +181,7 @@ class _Levels:
         self._of_trees, self._least = of_trees, least
 
     def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
-        """What grows of the nodes."""
+        """Trees that grow of the nodes."""
         from daskml_dist.backends.forest_nodes import may_be_split, settled
 
         facts, store, n_trees = self._facts, _Store(), len(nodes)

@@ -191,12 +191,16 @@ class Together:
         n, m = features.shape
         total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
         if rows.size > 1:
-            total = device.to_device(rows.sum_own(device.to_host(total)))
             jobs = rows.ranges(n * m)[rows.rank]
+            if rows.sums_on_device:
+                total = rows.sum_own(total)
+            else:
+                total = device.to_device(rows.sum_own(device.to_host(total)))
         sums = np.array([node.sums for node in nodes])
         told = device.cuts(told_of[0], features, total, jobs, sums, facts, self._facts)
         if rows.size > 1:
-            told = device.to_device(rows.sum(device.to_host(told)))
+            there = rows.sums_on_device
+            told = rows.sum(told) if there else device.to_device(rows.sum(device.to_host(told)))
         return device.best(told, features, one)
 
     def _split(self, nodes: list[_Node], best: Array) -> list[_Node]:

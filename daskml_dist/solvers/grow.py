@@ -74,8 +74,9 @@ class Grower:
         self._rows, self._bins, self._growth, self._device = rows, bins, growth, device
         d, self._n = bins.n_features, [room.n for room in rooms]
         self._own = rows.ranges(d)[rows.rank]
-        # What trainers have summed is in host memory.
-        self._finder = device if rows.size == 1 else HostTrees()
+        #: Whether histograms stay where they were made.
+        self._stay = rows.size == 1 or rows.sums_on_device
+        self._finder = device if self._stay else HostTrees()
         self._constant = constant
         self._missing = missing
         self._facts = SplitFacts(
@@ -214,11 +215,11 @@ class Grower:
         return self.lanes[i].parted(some, *self._packed)
 
     def _added(self, parts: Sequence[Any]) -> Any:
-        """The sum of all lanes' histograms; in host memory where they are to travel."""
+        """The sum of all lanes' histograms; in host memory where they are summed there."""
         total, *others = parts
         for part in others:
             total += part
-        return total if self._rows.size == 1 else self._device.to_host(total)
+        return total if self._stay else self._device.to_host(total)
 
     def _make_children(self, some: Sequence[Leaf]) -> None:
         """Make the children of leaves, as far as their splits alone tell of them."""

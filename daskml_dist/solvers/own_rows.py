@@ -55,6 +55,9 @@ class OwnRows(Protocol):
         are held; infinite where its worker has no limit.
     device : {"auto", "cpu", "gpu"}
         That the user asked for. Rows are read in host memory, whichever it is.
+    sums_on_device : bool
+        Whether :meth:`sum` and :meth:`sum_own` sum arrays on GPUs there; the same in all trainers.
+        Otherwise they are to be given NumPy's.
     """
 
     n_rows: int
@@ -67,6 +70,7 @@ class OwnRows(Protocol):
     size: int
     budget: float
     device: str
+    sums_on_device: bool
 
     def count(self, lane: int) -> int:
         """Rows of an own lane."""

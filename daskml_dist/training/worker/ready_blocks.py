@@ -18,7 +18,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["ReadyBlock", "backend_of", "fit_memory", "prepare_block"]
+__all__ = ["ReadyBlock", "backend_of", "fit_memory", "prepare_block", "sums_backend_of"]
 
 
 @dataclass
@@ -67,6 +67,16 @@ def backend_of(fit: FitSpec) -> Backend:
     # Few parameters of many are touched, at indices that the host draws.
     on_host = fit.work.on_host or (fit.run.device == "auto" and fit.work.coordinates)
     return get_backend("cpu" if on_host else fit.run.device)
+
+
+def sums_backend_of(fit: FitSpec) -> Backend:
+    """The backend on which sums of a fit may lie in this process.
+
+    It is that of its rows; but a solver that reads these in host memory, and keeps what it makes
+    of them where it likes, may have them on the GPU.
+    """
+    on_device = fit.work.loop == "own_rows"
+    return get_backend(fit.run.device) if on_device else backend_of(fit)
 
 
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:

@@ -38,6 +38,7 @@ from daskml_dist.training.worker.ready_blocks import (
     backend_of,
     fit_memory,
     prepare_block,
+    sums_backend_of,
 )
 
 __all__ = ["Trainer"]
@@ -267,7 +268,7 @@ class Trainer:
 
     def _at_one_host(self, tell: Tell) -> Communicator | None:
         """Memory that all trainers share, where nothing more is asked for; else nothing."""
-        enough = not self._fit.work.in_pairs and backend_of(self._fit).device == "cpu"
+        enough = not self._fit.work.in_pairs and sums_backend_of(self._fit).device == "cpu"
         memory = OneHost(enough and self._credentials.shared_memory)
         try:
             places = self._take_seats(tell, memory.place)
@@ -291,7 +292,7 @@ class Trainer:
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":
                 return host
-            return meet_devices(host, group.among, backend_of(self._fit), self._wait)
+            return meet_devices(host, group.among, sums_backend_of(self._fit), self._wait)
         except BaseException:
             listener.close()
             raise

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.models.base import BatchRows
@@ -91,6 +92,7 @@ class _Rows(Together):
         self.budget = rooms.budget
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.device = context.fit.run.device
+        self.sums_on_device = self._communicator.sums_on_device
         self.n_rows = sum(context.lane_rows)
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)
@@ -148,7 +150,8 @@ class _Rows(Together):
 
     def sum(self, array: Array) -> Array:
         """Sum of all trainers' arrays."""
-        return np.asarray(self._communicator.allreduce(array))
+        total: Array = self._communicator.allreduce(array)
+        return np.asarray(total) if is_host(total) else total
 
     def ranges(self, n: int) -> list[slice]:
         """The range of `n` things that is each trainer's."""
@@ -161,8 +164,9 @@ class _Rows(Together):
         n, *rest = array.shape
         each = int(np.prod(rest))
         bounds = [at * each for at in self._communicator.bounds(n)]
-        own = self._communicator.reduce_scatter(array.reshape(-1), bounds)
-        return np.asarray(own).reshape(-1, *rest)
+        own: Array = self._communicator.reduce_scatter(array.reshape(-1), bounds)
+        # Of a device's it is a part of all that was summed, whose memory others may need.
+        return (np.asarray(own) if is_host(own) else own.copy()).reshape(-1, *rest)
 
     def largest(self, values: Array) -> Array:
         """Largest of all trainers' numbers."""

@@ -1,0 +1,108 @@
+"""Histograms of trees that the GPUs of a host sum among themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.backends.namespace import is_host
+from daskml_dist.comm import devices
+from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
+from daskml_dist.solvers import forest_together
+from daskml_dist.training.worker.loops.own_rows import _Rows
+from tests.training.devices.test_forests import FEW, THREE, WEIGHT, X, Y
+
+#: On 4 workers and 3 features: one has none of its own in boosting.
+MODELS: dict[str, tuple[type, Any, dict[str, Any]]] = {
+    "boosting": (
+        HistGradientBoostingClassifier,
+        THREE,
+        {"max_iter": 2, "max_leaf_nodes": 6, "early_stopping": False},
+    ),
+    "forest": (RandomForestRegressor, Y, {**FEW, "decomposition": "data"}),
+}
+
+
+class _Group:
+    """What stands for the GPUs of a host; NumPy's arrays go the host's way before."""
+
+    bytes_moved = 0
+
+    def abort(self) -> None:
+        pass
+
+    close = abort
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("model", MODELS)
+def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dask.array as da
+
+    make, y, given = MODELS[model]
+    monkeypatch.setattr(forest_together, "SMALL", 60)
+    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
+    monkeypatch.setattr(devices, "find_gpu_and_nccl", lambda: ("0000:01:00.0", 22809))
+    monkeypatch.setattr(devices, "_problem", lambda places, hosts: "")
+    monkeypatch.setattr(devices, "new_identifier", lambda: b"here")
+    monkeypatch.setattr(devices.NcclGroup, "make", lambda *_: _Group())
+    where: list[bool] = []
+    begin = _Rows.__init__
+
+    def noted(self: Any, *given: Any) -> None:
+        begin(self, *given)
+        where.append(self.sums_on_device)
+
+    monkeypatch.setattr(_Rows, "__init__", noted)
+    cpu = make(device="cpu", **given).fit(X[:, :3], y, WEIGHT)
+    assert not any(where)
+    where.clear()
+    with LocalCluster(n_workers=4, processes=False, dashboard_address=None) as cluster:
+        with Client(cluster):
+            rows = (da.from_array(a, chunks=(100, *a.shape[1:])) for a in (X[:, :3], y, WEIGHT))
+            gpu = make(device="gpu", run=Run(n_lanes=4), **given).fit(*rows)
+    assert where == [True] * 4
+    found, expected = gpu._trees.packed(), cpu._trees.packed()
+    assert {n: a.tobytes() for n, a in found.items()} == {
+        n: a.tobytes() for n, a in expected.items()
+    }
+
+
+class _Device:
+    """An array that is not the host's."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape = values, values.shape
+
+    def reshape(self, *shape: Any) -> _Device:
+        return _Device(self.values.reshape(*shape))
+
+    def copy(self) -> _Device:
+        return _Device(self.values.copy())
+
+
+def test_what_a_gpu_has_summed_is_not_brought_to_the_host() -> None:
+    class Communicator:
+        rank, size = 1, 2
+
+        def bounds(self, n: int) -> list[int]:
+            return [0, n // 2, n]
+
+        def reduce_scatter(self, array: _Device, bounds: list[int]) -> _Device:
+            return _Device(array.values[bounds[1] : bounds[2]] * 2)
+
+        def allreduce(self, array: _Device) -> _Device:
+            return _Device(array.values * 2)
+
+    rows = object.__new__(_Rows)
+    rows._communicator, rows.size = Communicator(), 2  # type: ignore[assignment]
+    array = np.arange(24).reshape(4, 3, 2)
+    own: Any = rows.sum_own(_Device(array))  # type: ignore[arg-type]
+    assert not is_host(own)
+    np.testing.assert_array_equal(own.values, 2 * array[2:])
+    np.testing.assert_array_equal(rows.sum(_Device(array)).values, 2 * array)  # type: ignore
