@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -271,7 +272,9 @@ def _as_they_are(
     Where it has none, both errors are told: ours has the remedy.
     """
     try:
-        with np.errstate(invalid="ignore"):  # NaN among labels: an error tells of it
+        with np.errstate(invalid="ignore"), warnings.catch_warnings():
+            if isinstance(own, MissingValues):  # an error tells of it
+                warnings.simplefilter("ignore")
             found = called(metric, y_true, y_pred, **_weights(weight), **options)
     except InvalidParameterError:
         raise

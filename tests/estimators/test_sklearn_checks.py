@@ -19,6 +19,7 @@ from daskml_dist import (
     svm,
     tree,
 )
+from tests.versions import OLD_SCIKIT_LEARN
 
 # As in scikit-learn's own suite: few trees and few passes; fewer rows than features fit exactly,
 # and the scale goes to zero for as long as it is let.
@@ -79,6 +80,10 @@ EXPECTED = {
     },
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
+if OLD_SCIKIT_LEARN:
+    EXPECTED["CategoricalNB"] = {
+        "check_positive_only_tag_during_fit": "the check subtracts a fraction from integers"
+    }
 
 
 #: Estimators that share their base with another: of these the default run makes the checks of the
@@ -166,4 +171,4 @@ def test_who_stands_for_others_is_checked_whole() -> None:
     names = {type(estimator).__name__ for estimator in ESTIMATORS}
     assert set(LIKE) | set(LIKE.values()) <= names
     assert not set(LIKE) & set(LIKE.values())
-    assert FACE <= {parameters.values[1].func.__name__ for parameters in CHECKS}
+    assert OLD_SCIKIT_LEARN or FACE <= {parameters.values[1].func.__name__ for parameters in CHECKS}

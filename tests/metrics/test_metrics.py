@@ -68,9 +68,12 @@ def test_signature_is_part_of_scikit_learns(name: str) -> None:
     ours = inspect.signature(METRICS[name]).parameters
     theirs = inspect.signature(truth_of(name).func).parameters
     # What scikit-learn has not, or has in its newer versions alone.
-    own = {"max_thresholds", "return_bound", "labels", "scale_by_half"}
+    own = {"max_thresholds", "return_bound", "labels", "scale_by_half", "y_pred"}
     assert set(list(ours)[2:]) - set(theirs) <= own
-    assert [p for p in list(ours)[2:] if p in theirs] == [p for p in theirs if p in list(ours)[2:]]
+    options = list(theirs)[2:]
+    assert [p for p in list(ours)[2:] if p in options] == [
+        p for p in options if p in list(ours)[2:]
+    ]
     assert all(p.kind is p.KEYWORD_ONLY or p == theirs.get(p.name) for p in list(ours.values())[2:])
     assert METRICS[name] is getattr(metrics, name)
 

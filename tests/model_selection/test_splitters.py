@@ -14,6 +14,7 @@ from sklearn import model_selection as truth
 
 from daskml_dist import model_selection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from tests.versions import OLD_SCIKIT_LEARN
 
 RNG = np.random.default_rng(0)
 N = 103
@@ -68,6 +69,8 @@ def _splits(splitter: Any, chunks: tuple[int, ...]) -> list[tuple[Any, Any]]:
 def test_splits_are_those_of_scikit_learn(
     name: str, options: dict[str, Any], chunks: tuple[int, ...]
 ) -> None:
+    if name == "GroupKFold" and OLD_SCIKIT_LEARN:
+        pytest.skip("groups of one size came in any order before scikit-learn 1.8")
     expected = list(getattr(truth, name)(**options).split(X, Y, GROUPS))
     found = _splits(getattr(model_selection, name)(**options), chunks)
     assert len(found) == len(expected)

@@ -1,0 +1,28 @@
+"""Quantiles of weighted rows, against NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daskml_dist.data.quantiles import sketch_column
+
+RNG = np.random.default_rng(0)
+Q = np.arange(17) / 16  # of which products are exact
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 7, 40])
+def test_whole_weights_are_rows_that_come_so_often(n: int, average: bool) -> None:
+    method = "averaged_inverted_cdf" if average else "inverted_cdf"
+    values, weight = RNG.integers(0, 12, n).astype(float), RNG.integers(0, 4, n)
+    weight[0] = 1
+    found = sketch_column(values, weight).weighted_quantile(Q, average)
+    np.testing.assert_array_equal(found, np.quantile(np.repeat(values, weight), Q, method=method))
+
+
+def test_weights_are_numpys() -> None:
+    values, weight = RNG.normal(size=50), RNG.random(50)
+    found = sketch_column(values, weight).weighted_quantile(Q, False)
+    expected = np.quantile(values, Q, weights=weight, method="inverted_cdf")
+    np.testing.assert_array_equal(found, expected)
