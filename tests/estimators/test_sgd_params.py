@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn import linear_model as peers
 
+from daskml_dist import Run
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from daskml_dist.schedules import Constant, InverseScaling
@@ -99,7 +100,7 @@ def test_a_start_of_another_shape_is_refused(where: str, request: Any) -> None:
         clf.set_params(fit_intercept=False).fit(*rows, intercept_init=np.ones(3))
 
 
-def test_an_adaptive_rate_falls_where_the_loss_does_not(client: Any) -> None:
+def test_an_adaptive_rate_falls_where_the_loss_does_not(request: Any) -> None:
     y = Y + np.random.default_rng(1).normal(size=80)  # steps of a fixed length never settle
     passes: list[int] = []
 
@@ -113,7 +114,7 @@ def test_an_adaptive_rate_falls_where_the_loss_does_not(client: Any) -> None:
             passes.append(record["pass"])
 
     params: dict[str, Any] = {"optimizer": "sgd", "eta0": 0.1, "n_iter_no_change": 2}
-    params |= {"batch_size": 8, "max_iter": 100, "alpha": 0.0}
+    params |= {"batch_size": 8, "max_iter": 100, "alpha": 0.0, "run": Run(n_lanes=1)}
     exact, far, near = peers.LinearRegression().fit(X, y).coef_, 0.0, 0.0
     for seed in range(6):
         fixed = SGDRegressor(learning_rate="constant", random_state=seed, **params).fit(X, y)
@@ -126,6 +127,7 @@ def test_an_adaptive_rate_falls_where_the_loss_does_not(client: Any) -> None:
         near += np.abs(falls.coef_ - exact).max()
     assert near < 0.6 * far
     coef = falls.coef_
+    request.getfixturevalue("client")
     falls.fit(da.from_array(X, chunks=(80, 3)), da.from_array(y, chunks=80))
     np.testing.assert_allclose(falls.coef_, coef)
 
