@@ -15,6 +15,7 @@ from daskml_dist._checks import check_class_weight, check_count, check_number
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
+from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
@@ -37,7 +38,7 @@ _FAILURES = {
 _L2_ALONE = ("newton-cg", "sag")
 
 
-class LogisticRegression(LinearClassifier, BaseRounds):
+class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
     """Logistic regression to the optimum: the solver asks for sums over all rows, round by round.
 
     The objective is scikit-learn's: ``C`` times the sum of the rows' losses, plus half the squared

@@ -8,6 +8,7 @@ from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._run import Run
 from daskml_dist._sgd import BaseSGD
 from daskml_dist._sgd_params import with_epsilon
+from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.losses.of_labels import OF_LABELS, of_labels
@@ -18,7 +19,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDClassifier"]
 
 
-class SGDClassifier(LinearClassifier, BaseSGD):
+class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
     """Linear classifier trained by distributed stochastic gradient descent.
 
     Parameters

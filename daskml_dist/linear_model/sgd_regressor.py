@@ -8,6 +8,7 @@ from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._run import Run
 from daskml_dist._sgd import BaseSGD
 from daskml_dist._sgd_params import with_epsilon
+from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.policies import Policy
@@ -16,7 +17,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDRegressor"]
 
 
-class SGDRegressor(LinearRegressor, BaseSGD):
+class SGDRegressor(LinearRegressor, SparseCoef, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.
 
     Parameters

@@ -38,7 +38,10 @@ def _nothing(estimator: Any, twin: Any) -> None:
 
 def _of_classes(estimator: Any) -> tuple[str, str] | None:
     """Multinomial log loss, which scikit-learn's SGD does not have."""
-    if len(getattr(estimator, "coef_", ())) > 1 and estimator._loss().name == "log_loss":
+    if (
+        np.shape(getattr(estimator, "intercept_", ())) > (1,)
+        and estimator._loss().name == "log_loss"
+    ):
         return "linear_model", "LogisticRegression"
     return None
 
