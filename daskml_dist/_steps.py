@@ -255,8 +255,8 @@ class BaseSteps(BaseOnRows):
             raise DivergedError(
                 "Floating-point under-/overflow occurred at epoch "
                 f"#{len(result.records)}: the squares of the gradients overflow, so that steps are "
-                "zero. Scaling input data with StandardScaler or MinMaxScaler might help, and "
-                "scaling the targets."
+                "zero. Scaling input data with StandardScaler or MinMaxScaler might help. "
+                "Scale the features and the targets."
             )
         self._set_parameters(state.w if state.average is None else state.average, model, rows)
         self._set_row_shape(rows.survey.row_shape)

@@ -7,7 +7,7 @@ from typing import Any
 from daskml_dist._accepted import check_accepted
 from daskml_dist._checks import check_flag, check_number
 from daskml_dist._run import Run
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidTypeError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
@@ -109,9 +109,9 @@ class LinearRegression(BaseLeastSquares):
         model = self._model(rows)
         moments = self._moments(rows, model)
         if self.positive and moments["sparse"]:
-            raise InvalidDataError(
-                "Sparse data was passed for X, but dense data is required: positive=True needs "
-                "dense rows. Pass X.toarray() (X.map_blocks(...) of a Dask "
+            raise InvalidTypeError(
+                "Sparse data was passed for X, but dense data is required. positive=True needs "
+                "dense rows: pass X.toarray() (X.map_blocks(...) of a Dask "
                 "Array), or use Ridge(positive=True)."
             )
         return model, OrdinaryLeastSquares(

@@ -18,12 +18,11 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
 Y = X @ [2.0, 0.0, -1.0, 0.0]
 STEPS: dict[str, Any] = {"random_state": 0, "tol": None, "max_iter": 3}
+MODELS = [LogisticRegression(), LinearSVC(), SGDClassifier(**STEPS), SGDRegressor(**STEPS)]
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
-@pytest.mark.parametrize(
-    "model", [LogisticRegression(), LinearSVC(), SGDClassifier(**STEPS), SGDRegressor(**STEPS)], ids=repr
-)  # fmt: skip
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 def test_predictions_stay_as_they_are(model: Any, n_classes: int) -> None:
     y = Y if isinstance(model, SGDRegressor) else np.digitize(Y, [0.0, 1.5][: n_classes - 1])
     with pytest.raises(NotFittedError):
