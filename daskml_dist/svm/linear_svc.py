@@ -112,8 +112,9 @@ class LinearSVC(LinearClassifier, SparseCoef, BaseLinearSVM):
         check_class_weight(self.class_weight)
         if self.loss != "squared_hinge":
             raise InvalidParameterError(
-                f'loss={self.loss!r}: LinearSVC has loss="squared_hinge" alone. For the hinge '
-                'use SGDClassifier(loss="hinge").'
+                f"Unsupported set of arguments: penalty={self.penalty!r}, loss={self.loss!r}, "
+                f'dual={self.dual!r}. LinearSVC has loss="squared_hinge" alone; for the hinge use '
+                'SGDClassifier(loss="hinge").'
             )
         if self.penalty not in ("l1", "l2"):
             raise InvalidParameterError(f"penalty={self.penalty!r}: use one of ['l1', 'l2'].")
