@@ -50,6 +50,8 @@ class BaseOnRows(Exported, BaseEstimator):
     _tensors: ClassVar[bool] = False
     #: Parameters of a `Run` that are used; another that is set is an error.
     _run_used: ClassVar[tuple[str, ...]]
+    #: Parameters that are checked and have no effect, see `_accepted.py`.
+    _accepted: ClassVar[tuple[str, ...]] = ()
     #: Values of the parameters that a constructor does not have.
     _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
     run: Run | None = None

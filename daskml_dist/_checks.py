@@ -91,11 +91,11 @@ def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
         raise InvalidParameterError(f"{name}={value!r}: use one of {list(valid)}.")
 
 
-def check_count(name: str, value: Any, also: str = "") -> None:
-    """Check that a parameter is an integer >= 1; `also` names what else is valid."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+def check_count(name: str, value: Any, also: str = "", least: int = 1) -> None:
+    """Check that a parameter is an integer >= `least`; `also` names what else is valid."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         hint = f", {also}" if also else ""
-        raise InvalidParameterError(f"{name}={value!r}: use an integer >= 1{hint}.")
+        raise InvalidParameterError(f"{name}={value!r}: use an integer >= {least}{hint}.")
 
 
 def check_number(

@@ -56,8 +56,9 @@ class BaseClassifier(ClassifierMixin, Supervised):
             )
         if len(found) < self._min_classes:
             raise InvalidDataError(
-                f"y holds one class only: {found.tolist()}. A classifier needs at least two "
-                "classes; check how the rows were filtered."
+                f"y holds one class only. This solver needs samples of at least 2 classes in the "
+                f"data, but the data contains only one class: {found.tolist()[0]!r}. Check how the "
+                "rows were filtered."
             )
         return found
 

@@ -48,9 +48,14 @@ class BaseLinear(Supervised):
             self.classes_ = classes
             self.coef_, self.intercept_ = coef.copy(), intercept.copy()
 
+    def _dense_coef(self) -> NDArray[Any]:
+        """`coef_` as an array, which the user may have made sparse."""
+        coef: NDArray[Any] = self.coef_
+        return coef
+
     def _matrix(self) -> NDArray[Any]:
         """Parameters as one matrix of shape (n_features + fit_intercept, width)."""
-        coef = np.atleast_2d(self.coef_).T
+        coef = np.atleast_2d(self._dense_coef()).T
         if not self.get_params(deep=False)["fit_intercept"]:
             return coef
         return np.vstack([coef, np.reshape(self.intercept_, (1, -1))])
@@ -63,7 +68,7 @@ class BaseLinear(Supervised):
         return w if w.shape == model.shape else None
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
-        return _RawPrediction(self.coef_, self.intercept_)
+        return _RawPrediction(self._dense_coef(), self.intercept_)
 
 
 @dataclass(frozen=True, eq=False)

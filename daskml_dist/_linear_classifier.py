@@ -49,7 +49,8 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         ndarray or lazy dask Array of shape (n_rows,) or (n_rows, n_classes)
         """
         self._check_fitted(X)
-        n_outputs = None if len(self.coef_) == 1 else len(self.coef_)
+        n_rows = self.coef_.shape[0]
+        n_outputs = None if n_rows == 1 else n_rows
         return self._map(None, X, self.coef_.dtype, n_outputs)
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]

@@ -41,5 +41,6 @@ class LinearRegressor(BaseRegressor, BaseLinear):
         ndarray or lazy dask Array of shape (n_rows,), or (n_rows, n_targets)
         """
         self._check_fitted(X)
-        n_outputs = len(self.coef_) if self.coef_.ndim == 2 else None
+        coef = self._dense_coef()
+        n_outputs = len(coef) if coef.ndim == 2 else None
         return self._map(written(self._inverse_link()), X, self.coef_.dtype, n_outputs)

@@ -139,14 +139,17 @@ class BaseRounds(BaseOnRows):
             raise InvalidParameterError("callbacks hold several Checkpoints. Give one.")
         return found[0] if found else None
 
+    def _failure(self, n_iter: int) -> str:
+        """Words that a fit which has not converged begins its warning with."""
+        return f"{type(self).__name__} failed to converge after {n_iter} iteration(s)"
+
     def _warn(self, solution: Solution) -> None:
         for text in solution.extra.get("warnings", ()):
             warnings.warn(text, ConvergenceWarning, stacklevel=4)
         if not solution.converged:
             warnings.warn(
-                f"{type(self).__name__} failed to converge after {solution.n_iter} iteration(s): "
-                f"{solution.message}. Increase max_iter, scale the features (StandardScaler), or "
-                "penalise more.",
+                f"{self._failure(solution.n_iter)}: {solution.message}. Increase the number of "
+                "iterations, max_iter, scale the features (StandardScaler), or penalise more.",
                 ConvergenceWarning,
                 stacklevel=4,
             )

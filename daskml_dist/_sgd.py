@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._accepted import check_accepted
 from daskml_dist._linear import BaseLinear
+from daskml_dist._sgd_params import check_sgd_params, resolved, start_of
 from daskml_dist._steps import BaseSteps
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.adaptive import train_adaptively
 from daskml_dist.training.calibration import calibrated
-from daskml_dist.training.engine import Engine
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
@@ -28,9 +32,87 @@ __all__ = ["BaseSGD"]
 class BaseSGD(BaseSteps, BaseLinear):
     """Base class of linear models trained by gradient steps."""
 
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        coef_init: Any = None,
+        intercept_init: Any = None,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
+            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
+            a list of `dask.delayed.Delayed`, a block of rows each.
+        y : str, dask Array or Series, or array-like, of shape (n_rows,)
+            A string names a column of the dataframe X, which is then no feature.
+            Labels of a classifier: strings, booleans or integers.
+        sample_weight : like `y`, or a float, or None
+            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
+            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
+        coef_init : array-like of the shape of `coef_`, optional
+            Coefficients to start from, with the optimizer's state anew; also with `warm_start`.
+        intercept_init : array-like of the shape of `intercept_`, optional
+            Intercepts to start from.
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, optional
+            Default: the current client. Without one, rows in memory are trained in this process
+            and a Dask collection on a cluster inside it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on, for instance because a worker was lost.
+        """
+        given = coef_init is not None or intercept_init is not None
+        self._train(
+            X,
+            y,
+            sample_weight,
+            settings=self._settings(policy),
+            client=client,
+            go_on=self._goes_on() and not given,
+            start=(coef_init, intercept_init) if given else None,
+        )
+        return self
+
+    def _params(self) -> dict[str, Any]:
+        return resolved(super()._params())
+
     def _settings(self, policy: str | Policy | None) -> Settings:
+        check_accepted(self)
+        check_sgd_params(super()._params())
         self._loss()
         return super()._settings(policy)
+
+    def _begin_at(
+        self, start: Any, model: LinearModel, settings: Settings, rows: Rows
+    ) -> ShardState | None:
+        if start is None:
+            return None
+        dtype = settings.dtype_of(rows.survey)
+        first = model.uncentred(model.init(settings.seed, dtype))
+        w = start_of(model, first, *start)
+        return ShardState(model.centred(w), {})
+
+    def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        rate = self.get_params(deep=False).get("learning_rate")
+        if isinstance(rate, str) and rate == "adaptive":
+            return train_adaptively(engine, fit, callbacks)
+        return super()._trained(engine, fit, callbacks)
 
     def _model(self, rows: Rows, last: LinearModel | None) -> LinearModel:
         params, survey = self.get_params(deep=False), rows.survey

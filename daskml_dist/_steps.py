@@ -85,6 +85,12 @@ class BaseSteps(BaseOnRows):
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: Rows) -> None:
         """Set the fitted attributes from a model's parameters."""
 
+    def _begin_at(
+        self, start: Any, model: Any, settings: Settings, rows: Rows
+    ) -> ShardState | None:
+        """State to begin with, of what the user gave to `fit`; None: the model's own."""
+        return None
+
     def _parameters(self, state: ShardState) -> NDArray[Any]:
         """Parameters to go on from, as the last model has them."""
         return state.w
@@ -184,8 +190,9 @@ class BaseSteps(BaseOnRows):
         client: Any,
         classes: Any = None,
         go_on: bool,
+        start: Any = None,
     ) -> None:
-        """Fit from zero, or go on from the last fit's state."""
+        """Fit from zero or from parameters that the user gives, or go on from the last state."""
         if go_on:
             settings = self._as_before(settings)
         callbacks = self._callbacks(settings.max_iter)
@@ -197,11 +204,14 @@ class BaseSteps(BaseOnRows):
             rows = self._rows(engine, run, classes, settings.class_weight, weighted)
             initial = self._initial(rows, settings) if go_on else None
             # Parameters to go on from are relative to the same targets.
-            model = self._model(rows, None if initial is None else self._last_model)
+            more = initial is not None
+            model = self._model(rows, self._last_model if more else None)
+            if not more:
+                initial = self._begin_at(start, model, settings, rows)
             fit = self._plan(settings, model, rows, initial, engine)
             fit = self._ready(engine, fit.working(step_callbacks=callbacks.of_steps))
             result = self._trained(engine, fit, callbacks)
-            self._keep(fit.steps.model, result, rows, more=initial is not None)
+            self._keep(fit.steps.model, result, rows, more=more)
             self._tell(settings, fit, result, engine)
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, self.n_iter_)
@@ -259,8 +269,10 @@ class BaseSteps(BaseOnRows):
         assert isinstance(state, ShardState)
         if not all(np.isfinite(slot).all() for slot in state.slots.values()):
             raise DivergedError(
-                "The squares of the gradients overflow, so that steps are zero. Scale the features "
-                "(StandardScaler) and the targets."
+                "Floating-point under-/overflow occurred at epoch "
+                f"#{len(result.records)}: the squares of the gradients overflow, so that steps are "
+                "zero. Scaling input data with StandardScaler or MinMaxScaler might help. "
+                "Scale the features and the targets."
             )
         self._set_parameters(state.w if state.average is None else state.average, model, rows)
         self._set_row_shape(rows.survey.row_shape)
@@ -286,8 +298,9 @@ class BaseSteps(BaseOnRows):
         if settings.tol is not None and reached and not result.stopping.converged:
             warnings.warn(
                 f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
-                "loss (or validation score) settled to tol. Increase max_iter, scale the features "
-                "(StandardScaler), or set tol=None to ask for just so many passes.",
+                "loss (or validation score) settled to tol. Maximum number of iteration reached "
+                "before convergence. Consider increasing max_iter to improve the fit, scale the "
+                "features (StandardScaler), or set tol=None to ask for just so many passes.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -295,15 +308,18 @@ class BaseSteps(BaseOnRows):
     def _goes_on(self) -> bool:
         return bool(self._params()["warm_start"]) and hasattr(self, "_state")
 
+    def _check_one_pass(self) -> None:
+        if self._params()["early_stopping"]:
+            raise InvalidParameterError(
+                "early_stopping should be False with partial_fit: it makes one pass. Set "
+                "early_stopping=False, or call fit."
+            )
+
     def _one_pass(
         self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
     ) -> None:
         """One pass that goes on from the last state (``partial_fit``)."""
-        if self._params()["early_stopping"]:
-            raise InvalidParameterError(
-                "partial_fit does not support early_stopping=True: it makes one pass. Set "
-                "early_stopping=False, or call fit."
-            )
+        self._check_one_pass()
         # What comes first in a stream may be no sample of it.
         settings = dataclasses.replace(
             self._settings(policy), max_iter=1, tol=None, calibrates=False

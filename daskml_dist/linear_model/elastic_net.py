@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist._accepted import check_accepted
 from daskml_dist._checks import check_count, check_flag, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
@@ -34,6 +35,9 @@ class ElasticNet(BaseLeastSquares):
     l1_ratio : float, default=0.5
         Share of l1.
     fit_intercept : bool, default=True
+    precompute, copy_X
+        Accepted for scikit-learn's interface, without effect: the Gram matrix is always made, of
+        the rows as they are, and rows are never written to.
     max_iter : int, default=1000
         Cycles over the features at most; none of them reads a row.
     tol : float, default=1e-4
@@ -72,13 +76,17 @@ class ElasticNet(BaseLeastSquares):
     array([0.83, 1.8 ])
     """
 
+    _accepted: ClassVar[tuple[str, ...]] = ("precompute", "copy_X")
+
     def __init__(
         self,
         alpha: float = 1.0,
         *,
         l1_ratio: float = 0.5,
         fit_intercept: bool = True,
+        precompute: Any = False,
         max_iter: int = 1000,
+        copy_X: bool = True,
         tol: float = 1e-4,
         warm_start: bool = False,
         positive: bool = False,
@@ -92,7 +100,9 @@ class ElasticNet(BaseLeastSquares):
         self.alpha = alpha
         self.l1_ratio = l1_ratio
         self.fit_intercept = fit_intercept
+        self.precompute = precompute
         self.max_iter = max_iter
+        self.copy_X = copy_X
         self.tol = tol
         self.warm_start = warm_start
         self.positive = positive
@@ -102,6 +112,38 @@ class ElasticNet(BaseLeastSquares):
         self.run = run
         self.device = device
         self.callbacks = callbacks
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        check_input: bool = True,
+        *,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times; `y` may have several columns.
+        check_input : bool, default=True
+            Accepted for scikit-learn's interface, without effect: rows are always checked.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        return super().fit(X, y, sample_weight, client=client)
 
     @property
     def sparse_coef_(self) -> Any:
@@ -116,6 +158,7 @@ class ElasticNet(BaseLeastSquares):
             self.dual_gap_, self.n_iter_ = np.array(gaps), n_iter
 
     def _check_params(self) -> None:
+        check_accepted(self)
         check_flag("fit_intercept", self.fit_intercept)
         check_flag("positive", self.positive)
         check_number("alpha", self.alpha)
@@ -126,7 +169,8 @@ class ElasticNet(BaseLeastSquares):
             raise InvalidParameterError(f'selection={self.selection!r}: use "cyclic" or "random".')
         if self.alpha == 0:
             warnings.warn(
-                "With alpha=0 coordinate descent does not converge well: use LinearRegression.",
+                "With alpha=0, this algorithm does not converge well. You are advised to use the "
+                "LinearRegression estimator.",
                 stacklevel=4,
             )
 

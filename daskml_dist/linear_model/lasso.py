@@ -20,7 +20,7 @@ class Lasso(ElasticNet):
     ----------
     alpha : float, default=1.0
         Strength of the penalty.
-    fit_intercept, max_iter, tol, warm_start, positive, random_state, selection
+    fit_intercept, precompute, copy_X, max_iter, tol, warm_start, positive, random_state, selection
         As in :class:`~daskml_dist.linear_model.ElasticNet`.
     verbose, run, device, callbacks
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
@@ -48,6 +48,8 @@ class Lasso(ElasticNet):
         alpha: float = 1.0,
         *,
         fit_intercept: bool = True,
+        precompute: Any = False,
+        copy_X: bool = True,
         max_iter: int = 1000,
         tol: float = 1e-4,
         warm_start: bool = False,
@@ -61,6 +63,8 @@ class Lasso(ElasticNet):
     ) -> None:
         self.alpha = alpha
         self.fit_intercept = fit_intercept
+        self.precompute = precompute
+        self.copy_X = copy_X
         self.max_iter = max_iter
         self.tol = tol
         self.warm_start = warm_start

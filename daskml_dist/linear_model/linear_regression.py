@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskml_dist._accepted import check_accepted
 from daskml_dist._checks import check_flag, check_number
 from daskml_dist._run import Run
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidTypeError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
@@ -27,6 +28,9 @@ class LinearRegression(BaseLeastSquares):
     Parameters
     ----------
     fit_intercept : bool, default=True
+    copy_X, n_jobs
+        Accepted for scikit-learn's interface, without effect: rows are never written to, and
+        workers have the threads that the cluster gives them.
     tol : float, default=1e-6
         Singular values below this share of the largest count as zero. Of sparse rows, so do
         those too small for one look to tell from zero (about 1e-6 for a thousand features).
@@ -56,12 +60,15 @@ class LinearRegression(BaseLeastSquares):
     """
 
     _flat_column = False
+    _accepted = ("copy_X", "n_jobs")
 
     def __init__(
         self,
         *,
         fit_intercept: bool = True,
+        copy_X: bool = True,
         tol: float = 1e-6,
+        n_jobs: int | None = None,
         positive: bool = False,
         verbose: int = 0,
         run: Run | None = None,
@@ -69,7 +76,9 @@ class LinearRegression(BaseLeastSquares):
         callbacks: Any = None,
     ) -> None:
         self.fit_intercept = fit_intercept
+        self.copy_X = copy_X
         self.tol = tol
+        self.n_jobs = n_jobs
         self.positive = positive
         self.verbose = verbose
         self.run = run
@@ -91,6 +100,7 @@ class LinearRegression(BaseLeastSquares):
             self.rank_, self.singular_ = solution.extra["rank"], solution.extra["singular"]
 
     def _check_params(self) -> None:
+        check_accepted(self)
         check_flag("fit_intercept", self.fit_intercept)
         check_flag("positive", self.positive)
         check_number("tol", self.tol)
@@ -99,8 +109,9 @@ class LinearRegression(BaseLeastSquares):
         model = self._model(rows)
         moments = self._moments(rows, model)
         if self.positive and moments["sparse"]:
-            raise InvalidDataError(
-                "positive=True needs dense rows. Pass X.toarray() (X.map_blocks(...) of a Dask "
+            raise InvalidTypeError(
+                "Sparse data was passed for X, but dense data is required. positive=True needs "
+                "dense rows: pass X.toarray() (X.map_blocks(...) of a Dask "
                 "Array), or use Ridge(positive=True)."
             )
         return model, OrdinaryLeastSquares(

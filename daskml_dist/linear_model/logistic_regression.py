@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._accepted import check_accepted
 from daskml_dist._checks import check_class_weight, check_count, check_number
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist._sparse_coef import SparseCoef
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty, get_penalty
-from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
+from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver
 from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["LogisticRegression"]
 
+#: scikit-learn's solvers that are served by L-BFGS.
+_SERVED = ("liblinear", "newton-cg", "sag", "saga")
+#: Words of scikit-learn for a solver that has not converged, where they are the solver's own.
+_FAILURES = {
+    "liblinear": "Liblinear failed to converge, increase the number of iterations",
+    "newton-cholesky": "Newton solver did not converge after {1} iterations",
+    "sag": "The max_iter was reached which means the coef_ did not converge",
+    "saga": "The max_iter was reached which means the coef_ did not converge",
+}
+#: Those of them without an l1 part, as in scikit-learn.
+_L2_ALONE = ("newton-cg", "sag")
 
-class LogisticRegression(LinearClassifier, BaseRounds):
+
+class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
     """Logistic regression to the optimum: the solver asks for sums over all rows, round by round.
 
     The objective is scikit-learn's: ``C`` times the sum of the rows' losses, plus half the squared
@@ -32,20 +47,31 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     Parameters
     ----------
     penalty : {"auto", "l2", "l1", "elasticnet"} or None, default="auto"
-        ``"auto"`` is what `l1_ratio` says, as in scikit-learn; the other names are those of its
-        older versions. An l1 part needs a solver that handles it (``"boosting"`` does; ``"lbfgs"``
-        by orthant-wise steps).
+        ``"auto"`` is what `l1_ratio` says, as in scikit-learn (which calls it ``"deprecated"``);
+        the other names are those of its older versions. An l1 part needs a solver that handles it
+        (``"boosting"`` does; ``"lbfgs"`` by orthant-wise steps).
     C : float, default=1.0
         Inverse strength of the penalty; infinite: no penalty.
     l1_ratio : float, default=0.0
-        Share of l1 in the penalty: 0 is l2, 1 is l1.
+        Share of l1 in the penalty: 0 is l2, 1 is l1; None is 0.
+    dual : bool, default=False
+        True is for ``solver="liblinear"`` alone, and without effect: both problems have the same
+        solution.
     tol : float, default=1e-4
         Largest component of the gradient of the mean objective at which the solver stops.
     fit_intercept : bool, default=True
+    intercept_scaling : float, default=1.0
+        For ``solver="liblinear"`` alone: the larger, the less the penalty holds the intercept.
     class_weight : dict, "balanced" or None, default=None
-    solver : {"lbfgs", "newton-cholesky", "boosting"}, default="lbfgs"
+    random_state, n_jobs
+        Accepted for scikit-learn's interface, without effect: nothing here is random, and workers
+        have the threads that the cluster gives them.
+    solver : {"lbfgs", "newton-cholesky", "boosting", "liblinear", "newton-cg", "sag", "saga"}, \
+            default="lbfgs"
         ``"newton-cholesky"`` takes few passes and suits many rows and few features (and classes):
-        its sums are the square of their number. See :mod:`daskml_dist.solvers`.
+        its sums are the square of their number. See :mod:`daskml_dist.solvers`. The last four are
+        scikit-learn's: ``"lbfgs"`` serves them, to the same optimum. That of ``"liblinear"``, of
+        two classes, has the intercept in the penalty.
     max_iter : int, default=100
         Iterations of the solver at most.
     warm_start : bool, default=False
@@ -74,6 +100,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     """
 
     _run_used = (*BaseRounds._run_used, "compute_dtype")
+    _accepted = ("dual", "intercept_scaling", "random_state", "n_jobs")
 
     def __init__(
         self,
@@ -81,13 +108,17 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         *,
         C: float = 1.0,
         l1_ratio: float = 0.0,
+        dual: bool = False,
         tol: float = 1e-4,
         fit_intercept: bool = True,
+        intercept_scaling: float = 1.0,
         class_weight: Any = None,
+        random_state: Any = None,
         solver: str = "lbfgs",
         max_iter: int = 100,
-        warm_start: bool = False,
         verbose: int = 0,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -95,13 +126,17 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         self.penalty = penalty
         self.C = C
         self.l1_ratio = l1_ratio
+        self.dual = dual
         self.tol = tol
         self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
         self.class_weight = class_weight
+        self.random_state = random_state
         self.solver = solver
         self.max_iter = max_iter
-        self.warm_start = warm_start
         self.verbose = verbose
+        self.warm_start = warm_start
+        self.n_jobs = n_jobs
         self.run = run
         self.device = device
         self.callbacks = callbacks
@@ -113,22 +148,54 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         return LogLoss()
 
     def _check_params(self) -> None:
+        check_accepted(self)
         if not isinstance(self.C, Real) or not self.C > 0:
             raise InvalidParameterError(f"C={self.C!r}: use a number > 0.")
         check_number("tol", self.tol)
-        check_count("max_iter", self.max_iter)
+        check_count("max_iter", self.max_iter, least=0)
         check_class_weight(self.class_weight)
-        solver = get_solver(self.solver)
-        if self._strengths(1.0).l1 and not solver.handles_l1:
-            raise InvalidParameterError(
-                f"solver={self.solver!r} does not handle penalty={self.penalty!r} with "
-                f'l1_ratio={self.l1_ratio!r}. Use solver="lbfgs", or the l2 penalty (l1_ratio=0).'
-            )
+        self._check_solver()
         self._warn_of_contradictions()
+
+    def _check_solver(self) -> None:
+        if self.penalty == "elasticnet" and self.l1_ratio is None:
+            raise InvalidParameterError(
+                "l1_ratio must be specified when penalty is elasticnet. Use a number from 0 to 1."
+            )
+        name, penalty = self.solver, self._strengths(1.0)
+        if name not in _SERVED and name not in SOLVERS:
+            names = [*SOLVERS, *_SERVED]
+            raise InvalidParameterError(f"solver={name!r}: use one of {names}.")
+        if self.dual and name != "liblinear":
+            raise InvalidParameterError(
+                f"Solver {name} supports only dual=False, got dual=True. Leave dual out: both "
+                "problems have the same solution."
+            )
+        if penalty.l1 and (name in _L2_ALONE or not self._solver().handles_l1):
+            raise InvalidParameterError(
+                f"Solver {name} supports only 'l2' or None penalties, got "
+                f"penalty={self.penalty!r} with l1_ratio={self.l1_ratio!r}. Use "
+                'solver="lbfgs", or the l2 penalty (l1_ratio=0).'
+            )
+        if name != "liblinear":
+            return
+        if penalty.l1 and penalty.l2:
+            raise InvalidParameterError(
+                "Only 'saga' solver supports elasticnet penalty, got solver=liblinear. Use "
+                'solver="saga" or "lbfgs".'
+            )
+        if not (penalty.l1 or penalty.l2):
+            raise InvalidParameterError(
+                "penalty=None is not supported for the liblinear solver. Use "
+                'solver="lbfgs", or a finite C.'
+            )
+
+    def _solver(self) -> type[PenalisedSolver]:
+        return get_solver("lbfgs" if self.solver in _SERVED else self.solver)
 
     def _warn_of_contradictions(self) -> None:
         """Say which of two parameters counts."""
-        name, ratio, text = self.penalty, self.l1_ratio, ""
+        name, ratio, text = self.penalty, self.l1_ratio or 0.0, ""
         if name == "elasticnet" and ratio == 0:
             text = "is the l2 penalty. Set l1_ratio above 0 for an elastic net"
         elif name == "l2" and ratio != 0:
@@ -137,23 +204,47 @@ class LogisticRegression(LinearClassifier, BaseRounds):
             text = 'is the l1 penalty: l1_ratio is not used. Leave penalty="auto" to use it'
         elif name is None and self.C != 1:
             text = f"is no penalty: C={self.C!r} is not used. Leave penalty out to use it"
-        if text:
-            warnings.warn(f"penalty={name!r} with l1_ratio={ratio!r} {text}.", stacklevel=4)
+        if not text:
+            return
+        text = f"penalty={name} with l1_ratio={ratio} {text}."
+        if name is None:
+            text = f"Setting penalty=None will ignore the C and l1_ratio parameters: {text}"
+        elif name != "elasticnet":
+            text = f"Inconsistent values: {text}"
+        if 0 < ratio < 1:
+            text = (
+                "l1_ratio parameter is only used when penalty is 'elasticnet'. Got "
+                f"(penalty={name}). {text}"
+            )
+        warnings.warn(text, stacklevel=4)
 
     def _strengths(self, weight_sum: float) -> Penalty:
         alpha = 1.0 / (float(self.C) * weight_sum)
-        ratio = self.l1_ratio if isinstance(self.l1_ratio, Real) else np.nan
-        name = "elasticnet" if self.penalty == "auto" else self.penalty
-        return get_penalty(name, alpha, float(ratio))
+        ratio = 0.0 if self.l1_ratio is None else self.l1_ratio
+        name = "elasticnet" if self.penalty in ("auto", "deprecated") else self.penalty
+        penalty = get_penalty(name, alpha, float(ratio) if isinstance(ratio, Real) else np.nan)
+        if self.solver != "liblinear":
+            return penalty
+        return replace(penalty, intercept_scaling=float(self.intercept_scaling))
+
+    def _failure(self, n_iter: int) -> str:
+        words = _FAILURES.get(self.solver, "{} failed to converge after {} iteration(s)")
+        return f"{type(self).__name__}: {words.format(self.solver, n_iter)}"
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
         assert rows.classes is not None
         survey = rows.survey
+        if self.solver == "liblinear" and len(rows.classes) > 2:
+            raise InvalidDataError(
+                "The 'liblinear' solver does not support multiclass classification "
+                '(n_classes >= 3). Use solver="lbfgs", or wrap the estimator in a '
+                "OneVsRestClassifier."
+            )
         model = LinearModel(
             self._loss(), survey.n_features, len(rows.classes), bool(self.fit_intercept)
         )
         penalty = self._strengths(rows.weight_sum)
-        return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
+        return model, self._solver()(penalty, int(self.max_iter), float(self.tol))
 
     def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
         return self._last_fit(model)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._accepted import check_accepted
 from daskml_dist._checks import check_flag, check_number
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
@@ -17,7 +18,17 @@ from daskml_dist.training.solver_plan import Rows
 
 __all__ = ["Ridge"]
 
-_SOLVERS = ("auto", "cholesky", "svd", "lbfgs")
+#: Solvers, and how each solves the few rows that are left; "lbfgs" stands for `positive`.
+_SOLVERS = {
+    "auto": "auto",
+    "svd": "svd",
+    "cholesky": "cholesky",
+    "lsqr": "auto",
+    "sparse_cg": "auto",
+    "sag": "auto",
+    "saga": "auto",
+    "lbfgs": "auto",
+}
 
 
 class Ridge(BaseLeastSquares):
@@ -32,10 +43,15 @@ class Ridge(BaseLeastSquares):
     alpha : float or ndarray of shape (n_targets,), default=1.0
         Strength of the penalty, of each target where it is an array.
     fit_intercept : bool, default=True
-    solver : {"auto", "cholesky", "svd", "lbfgs"}, default="auto"
+    copy_X, max_iter, tol, random_state
+        Accepted for scikit-learn's interface, without effect: rows are never written to, and
+        nothing here iterates or is random.
+    solver : {"auto", "svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga", "lbfgs"}, \
+            default="auto"
         How the problem is solved once the rows are reduced to as many as there are features.
-        ``"auto"``: Cholesky, and singular values where the rows had to be looked at again;
-        ``"lbfgs"`` stands for ``positive=True``, whose solution is found by an active set.
+        ``"auto"``: Cholesky, and singular values where the rows had to be looked at again. The
+        iterative ones of scikit-learn are served by this as well: it is exact. ``"lbfgs"`` stands
+        for ``positive=True``, whose solution is found by an active set.
     positive : bool, default=False
         No coefficient is negative.
     verbose, run, device, callbacks
@@ -48,7 +64,7 @@ class Ridge(BaseLeastSquares):
     n_iter_ : None
         As in scikit-learn, where the solver does not iterate.
     solver_ : str
-        The one used.
+        The one asked for; that used, for ``"auto"``.
     n_features_in_, feature_names_in_, history_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -61,13 +77,19 @@ class Ridge(BaseLeastSquares):
     array([0.909, 1.636])
     """
 
+    _accepted = ("copy_X", "max_iter", "tol", "random_state")
+
     def __init__(
         self,
         alpha: float | NDArray[Any] = 1.0,
         *,
         fit_intercept: bool = True,
+        copy_X: bool = True,
+        max_iter: int | None = None,
+        tol: float = 1e-4,
         solver: str = "auto",
         positive: bool = False,
+        random_state: Any = None,
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -75,8 +97,12 @@ class Ridge(BaseLeastSquares):
     ) -> None:
         self.alpha = alpha
         self.fit_intercept = fit_intercept
+        self.copy_X = copy_X
+        self.max_iter = max_iter
+        self.tol = tol
         self.solver = solver
         self.positive = positive
+        self.random_state = random_state
         self.verbose = verbose
         self.run = run
         self.device = device
@@ -84,17 +110,18 @@ class Ridge(BaseLeastSquares):
 
     def _set_n_iter(self, solution: Solution) -> None:
         self.n_iter_ = None
-        self.solver_ = solution.extra["solver"]
+        used = solution.extra["solver"]
+        self.solver_ = used if self.solver == "auto" or self.positive else self.solver
 
     def _check_params(self) -> None:
+        check_accepted(self)
         check_flag("fit_intercept", self.fit_intercept)
         check_flag("positive", self.positive)
         for alpha in np.ravel(np.asarray(self.alpha, dtype=object)):
             check_number("alpha", alpha)
         if self.solver not in _SOLVERS:
             raise InvalidParameterError(
-                f"solver={self.solver!r}: use one of {list(_SOLVERS)}. Rows are never iterated "
-                "over: each of these is exact."
+                f"solver={self.solver!r}: use one of {list(_SOLVERS)}; each of these is exact."
             )
         if self.positive and self.solver not in ("auto", "lbfgs"):
             raise InvalidParameterError(
@@ -111,14 +138,14 @@ class Ridge(BaseLeastSquares):
         alpha = np.ravel(np.asarray(self.alpha, dtype=np.float64))
         if len(alpha) not in (1, model.width):
             raise InvalidParameterError(
-                f"Number of targets and number of penalties do not correspond: y has "
-                f"{model.width} and alpha {len(alpha)}. Pass one alpha, or one for each target."
+                "Number of targets and number of penalties do not correspond: "
+                f"{len(alpha)} != {model.width}. Pass one alpha, or one for each target."
             )
         # Rows' weights have mean 1 here.
         alpha = np.broadcast_to(alpha * (rows.survey.n_rows / rows.weight_sum), model.width)
         return model, RidgeLeastSquares(
             alpha=alpha,
-            method=self.solver,
+            method=_SOLVERS[self.solver],
             positive=bool(self.positive),
             **self._moments(rows, model),
         )

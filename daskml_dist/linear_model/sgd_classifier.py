@@ -7,8 +7,11 @@ from typing import Any, Self
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._run import Run
 from daskml_dist._sgd import BaseSGD
+from daskml_dist._sgd_params import with_epsilon
+from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import Loss
+from daskml_dist.losses import Loss, get_loss
+from daskml_dist.losses.of_labels import OF_LABELS, of_labels
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.policies import Policy
 from daskml_dist.schedules import Schedule
@@ -16,14 +19,16 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDClassifier"]
 
 
-class SGDClassifier(LinearClassifier, BaseSGD):
+class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
     """Linear classifier trained by distributed stochastic gradient descent.
 
     Parameters
     ----------
     loss : str or Loss, default="log_loss"
         ``"log_loss"`` (softmax for more than two classes), ``"hinge"``, ``"squared_hinge"``,
-        ``"modified_huber"`` or ``"perceptron"`` (one against the rest).
+        ``"modified_huber"`` or ``"perceptron"`` (one against the rest). Also the losses of
+        regression ``"squared_error"``, ``"huber"``, ``"epsilon_insensitive"`` and
+        ``"squared_epsilon_insensitive"``, of targets -1 and +1.
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
         ``"l1"`` makes coefficients exactly zero, about those that are zero at the optimum, with the
         optimizers ``"adagrad"``, ``"sgd"`` and ``"ftrl"``, which keep account of the penalty that
@@ -32,8 +37,8 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         which average lanes, and ``"hogwild"``, whose lanes race.
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
-    l1_ratio : float, default=0.15
-        Share of l1 in ``"elasticnet"``.
+    l1_ratio : float or None, default=0.15
+        Share of l1 in ``"elasticnet"``; None where the penalty is another.
     fit_intercept : bool, default=True
     max_iter : int, default=20
         Passes over the data at most. With ``learning_rate="auto"`` most fits settle after six.
@@ -45,6 +50,11 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         Visit the rows in a new order in each pass.
     verbose : int, default=0
         Show progress.
+    epsilon : float, default=0.1
+        Of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"``.
+    n_jobs : int or None, default=None
+        Accepted for scikit-learn's interface, without effect: workers have the threads that the
+        cluster gives them.
     random_state : int, RandomState or None, default=None
         Decides the order of the rows and the rows held out. With an int, ``"sync"``,
         ``"allreduce"``, ``"local"`` and ``"average"`` give the same coefficients at each run.
@@ -69,8 +79,18 @@ class SGDClassifier(LinearClassifier, BaseSGD):
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
         rate that suits them, whatever the units of the features, see :doc:`defaults`. What goes on
-        from a fit (:meth:`partial_fit`, `warm_start`) has the optimizer's own rate. A number, or a
-        schedule, starts from zero. See :mod:`daskml_dist.schedules`.
+        from a fit (:meth:`partial_fit`, `warm_start`), or starts at `coef_init`, has the
+        optimizer's own rate. A number, a schedule, or an `eta0` starts from zero.
+        See :mod:`daskml_dist.schedules`.
+        ``"adaptive"`` keeps a rate while the loss (or the validation score) gets better by `tol`,
+        else goes on with a fifth of it, down to 1e-6. scikit-learn's ``"pa1"`` and ``"pa2"`` are
+        refused: their steps are of single rows.
+    eta0 : float or None, default=None
+        First rate of ``"constant"``, ``"invscaling"`` and ``"adaptive"``, in the unit of the
+        optimizer; None is the optimizer's own. With ``"auto"`` a number is a constant rate, and
+        there is no pilot. scikit-learn's steps are those of ``optimizer="sgd", batch_size=1``.
+    power_t : float, default=0.5
+        Of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
     policy : str or Policy, default="sync"
         How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
     run : Run or None, default=None
@@ -116,19 +136,26 @@ class SGDClassifier(LinearClassifier, BaseSGD):
     True
     """
 
+    _accepted = ("n_jobs",)
+
     def __init__(
         self,
         loss: str | Loss = "log_loss",
         *,
         penalty: str | None = "l2",
         alpha: float = 0.0001,
-        l1_ratio: float = 0.15,
+        l1_ratio: float | None = 0.15,
         fit_intercept: bool = True,
         max_iter: int = 20,
         tol: float | None = 1e-3,
         shuffle: bool = True,
         verbose: int = 0,
+        epsilon: float = 0.1,
+        n_jobs: int | None = None,
         random_state: Any = None,
+        learning_rate: float | str | Schedule = "auto",
+        eta0: float | None = None,
+        power_t: float = 0.5,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
@@ -137,7 +164,6 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         average: bool | int = False,
         batch_size: int | str | None = "auto",
         optimizer: str | Optimizer = "adagrad",
-        learning_rate: float | str | Schedule = "auto",
         policy: str | Policy = "sync",
         run: Run | None = None,
         device: str = "auto",
@@ -153,7 +179,12 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         self.tol = tol
         self.shuffle = shuffle
         self.verbose = verbose
+        self.epsilon = epsilon
+        self.n_jobs = n_jobs
         self.random_state = random_state
+        self.learning_rate = learning_rate
+        self.eta0 = eta0
+        self.power_t = power_t
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -162,12 +193,16 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         self.average = average
         self.batch_size = batch_size
         self.optimizer = optimizer
-        self.learning_rate = learning_rate
         self.policy = policy
         self.run = run
         self.device = device
         self.callbacks = callbacks
         self.checkpoint = checkpoint
+
+    def _loss(self) -> Loss:
+        if isinstance(self.loss, str) and self.loss in OF_LABELS:
+            return of_labels(with_epsilon(get_loss(self.loss, "regression"), "", self.epsilon))
+        return super()._loss()
 
     def partial_fit(
         self,
@@ -192,12 +227,14 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         -------
         self
         """
+        self._check_one_pass()
         if isinstance(self.class_weight, str):
             raise InvalidParameterError(
-                f"class_weight={self.class_weight!r} is not supported for partial_fit: nobody "
-                "knows how many rows of each class will come. Pass a dict, for example of "
-                'sklearn.utils.class_weight.compute_class_weight("balanced", classes=..., y=...) '
-                "of a large sample."
+                f"class_weight {self.class_weight!r} is not supported for partial_fit. In order to "
+                "use 'balanced' weights, use compute_class_weight('balanced', classes=classes, "
+                "y=y). In place of y you can use a large enough sample of the full training set "
+                "target to properly estimate the class frequency distributions. Pass the resulting "
+                "weights as the class_weight parameter."
             )
         classes = self._all_classes(classes, not hasattr(self, "classes_"))
         self._one_pass(X, y, sample_weight, policy, client, classes)

@@ -7,6 +7,8 @@ from typing import Any, Self
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._run import Run
 from daskml_dist._sgd import BaseSGD
+from daskml_dist._sgd_params import with_epsilon
+from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.policies import Policy
@@ -15,7 +17,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDRegressor"]
 
 
-class SGDRegressor(LinearRegressor, BaseSGD):
+class SGDRegressor(LinearRegressor, SparseCoef, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.
 
     Parameters
@@ -34,11 +36,19 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
     n_iter_no_change, warm_start, average, batch_size, optimizer
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+    epsilon : float, default=0.1
+        Of ``"huber"``, ``"epsilon_insensitive"`` and ``"squared_epsilon_insensitive"`` by name, in
+        the unit of the target.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"`` as in :class:`~daskml_dist.linear_model.SGDClassifier`; `tol` is then relative to
         the loss of the best constant prediction. Where a fit goes on, it is the optimizer's own
         rate, in units of the targets' standard deviation where the optimizer is adaptive. See
-        :mod:`daskml_dist.schedules`.
+        :mod:`daskml_dist.schedules`, and :class:`~daskml_dist.linear_model.SGDClassifier` for
+        ``"adaptive"``.
+    eta0 : float or None, default=None
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`.
+    power_t : float, default=0.25
+        Of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
     policy, run, device, callbacks, checkpoint
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -65,13 +75,17 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         *,
         penalty: str | None = "l2",
         alpha: float = 0.0001,
-        l1_ratio: float = 0.15,
+        l1_ratio: float | None = 0.15,
         fit_intercept: bool = True,
         max_iter: int = 20,
         tol: float | None = 1e-3,
         shuffle: bool = True,
         verbose: int = 0,
+        epsilon: float = 0.1,
         random_state: Any = None,
+        learning_rate: float | str | Schedule = "auto",
+        eta0: float | None = None,
+        power_t: float = 0.25,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
@@ -79,7 +93,6 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         average: bool | int = False,
         batch_size: int | str | None = "auto",
         optimizer: str | Optimizer = "adagrad",
-        learning_rate: float | str | Schedule = "auto",
         policy: str | Policy = "sync",
         run: Run | None = None,
         device: str = "auto",
@@ -95,7 +108,11 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.tol = tol
         self.shuffle = shuffle
         self.verbose = verbose
+        self.epsilon = epsilon
         self.random_state = random_state
+        self.learning_rate = learning_rate
+        self.eta0 = eta0
+        self.power_t = power_t
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -103,12 +120,14 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.average = average
         self.batch_size = batch_size
         self.optimizer = optimizer
-        self.learning_rate = learning_rate
         self.policy = policy
         self.run = run
         self.device = device
         self.callbacks = callbacks
         self.checkpoint = checkpoint
+
+    def _loss(self) -> Loss:
+        return with_epsilon(super()._loss(), self.loss, self.epsilon)
 
     def partial_fit(
         self,

@@ -15,6 +15,13 @@ from daskml_dist.solvers.reduction import Reduced
 __all__ = ["CoordinateDescent"]
 
 
+#: Message that begins with scikit-learn's words.
+_MESSAGE = (
+    "Objective did not converge. You might want to increase the number of iterations. The duality "
+    "gap is {:.3g}"
+)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CoordinateDescent(LeastSquares):
     """Half the mean squared error plus ``alpha * (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|^2)``.
@@ -64,7 +71,7 @@ class CoordinateDescent(LeastSquares):
             for t, squares in enumerate(reduced.y_squares)
         ]
         coefs, gaps, n_iters = zip(*found, strict=True)
-        messages = [f"the duality gap is {gap:.3g}" for gap, ok in gaps if not ok]
+        messages = [_MESSAGE.format(gap) for gap, ok in gaps if not ok]
         return np.array(coefs).T, {
             "n_iter": max(n_iters),
             "converged": not messages,

@@ -89,8 +89,8 @@ def check_squares(gradient: Array) -> None:
         square = np.vdot(gradient, gradient)
     if not np.isfinite(square):
         raise DivergedError(
-            "The squares of the gradient overflow. Scale the features (StandardScaler) and the "
-            "targets."
+            "Floating-point under-/overflow: the squares of the gradient overflow. Scale "
+            "the features (StandardScaler) and the targets."
         )
 
 

@@ -29,6 +29,12 @@ class BaseLinearSVM(BaseRounds):
         if not isinstance(self.dual, bool) and self.dual != "auto":
             raise InvalidParameterError(f'dual={self.dual!r}: use "auto", True or False.')
 
+    def _failure(self, n_iter: int) -> str:
+        return (
+            f"{type(self).__name__}: Liblinear failed to converge, increase the number of "
+            f"iterations from {n_iter}"
+        )
+
     def _strengths(self, rows: Rows, name: str) -> Penalty:
         strength = 1.0 / (float(self.C) * rows.weight_sum)
         l1, l2 = (strength, 0.0) if name == "l1" else (0.0, strength)

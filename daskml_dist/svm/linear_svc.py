@@ -7,6 +7,7 @@ from typing import Any
 from daskml_dist._checks import check_class_weight
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._run import Run
+from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss, SquaredHinge
 from daskml_dist.models.linear import LinearModel
@@ -17,7 +18,7 @@ from daskml_dist.training.solver_plan import Rows
 __all__ = ["LinearSVC"]
 
 
-class LinearSVC(LinearClassifier, BaseLinearSVM):
+class LinearSVC(LinearClassifier, SparseCoef, BaseLinearSVM):
     """Linear support vector machine with the squared hinge loss, to the optimum, by L-BFGS.
 
     The objective is liblinear's: ``C * sum(max(0, 1 - y * raw) ** 2)`` plus half the squared norm
@@ -111,8 +112,9 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
         check_class_weight(self.class_weight)
         if self.loss != "squared_hinge":
             raise InvalidParameterError(
-                f'loss={self.loss!r}: LinearSVC has loss="squared_hinge" alone. For the hinge '
-                'use SGDClassifier(loss="hinge").'
+                f"Unsupported set of arguments: penalty={self.penalty!r}, loss={self.loss!r}, "
+                f'dual={self.dual!r}. LinearSVC has loss="squared_hinge" alone; for the hinge use '
+                'SGDClassifier(loss="hinge").'
             )
         if self.penalty not in ("l1", "l2"):
             raise InvalidParameterError(f"penalty={self.penalty!r}: use one of ['l1', 'l2'].")

@@ -51,7 +51,7 @@ UNREAD = da.from_delayed(
     ("params", "remedy"),
     [
         ({"policy": "bsp"}, "Use one of .*'allreduce'.*'sync'"),
-        ({"loss": "squared_error"}, "hinge"),
+        ({"loss": "poisson"}, "hinge"),
         ({"optimizer": "rmsprop"}, "adagrad"),
         ({"learning_rate": "slow"}, "constant"),
         ({"learning_rate": -1.0}, "> 0"),

@@ -66,6 +66,7 @@ ESTIMATORS = [
 # Draws of first centres belong to places of rows, of which a repeated row has several.
 DRAWN = "a row drawn by its weight is not the draw of a repeated row; scikit-learn expects it too"
 CLASSES = "of probabilities for sparse rows it asks how many classes there are, which none has"
+DIRECT = "nothing iterates: n_iter_ is None, as of scikit-learn's, which expects it too"
 WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")}
 EXPECTED = {
     "BaggingClassifier": WEIGHTS,
@@ -75,9 +76,8 @@ EXPECTED = {
     "MiniBatchKMeans": WEIGHTS,
     "RandomForestClassifier": WEIGHTS,
     "RandomForestRegressor": WEIGHTS,
-    "RidgeClassifier": {
-        "check_non_transformer_estimators_n_iter": "its solvers do not iterate: n_iter_ is None"
-    },
+    "Ridge": {"check_non_transformer_estimators_n_iter": DIRECT},
+    "RidgeClassifier": {"check_non_transformer_estimators_n_iter": DIRECT},
     "GaussianMixture": {f"check_estimator_sparse_{kind}": CLASSES for kind in ("array", "matrix")},
 }
 if OLD_SCIKIT_LEARN:

@@ -160,9 +160,9 @@ def test_warm_start_begins_where_the_last_fit_ended() -> None:
 
 def test_lasso_warns_when_it_does_not_converge() -> None:
     X, y = _data()
-    with pytest.warns(ConvergenceWarning, match=r"duality gap .* Increase max_iter"):
+    with pytest.warns(ConvergenceWarning, match=r"The duality gap .* iterations, max_iter"):
         Lasso(alpha=1e-3, tol=1e-14, max_iter=2).fit(X, y)
-    with pytest.warns(UserWarning, match="use LinearRegression"):
+    with pytest.warns(UserWarning, match="use the LinearRegression"):
         ElasticNet(alpha=0).fit(X, y)
 
 
@@ -280,7 +280,7 @@ def test_lanes_change_nothing_but_rounding() -> None:
         (LinearRegression(tol=-1), r"tol=-1: use a number >= 0"),
         (LinearRegression(positive=1), r"positive=1: use True or False"),
         (Ridge(alpha=-1.0), r"alpha=-1.0"),
-        (Ridge(solver="sag"), r"use one of \['auto', 'cholesky', 'svd', 'lbfgs'\]"),
+        (Ridge(solver="qr"), r"use one of \['auto', 'svd', 'cholesky', 'lsqr'"),
         (Ridge(solver="svd", positive=True), r'Set solver to "auto" or "lbfgs"'),
         (Ridge(solver="lbfgs"), r"only when positive=True"),
         (Lasso(alpha=np.nan), r"alpha=nan"),

@@ -38,7 +38,8 @@ def _nothing(estimator: Any, twin: Any) -> None:
 
 def _of_classes(estimator: Any) -> tuple[str, str] | None:
     """Multinomial log loss, which scikit-learn's SGD does not have."""
-    if len(getattr(estimator, "coef_", ())) > 1 and estimator._loss().name == "log_loss":
+    several = np.size(getattr(estimator, "intercept_", ())) > 1
+    if several and estimator._loss().name == "log_loss":
         return "linear_model", "LogisticRegression"
     return None
 
