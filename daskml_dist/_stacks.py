@@ -229,7 +229,7 @@ class Stack(Asked):
 
     @property
     def engine(self) -> Engine:
-        """Where the fits run."""
+        """Engine of the fits."""
         return self._engine
 
     def model(self, each: LinearModel, class_weight: Any = None) -> StackedLinear:

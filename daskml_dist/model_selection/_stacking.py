@@ -125,7 +125,7 @@ class FailedFit:
     seconds: float
 
     def scored(self, names: Iterable[str], train_score: bool, error_score: Any) -> Fitted:
-        """What a failed fit scores."""
+        """Scores of a failed fit."""
         if error_score == "raise":
             raise self.error
         scores = dict.fromkeys(names, float(error_score))
@@ -159,7 +159,7 @@ def _fit_step_stacks(
 def fits_of_columns(
     stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool
 ) -> list[StackedFit | FailedFit]:
-    """What columns have come to, with sums of their scores."""
+    """Fits that columns have come to, with sums of their scores."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
     sums = {role: stack.scores(columns, role, pairs) for role in roles}
     fits: list[StackedFit | FailedFit] = []
