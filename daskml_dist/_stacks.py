@@ -212,7 +212,7 @@ class Stack(Asked):
 
     @property
     def engine(self) -> Engine:
-        """Engine that runs the fits."""
+        """Engine of the fits."""
         return self._engine
 
     def model(self, each: LinearModel, class_weight: Any = None) -> StackedLinear:

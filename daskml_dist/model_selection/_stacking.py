@@ -159,7 +159,7 @@ def _fit_step_stacks(
 def fits_of_columns(
     stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool
 ) -> list[StackedFit | FailedFit]:
-    """Fits of columns, with sums of their scores."""
+    """Fits that columns have come to, with sums of their scores."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
     sums = {role: stack.scores(columns, role, pairs) for role in roles}
     fits: list[StackedFit | FailedFit] = []
