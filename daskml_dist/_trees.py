@@ -109,7 +109,7 @@ class BaseTrees(BaseRounds):
         return tuple(labels for labels, _ in rows.survey.label_columns)
 
     def _growth(self, rows: Rows, n_classes: tuple[int, ...]) -> ForestGrowth:
-        """How trees are to be grown of some rows."""
+        """Bounds of the growth of trees on some rows."""
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
         leaf, n_outputs = rows_of(p["min_samples_leaf"], n), rows.survey.n_targets or 1
         growth = ForestGrowth(

@@ -237,7 +237,7 @@ class BaseBoosting(BaseRounds):
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
     def _growth(self, d: int, n_outputs: int) -> Growth:
-        """How trees are to be grown of rows of so many features."""
+        """Bounds of the growth of trees on rows of so many features."""
         p = self._params()
         signs = signs_of(self, p["monotonic_cst"], d, n_outputs)
         if self._mask is not None and (signs[self._mask] != 0).any():
