@@ -32,7 +32,7 @@ from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["BaseOnRows"]
+__all__ = ["BaseOnRows", "survey_of"]
 
 
 class BaseOnRows(Exported, BaseEstimator):
@@ -132,13 +132,7 @@ class BaseOnRows(Exported, BaseEstimator):
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> Rows:
         """Look at the rows; `classes` are those that the user names."""
-        survey = Survey(engine.survey(run.n_lanes))
-        survey.check_devices()
-        if survey.n_rows == 0:
-            raise InvalidDataError(
-                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
-                "Check the filter or the path that made the collection."
-            )
+        survey = survey_of(engine, run)
         return Rows.of(survey, self._classes_in(survey, classes), class_weight, weighted)
 
     def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any] | None:
@@ -239,6 +233,18 @@ class BaseOnRows(Exported, BaseEstimator):
                 "filter or the path that made the collection."
             )
         return total
+
+
+def survey_of(engine: Engine, run: RunSettings) -> Survey:
+    """A look at the rows of a fit, of which there must be some."""
+    survey = Survey(engine.survey(run.n_lanes))
+    survey.check_devices()
+    if survey.n_rows == 0:
+        raise InvalidDataError(
+            "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
+            "Check the filter or the path that made the collection."
+        )
+    return survey
 
 
 def _total(parts: Sequence[Any]) -> Any:

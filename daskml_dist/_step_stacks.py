@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import BaseOnRows
+from daskml_dist._base import survey_of
 from daskml_dist._stacks import Asked, TargetSurvey
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
@@ -122,7 +122,7 @@ def _joined(parts: Sequence[list[Any]]) -> list[Any]:
     return [one for part in parts for one in part]
 
 
-class StepStack(BaseOnRows):
+class StepStack:
     """Fits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
 
     Each column is what the candidate's own fit with weights of 0 for all rows but its split's
@@ -138,16 +138,8 @@ class StepStack(BaseOnRows):
         Labels of the targets' codes.
     """
 
-    _multi_output = True
-
     def __init__(self, estimators: Sequence[Any], roles: Roles, classes: Any) -> None:
-        first = estimators[0]
         self.estimators, self.roles, self.classes = estimators, roles, classes
-        self.run, self.device = first.run, first.device
-        self._run_used = type(first)._run_used  # type: ignore[misc]
-
-    def _raw(self) -> Any:
-        raise NotImplementedError
 
     @contextmanager
     def opened(self, collection: Collection, weighted: bool) -> Iterator[list[StepColumn]]:
@@ -167,7 +159,7 @@ class StepStack(BaseOnRows):
         self._settings = [estimator._settings(None) for estimator in self.estimators]
         run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
         with open_engine(collection, None, run.memory_budget, run.device) as engine:
-            rows = self._rows(engine, run, None, None, weighted)
+            rows = Rows.of(survey_of(engine, run), None, None, weighted)
             self._engine, self._whole = engine, rows
             self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)
             self._asked = Asked(engine, self._lanes, rows, run)
